@@ -1,0 +1,29 @@
+# make demo   install into .venv and run the two commands
+# make test   the same .venv with the test extras; lint and the whole suite
+# make lint   ruff alone
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+demo: .venv/installed
+	$(BIN)/python cli.py encode-lsp --layer 10
+	$(BIN)/python cli.py train-student
+
+test: .venv/installed-test lint
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+
+# torch first and pinned: an unpinned one may pull gigabytes of GPU packages
+.venv/installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+.PHONY: demo test lint
