@@ -1,0 +1,1 @@
+"""The contract between the stages: how LSP shards are written, committed and read."""

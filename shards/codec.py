@@ -1,0 +1,218 @@
+"""Bytes and arrays: blocks of windows to packed columns and back.
+
+Packing takes what the sparse coder made; unpacking is done row by row, so that a trainer decodes the
+masked 15 % of the tokens and nothing else. The layout is in schema.py. Left out: tar and files.
+
+Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardError, ids_dtype
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """Sparse distributions in CSR form.
+
+    indptr   int64 (M + 1)
+    indices  int32 (E), strictly increasing in a row
+    weights  float32 (E), each row that has entries sums to 1
+    tail     float32 (M), mass that was dropped before the row was renormalised
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray
+    tail: np.ndarray
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token windows, padded.
+
+    ids        int32 (W, L)
+    lengths    int32 (W), tokens of each window, special tokens included
+    documents  int32 (W, L), ordinal of the token's document inside its window, -1 at padding
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    documents: np.ndarray
+
+
+def pack_indices(indices, bits):
+    """Atom indices (E) to the stored column: 12 bits each, little end first, or plain uint16 or uint32."""
+    if bits != 12:
+        return indices.astype(np.uint16 if bits == 16 else np.uint32)
+    even, odd = indices[0::2].astype(np.uint16), indices[1::2].astype(np.uint16)
+    packed = np.zeros((len(even), 3), np.uint8)
+    packed[:, 0] = even & 0xFF
+    packed[:, 1] = even >> 8
+    packed[: len(odd), 1] |= ((odd & 0xF) << 4).astype(np.uint8)
+    packed[: len(odd), 2] = odd >> 4
+    return packed.reshape(-1)[: (3 * len(indices) + 1) // 2]
+
+
+def unpack_indices(column, entries, bits):
+    """Atom indices (int32) at the given entry numbers, in any order."""
+    if bits != 12:
+        return column[entries].astype(np.int32)
+    first = (3 * entries) >> 1
+    low, high = column[first].astype(np.int32), column[first + 1].astype(np.int32)
+    return np.where(entries & 1, (low >> 4) | (high << 4), low | ((high & 0xF) << 8))
+
+
+def encode_weights(weights, nnz, octaves):
+    """Weights (E, > 0) of rows with nnz entries to 8-bit logarithmic codes below each row's maximum."""
+    if not len(weights):
+        return np.zeros(0, np.uint8)
+    filled = nnz[nnz > 0].astype(np.int64)
+    starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
+    peaks = np.repeat(np.maximum.reduceat(weights, starts), filled)
+    codes = np.rint(-np.log2(weights / peaks) * (255 / octaves))
+    return np.minimum(codes, 255).astype(np.uint8)
+
+
+def decode_weights(codes, nnz, octaves):
+    """8-bit codes of rows with nnz entries to float32 weights; every row sums to 1."""
+    if not len(codes):
+        return np.zeros(0, np.float32)
+    table = np.exp2(-octaves * np.arange(256) / 255)
+    raw = table[codes]
+    filled = nnz[nnz > 0].astype(np.int64)
+    starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
+    return (raw / np.repeat(np.add.reduceat(raw, starts), filled)).astype(np.float32)
+
+
+def encode_tail(tail):
+    """Dropped mass in [0, 1] to one byte: 16 steps an octave, 2^-15.9 the least, 255 for none."""
+    codes = np.full(len(tail), NO_TAIL, np.uint8)
+    some = tail > 2.0 ** (-(NO_TAIL - 0.5) / TAIL_STEPS_PER_OCTAVE)
+    codes[some] = np.rint(-np.log2(tail[some]) * TAIL_STEPS_PER_OCTAVE).clip(0, NO_TAIL - 1).astype(np.uint8)
+    return codes
+
+
+def decode_tail(codes):
+    """One byte to the dropped mass, float32."""
+    table = np.exp2(-np.arange(256) / TAIL_STEPS_PER_OCTAVE).astype(np.float32)
+    table[NO_TAIL] = 0
+    return table[codes]
+
+
+def pack_block(meta, ids, lengths, run_starts, run_records, nnz=None, indices=None, weights=None, tail=None):
+    """The columns of one block, name to array, in the types of the format.
+
+    meta                   ShardMeta
+    ids, lengths           the windows, end to end
+    run_starts, run_records  document runs
+    nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
+    Raises                 ValueError when a row has more than 255 entries, or entries that are not strictly
+                           increasing atoms below k with positive weight
+    """
+    block = {
+        "ids": ids.astype(ids_dtype(meta.vocab_size)),
+        "lengths": lengths.astype(np.uint16),
+        "run_starts": run_starts.astype(np.uint32),
+        "run_records": run_records.astype(np.uint32),
+    }
+    if meta.k:
+        _check_rows(meta, nnz, indices, weights)
+        block["nnz"] = nnz.astype(np.uint8)
+        block["atoms"] = pack_indices(indices, meta.index_bits)
+        block["weights"] = encode_weights(weights, nnz, meta.weight_octaves)
+        block["tail"] = encode_tail(tail)
+        block["layout"] = np.array([meta.index_bits, meta.weight_octaves], np.uint8)
+    return block
+
+
+def _check_rows(meta, nnz, indices, weights):
+    if len(nnz) and nnz.max() > MAX_ENTRIES:
+        raise ValueError(f"a token has {nnz.max()} entries; the format holds {MAX_ENTRIES}")
+    if len(indices) and not (_rows_increase(nnz, indices) and indices.min() >= 0 and indices.max() < meta.k):
+        raise ValueError(f"atom indices must increase within a token and lie below k = {meta.k}")
+    if not np.all(weights > 0):
+        raise ValueError("stored weights must be positive")
+
+
+def _rows_increase(nnz, indices):
+    rising = np.diff(indices) > 0
+    ends = np.cumsum(nnz[nnz > 0].astype(np.int64))[:-1] - 1  # between two rows anything goes
+    rising[ends] = True
+    return bool(rising.all())
+
+
+def gather_rows(meta, block, first_entry, tokens):
+    """Decode the rows of the chosen tokens.
+
+    first_entry  int64 (T + 1), cumulative nnz of the block
+    tokens       int64 (M), token positions in the block
+    Returns      SparseRows
+    Raises       ShardError when a decoded row is not strictly increasing or leaves [0, k)
+    """
+    nnz = block["nnz"][tokens].astype(np.int64)
+    indptr = np.concatenate(([0], np.cumsum(nnz)))
+    entries = np.arange(indptr[-1]) + np.repeat(first_entry[tokens] - indptr[:-1], nnz)
+    indices = unpack_indices(block["atoms"], entries, meta.index_bits)
+    if len(indices) and not (_rows_increase(nnz, indices) and indices.max() < meta.k):
+        raise ShardError(f"unit {meta.unit}: stored atoms are not increasing below k = {meta.k}")
+    weights = decode_weights(block["weights"][entries], nnz, meta.weight_octaves)
+    return SparseRows(indptr, indices, weights, decode_tail(block["tail"][tokens]))
+
+
+def padded_windows(block, window_starts, windows, max_length, pad_id):
+    """Chosen windows of a block as padded arrays.
+
+    window_starts  int64 (W_block + 1), cumulative lengths
+    windows        int64 (W), window numbers in the block
+    """
+    lengths = block["lengths"][windows].astype(np.int32)
+    columns = np.arange(max_length)
+    real = columns < lengths[:, None]
+    tokens = np.where(real, window_starts[windows][:, None] + columns, 0)
+    ids = np.where(real, block["ids"][tokens].astype(np.int32), pad_id)
+    run = np.searchsorted(block["run_starts"], tokens, side="right") - 1
+    documents = np.where(real, run - run[:, :1], -1).astype(np.int32)
+    return Windows(ids, lengths, documents)
+
+
+def block_windows(samples):
+    """WebDataset samples of blocks to one dict a window: the composable decoder for plain pipelines.
+
+        wds.WebDataset(urls, shardshuffle=False).decode().compose(block_windows)
+
+    Yields  dict with `ids` int32 (n,), `documents` int32 (n,) and, when the shards hold LSPs, `nnz` (n,),
+            `atoms` int32 (E,), `weights` float32 (E,; every token's sum to 1) and `tail` float32 (n,).
+            Index width and octaves travel in each block's `layout` column.
+    """
+    for block in samples:
+        starts = np.concatenate(([0], np.cumsum(block["lengths.npy"].astype(np.int64))))
+        runs = np.searchsorted(block["run_starts.npy"], np.arange(starts[-1]), side="right") - 1
+        rows = _decode_all_rows(block)
+        for begin, end in zip(starts[:-1], starts[1:], strict=True):
+            window = {
+                "ids": block["ids.npy"][begin:end].astype(np.int32),
+                "documents": (runs[begin:end] - runs[begin]).astype(np.int32),
+            }
+            if rows is not None:
+                lo, hi = rows.indptr[begin], rows.indptr[end]
+                window |= {
+                    "nnz": block["nnz.npy"][begin:end],
+                    "atoms": rows.indices[lo:hi],
+                    "weights": rows.weights[lo:hi],
+                    "tail": rows.tail[begin:end],
+                }
+            yield window
+
+
+def _decode_all_rows(block):
+    if "nnz.npy" not in block:
+        return None
+    bits, octaves = (int(value) for value in block["layout.npy"])
+    nnz = block["nnz.npy"].astype(np.int64)
+    indptr = np.concatenate(([0], np.cumsum(nnz)))
+    indices = unpack_indices(block["atoms.npy"], np.arange(indptr[-1]), bits)
+    weights = decode_weights(block["weights.npy"], nnz, octaves)
+    return SparseRows(indptr, indices, weights, decode_tail(block["tail.npy"]))

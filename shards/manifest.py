@@ -1,0 +1,240 @@
+"""Small JSON files that make a store: target, plans, unit records; and how any file becomes visible.
+
+A file appears whole or not at all: unique temporary name, fsync, `os.link` to the final name (which never
+replaces), unlink, fsync of the directory. The unit's record is the only commit; it names its shard, whose
+name carries its hash, so two writers of one unit cannot mix. Left out: tar members (writer.py), choosing
+what to encode (pipeline/plan.py).
+"""
+
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from shards.schema import ShardError, StoreError
+
+
+def canonical_json(value):
+    """The one JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(value):
+    """SHA-256 of the canonical JSON, as 32 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
+
+
+def fsync_directory(path):
+    """Make new names in a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(directory, stem):
+    """A name no other process uses; it begins with a dot, so that no reader takes it for finished."""
+    return Path(directory) / f".{stem}.{os.getpid()}.{uuid.uuid4().hex[:12]}.tmp"
+
+
+def publish(temporary, final):
+    """Give a written and fsynced file its final name, unless that name exists.
+
+    Returns  True when this call published it, False when another had; the temporary is gone either way
+    """
+    try:
+        os.link(temporary, final)
+        published = True
+    except FileExistsError:
+        published = False
+    os.unlink(temporary)
+    fsync_directory(final.parent)
+    return published
+
+
+def publish_json(path, value):
+    """Write JSON under a final name, unless it exists. Returns whether this call published it."""
+    temporary = temporary_name(path.parent, path.stem)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path):
+    """Parse one of the store's JSON files; ShardError when it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ShardError(
+            f"{path}: not readable as JSON ({error}). Delete it and run the encoding command again; "
+            "finished units are kept."
+        ) from None
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One unit of work in a plan: a range of records of one source."""
+
+    id: str
+    """Content address: windowing, source content, record range, split, window limit."""
+    split: str
+    """`train` or `held_out`."""
+    source: str
+    """Where the text came from, for people."""
+    start: int
+    """First record of the range."""
+    stop: int
+    """Record after the last."""
+    offset: int = 0
+    """Byte of the uncompressed source at which the first record begins."""
+    max_windows: int | None = None
+    """Windows to take when `--max-tokens` ends inside the unit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An ordered list of units over a corpus; order, masks and window ids follow from it."""
+
+    windowing: dict
+    """Tokenizer fingerprint, packing, window length, held-out share: what turns text into windows."""
+    units: tuple[PlannedUnit, ...]
+    """In the order that window numbers follow."""
+    corpus: dict = field(default_factory=dict)
+    """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
+
+    @property
+    def id(self):
+        """Fingerprint of the plan: the ordered unit ids (which contain the windowing) and their splits."""
+        return fingerprint(
+            {"windowing": self.windowing, "units": [[unit.id, unit.split] for unit in self.units]}
+        )
+
+    def as_dict(self):
+        return {
+            "plan": self.id,
+            "windowing": self.windowing,
+            "corpus": self.corpus,
+            "units": [asdict(unit) for unit in self.units],
+        }
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(
+            values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"]
+        )
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """The commit of one unit: what its shard holds, byte for byte, and its statistics."""
+
+    unit: str
+    target: str
+    file: str
+    """Shard's name in `units/`."""
+    bytes: int
+    sha256: str
+    """Of the whole shard."""
+    windows: int
+    tokens: int
+    """Real tokens, special ones included."""
+    groups: tuple[dict, ...]
+    """Member groups in order: name, offset, length, sha256; blocks also windows and tokens."""
+    statistics: dict
+    """Sums over the unit; additive between units, but for names beginning with `max_`."""
+    environment: dict
+    """Device and library versions that made it."""
+
+    @property
+    def blocks(self):
+        return [group for group in self.groups if "windows" in group]
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(**{**values, "groups": tuple(values["groups"])})
+
+
+class StoreFiles:
+    """Paths and small files of one store directory. Knows nothing of tar or arrays."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.units = self.path / "units"
+        self.plans = self.path / "plans"
+        self.tokenizer = self.path / "tokenizer"
+        self.dictionary = self.path / "dictionary"
+        self.target_file = self.path / "target.json"
+
+    def create(self, target):
+        """Make the directories and write target.json; the settings of an existing one must be equal.
+
+        target  dict with the fingerprinted `settings` and the `target` fingerprint
+        """
+        for directory in (self.units, self.plans):
+            directory.mkdir(parents=True, exist_ok=True)
+        made = publish_json(self.target_file, target)
+        if not made and self.target()["target"] != target["target"]:
+            difference = differing(self.target()["settings"], target["settings"])
+            raise StoreError(f"{self.path} holds another target: {difference}. Choose another --output.")
+
+    def target(self):
+        if not self.target_file.is_file():
+            raise StoreError(
+                f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp"
+            )
+        return read_json(self.target_file)
+
+    def record_file(self, unit_id):
+        return self.units / f"{unit_id}.json"
+
+    def record(self, unit_id):
+        """The commit record of a unit, or None when it is not finished."""
+        path = self.record_file(unit_id)
+        return UnitRecord.from_dict(read_json(path)) if path.is_file() else None
+
+    def missing_units(self, plan):
+        """Units of the plan that have no record yet, in order."""
+        done = {path.stem for path in self.units.glob("*.json")}
+        return [unit for unit in plan.units if unit.id not in done]
+
+    def publish_plan(self, plan):
+        publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
+
+    def load_plan(self, plan_id):
+        path = self.plans / f"{plan_id}.json"
+        if not path.is_file():
+            raise StoreError(
+                f"{self.path} has no plan {plan_id}; "
+                f"it has {', '.join(sorted(p.stem for p in self.plans.glob('*.json')))}"
+            )
+        return Plan.from_dict(read_json(path))
+
+    def newest_plan(self):
+        """The newest plan all of whose units are finished; StoreError says what is missing otherwise."""
+        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        plans = [Plan.from_dict(read_json(path)) for path in files]
+        for plan in plans:
+            if not self.missing_units(plan):
+                return plan
+        if not plans:
+            raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
+        missing = len(self.missing_units(plans[0]))
+        raise StoreError(
+            f"{self.path} is unfinished: {missing} of {len(plans[0].units)} units are missing. "
+            "Run the encoding command that began it again; finished units are kept."
+        )
+
+
+def differing(old, new):
+    """The settings in which two flat dicts differ, in words for an error."""
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return ", ".join(f"{name} is {old.get(name)!r}, not {new.get(name)!r}" for name in names)

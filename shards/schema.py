@@ -1,0 +1,116 @@
+"""Names, limits and byte layout of LSP shards, format version 1.
+
+A store is one directory, named by its target fingerprint:
+
+    target.json            what made the stored distributions (the fingerprint's preimage)
+    tokenizer/             a copy, so that a student needs nothing else
+    dictionary/            the atoms and how they were learned (absent when k = 0)
+    units/<unit>.tar       one shard per unit of work
+    units/<unit>.json      its record; the record is the commit
+    plans/<plan>.json      an ordered list of units: an index over them
+
+A shard is a USTAR archive with fixed times, owners and modes, so equal input gives equal bytes:
+
+    __meta__/meta.json     format, target, unit, k, bits per atom index, octaves, vocabulary, length
+    000000.<column>.npy    block 0, about 65,536 tokens; WebDataset yields it as one dict of arrays
+    ...
+    __stats__/*.npy        token_counts (V,) and, when k > 0, mass (k,): the sums over the unit
+    __end__/end.json       offset, length and SHA-256 of every member group's raw bytes; no end, no shard
+
+WebDataset skips the names between double underscores. Columns of a block of W windows, T tokens, R
+document runs, E stored entries:
+
+    ids          uint16 (T), uint32 when the vocabulary is larger than 65,536
+    lengths      uint16 (W)   tokens of each window, special tokens included
+    run_starts   uint32 (R)   token position in the block at which a document's run begins
+    run_records  uint32 (R)   that document's record, counted from the unit's first
+    nnz          uint8  (T)   entries of each token; 0 for special tokens and empty codes
+    atoms        uint8  (1.5 E, rounded up) for k <= 4096: entry e is the 12 bits from bit 12 e on,
+                 little end first; uint16 (E) for k <= 65,536; uint32 (E) beyond.
+                 Strictly increasing within a token.
+    weights      uint8  (E)   row maximum x 2^(-octaves x code / 255)
+    tail         uint8  (T)   mass that was dropped: 2^(-code / 16), code 255 meaning none
+    layout       uint8  (2)   bits of an atom index, octaves: what plain WebDataset readers need
+
+Left out: how bytes become arrays (codec.py), how files become visible (writer.py).
+"""
+
+from dataclasses import asdict, dataclass, field
+
+FORMAT_VERSION = 1
+BLOCK_TOKENS = 65_536
+MAX_ENTRIES = 255  # entries of one token: nnz is one byte
+LSP_OCTAVES = 12  # the weights of real codes span far less; 8 bits then cost 3e-5 nats
+TAIL_STEPS_PER_OCTAVE = 16
+NO_TAIL = 255
+SHARD_MTIME = 0
+
+
+class ShardError(ValueError):
+    """A shard that is damaged, cut, foreign or of a format we do not read."""
+
+
+class StoreError(ValueError):
+    """A store that is missing, unfinished or not the one that was asked for."""
+
+
+def index_bits(k):
+    """Bits of one stored atom index: 0 (ids only), 12, 16 or 32."""
+    if k == 0:
+        return 0
+    if k <= 4096:
+        return 12
+    return 16 if k <= 65_536 else 32
+
+
+def ids_dtype(vocab_size):
+    """The NumPy type name of stored token ids."""
+    return "uint16" if vocab_size <= 65_536 else "uint32"
+
+
+def windows_per_block(max_length):
+    """Windows in a full block; it depends on the window length only, so stores of one plan align."""
+    return max(1, BLOCK_TOKENS // max_length)
+
+
+@dataclass(frozen=True)
+class ShardMeta:
+    """What a reader must know before it decodes a block; the content of `__meta__/meta.json`."""
+
+    target: str
+    """Fingerprint of what made the distributions."""
+    unit: str
+    """Content address of the text behind this shard."""
+    k: int
+    """Number of LSPs; 0 when only token ids are stored."""
+    vocab_size: int
+    """Token ids are below it."""
+    max_length: int
+    """Tokens in a full window, special tokens included."""
+    weight_octaves: int = LSP_OCTAVES
+    """Octaves below the row's maximum that the 8-bit weight code spans."""
+    index_bits: int = field(default=-1)
+    """Bits of an atom index; follows from k."""
+    format: int = FORMAT_VERSION
+    """Version of this layout."""
+
+    def __post_init__(self):
+        if self.index_bits == -1:
+            object.__setattr__(self, "index_bits", index_bits(self.k))
+        if self.max_length > 65_535:
+            raise ValueError(
+                f"windows of {self.max_length} tokens do not fit the format; the limit is 65,535"
+            )
+
+    def as_dict(self):
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values, where):
+        """Check and take the fields of a meta.json; `where` names the shard in errors."""
+        if values.get("format") != FORMAT_VERSION:
+            raise ShardError(
+                f"{where}: shard format {values.get('format')!r}, this version reads {FORMAT_VERSION}. "
+                f"Install the release of this project that wrote it, or encode again."
+            )
+        return cls(**values)

@@ -1,0 +1,222 @@
+"""Stores: what is written is read, in an order that is counted, and damage is never silent."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import webdataset as wds
+from make_store import make_store, truth_windows
+
+from shards import codec
+from shards.manifest import StoreFiles
+from shards.reader import Store
+from shards.schema import ShardError, StoreError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("stores") / "lsp")
+
+
+def test_every_window_and_row_comes_back(made):
+    files, _, truth = made
+    windows = Store.open(files.path).split("train")
+    expected = list(truth_windows(truth["train"]))
+    assert len(windows) == len(expected)
+    chosen = np.random.default_rng(1).permutation(len(windows))[:60]
+    batch = windows.read(chosen)
+    window_M, position_M = np.nonzero(batch.documents >= 0)
+    rows = windows.targets(batch, window_M, position_M)
+    for m, (window, position) in enumerate(zip(window_M, position_M, strict=True)):
+        ids, tokens = expected[chosen[window]]
+        indices, weights, tail = tokens[position]
+        got = slice(rows.indptr[m], rows.indptr[m + 1])
+        assert batch.ids[window, position] == ids[position]
+        assert np.array_equal(rows.indices[got], indices)
+        assert np.allclose(rows.weights[got] * weights.sum(), weights, rtol=0.03, atol=1e-3)
+        assert rows.tail[m] == pytest.approx(tail, rel=0.03, abs=2e-5)
+
+
+def test_order_visits_every_window_once_and_any_part_of_it_follows(made):
+    windows = Store.open(made[0].path).split("train")
+    whole = windows.order(42, 0, 0, len(windows))
+    assert np.array_equal(np.sort(whole), np.arange(len(windows)))
+    assert np.array_equal(windows.order(42, 0, 700, 1500), whole[700:1500])
+    assert not np.array_equal(windows.order(42, 1, 0, len(windows)), whole)
+    assert not np.array_equal(windows.order(43, 0, 0, len(windows)), whole)
+    with pytest.raises(ValueError, match="leave the epoch"):
+        windows.order(42, 0, 0, len(windows) + 1)
+
+
+def test_order_across_shuffle_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr("shards.reader.SHUFFLE_BLOCKS", 3)
+    files, *_ = make_store(tmp_path / "s", k=0, blocks=4, max_length=1024, units=("train", "train"))
+    windows = Store.open(files.path).split("train")
+    whole = windows.order(1, 0, 0, len(windows))
+    assert np.array_equal(np.sort(whole), np.arange(len(windows)))
+    assert all(
+        np.array_equal(windows.order(1, 0, i, i + 50), whole[i : i + 50])
+        for i in range(0, len(whole) - 50, 17)
+    )
+
+
+def test_plain_webdataset_gives_the_same_windows(made):
+    files, _, truth = made
+    store = Store.open(files.path)
+    blocks = list(wds.WebDataset(store.urls("train"), shardshuffle=False).decode())
+    assert all(isinstance(block["ids.npy"], np.ndarray) for block in blocks)
+    assert len(blocks) == len(truth["train"])
+    stream = wds.WebDataset(store.urls("train"), shardshuffle=False).decode().compose(codec.block_windows)
+    windows = store.split("train")
+    for number, window in enumerate(stream):
+        batch = windows.read([number])
+        length = batch.lengths[0]
+        rows = windows.targets(batch, np.zeros(length, int), np.arange(length))
+        assert np.array_equal(window["ids"], batch.ids[0, :length])
+        assert np.array_equal(window["documents"], batch.documents[0, :length])
+        assert np.array_equal(window["atoms"], rows.indices) and np.array_equal(
+            window["nnz"], np.diff(rows.indptr)
+        )
+        assert np.array_equal(window["weights"], rows.weights) and np.array_equal(window["tail"], rows.tail)
+    assert number + 1 == len(windows)
+
+
+def test_marginal_and_counts_equal_the_plain_sums(made):
+    files, _, truth = made
+    windows = Store.open(files.path).split("train")
+    mean = np.zeros(300)
+    for block in truth["train"]:
+        weights = block["weights"] / np.repeat(1 - block["tail"], block["nnz"])
+        np.add.at(mean, block["indices"], weights)
+    assert np.allclose(windows.mean_distribution(), mean / mean.sum(), rtol=1e-9)
+    counts = np.bincount(np.concatenate([block["ids"] for block in truth["train"]]), minlength=1000)
+    assert np.array_equal(windows.token_counts(), counts)
+
+
+def test_equal_input_gives_equal_bytes(tmp_path):
+    first, *_ = make_store(tmp_path / "a", blocks=1)
+    second, *_ = make_store(tmp_path / "b", blocks=1)
+    assert sorted(p.name for p in first.units.glob("*.tar")) == sorted(
+        p.name for p in second.units.glob("*.tar")
+    )
+
+
+def test_system_tar_reads_a_shard(made):
+    listing = subprocess.run(
+        ["tar", "tf", Store.open(made[0].path).urls()[0]], capture_output=True, text=True, check=True
+    )
+    names = listing.stdout.split()
+    assert names[0] == "__meta__/meta.json" and names[-1] == "__end__/end.json" and "000000.ids.npy" in names
+
+
+def test_ids_only_store(tmp_path):
+    files, _, truth = make_store(tmp_path / "ids", k=0)
+    store = Store.open(files.path)
+    windows = store.split("held_out")
+    expected = list(truth_windows(truth["held_out"]))
+    batch = windows.read(np.arange(len(windows)))
+    assert all(np.array_equal(batch.ids[i, : len(ids)], ids) for i, (ids, _) in enumerate(expected))
+    assert "nnz_per_token" not in store.report()
+
+
+@pytest.mark.parametrize("where", ["payload", "header", "stats"])
+def test_one_flipped_bit_is_found_at_the_first_read(tmp_path, where):
+    files, *_ = make_store(tmp_path / "s", units=("train", "held_out"))
+    store = Store.open(files.path)
+    record = store.records("train")[0]
+    group = record.groups[{"payload": 1, "header": 1, "stats": -1}[where]]
+    offset = group["offset"] + {"payload": 2000, "header": 5, "stats": 700}[where]
+    _flip(files.units / record.file, offset)
+    windows = store.split("train")
+    with pytest.raises(ShardError, match=rf"block {group['name']} .* encoding command again"):
+        windows.token_counts() if where == "stats" else windows.read(np.arange(3))
+
+
+@pytest.mark.parametrize("cut", [1, 1024, 5000])
+def test_a_cut_shard_is_an_error(tmp_path, cut):
+    files, *_ = make_store(tmp_path / "s", units=("train", "held_out"))
+    store = Store.open(files.path)
+    path = files.units / store.records("train")[0].file
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - cut)
+    with pytest.raises(ShardError, match="the record says"):
+        store.split("train").read([0])
+
+
+def test_a_missing_shard_and_a_missing_record(tmp_path):
+    files, plan, _ = make_store(tmp_path / "s", units=("train", "held_out"))
+    store = Store.open(files.path)
+    (files.units / store.records("train")[0].file).unlink()
+    with pytest.raises(ShardError, match="is missing"):
+        store.split("train").read([0])
+    files.record_file(plan.units[0].id).unlink()
+    with pytest.raises(StoreError, match="unfinished: 1 of 2"):
+        Store.open(files.path)
+    with pytest.raises(StoreError, match="not a store"):
+        Store.open(tmp_path)
+
+
+def test_an_exception_inside_the_writer_publishes_nothing(tmp_path):
+    from shards.schema import ShardMeta
+    from shards.writer import UnitWriter
+
+    files, *_ = make_store(tmp_path / "s", units=("train",))
+    before = sorted(files.units.iterdir())
+    with pytest.raises(RuntimeError), UnitWriter(files, ShardMeta("t", "unit9", 0, 100, 8)):
+        raise RuntimeError
+    assert sorted(files.units.iterdir()) == before
+
+
+def test_two_writers_of_one_unit_leave_one_shard(tmp_path):
+    files, _, truth = make_store(tmp_path / "s", blocks=1, units=("train",))
+    make_store(tmp_path / "s", blocks=1, units=("train",))
+    assert len(list(files.units.glob("*.tar"))) == 1 and len(list(files.units.glob("*.json"))) == 1
+
+
+def test_another_target_in_the_same_directory_is_refused(tmp_path):
+    make_store(tmp_path / "s", blocks=1)
+    with pytest.raises(StoreError, match="max_length is 32, not 64"):
+        make_store(tmp_path / "s", blocks=1, max_length=64)
+
+
+def test_a_newer_format_is_refused():
+    from shards.schema import ShardMeta
+
+    with pytest.raises(ShardError, match="format 2"):
+        ShardMeta.from_dict({"format": 2}, "x.tar")
+
+
+def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
+    """The shard is linked, the process dies, the record never appears: a rerun finishes the unit."""
+    script = (
+        "import os, shards.writer as w\n"
+        "from make_store import make_store\n"
+        "w.publish_json = lambda *a: os._exit(9)\n"
+        f"make_store({str(tmp_path / 's')!r}, blocks=1, units=('train',))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], env=_environment())
+    assert run.returncode == 9
+    files = StoreFiles(tmp_path / "s")
+    assert len(list(files.units.glob("*.tar"))) == 1
+    with pytest.raises(StoreError, match="unfinished"):
+        Store.open(files.path)
+    make_store(tmp_path / "s", blocks=1, units=("train",))
+    assert len(Store.open(files.path).split("train")) == 37
+    assert len(list(files.units.glob("*.tar"))) == 1
+
+
+def _environment():
+    import os
+    from pathlib import Path
+
+    here = Path(__file__).resolve()
+    return os.environ | {"PYTHONPATH": f"{here.parents[2]}{os.pathsep}{here.parent}"}
+
+
+def _flip(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
