@@ -1,0 +1,421 @@
+"""The command line: verb to function. The only place that prints and exits.
+
+    python cli.py encode-lsp --layer 10
+    python cli.py train-student
+
+Settings are the dataclasses of pipeline/config.py and student/config.py: a recipe gives the defaults,
+flags win. Exit codes: 0 done or already finished, 1 a fault of this program, 2 bad input or usage, 3 a
+store or shard that is damaged or unfinished, 4 training stopped by itself, 74 a file could not be written,
+130 interrupted.
+"""
+
+import dataclasses
+import importlib
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
+
+
+class Verb(NamedTuple):
+    """One command: what it says of itself, its settings class, its function, what prints the result."""
+
+    summary: str
+    settings: str
+    function: str
+    show: str
+
+
+VERBS = {
+    "encode-lsp": Verb(
+        "text -> teacher -> sparse codes -> LSP shards",
+        "pipeline.config:EncodeConfig",
+        "pipeline.encode:encode_lsp",
+        "show_encoding",
+    ),
+    "train-student": Verb(
+        "LSP shards -> a trained encoder",
+        "student.config:StudentConfig",
+        "student.trainer:train",
+        "show_training",
+    ),
+    "learn-dictionary": Verb(
+        "learn the LSP atoms alone (encode-lsp does it when needed)",
+        "pipeline.config:DictionaryConfig",
+        "pipeline.encode:learn_dictionary",
+        "show_paths",
+    ),
+    "train-tokenizer": Verb(
+        "train a cased WordPiece tokenizer on a corpus",
+        "pipeline.config:TokenizerConfig",
+        "pipeline.tokenizer:run",
+        "show_paths",
+    ),
+    "encode-ids": Verb(
+        "text -> shards of token ids only, for the mlm objective",
+        "pipeline.config:EncodeIdsConfig",
+        "pipeline.encode:encode_ids",
+        "show_encoding",
+    ),
+}
+
+COMMON = """\
+  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win
+  --print-config       print the settings as YAML and stop
+  --debug              show the whole traceback of an error"""
+
+
+def main(argv=None):
+    """Run one command and exit with its code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = _take_flag(argv, "--debug")
+    try:
+        code = run(argv)
+    except KeyboardInterrupt:
+        code = _complain(
+            "interrupted; finished units and checkpoints are kept. Run the same command to go on.",
+            EXIT_INTERRUPTED,
+        )
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = EXIT_WRITE
+    except Exception as error:
+        if debug:
+            raise
+        code = _complain(_one_line(error), _exit_code(error))
+    sys.exit(code)
+
+
+def run(argv):
+    """Parse, run, show. Returns the exit code; raises what the command raises."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"mlsm {version('mlsm')}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in VERBS:
+        return _complain(f"no command {name!r}. There are: {', '.join(VERBS)}", EXIT_INPUT)
+    return _run_verb(name, VERBS[name], rest)
+
+
+def _run_verb(name, verb, argv):
+    recipe = _take_value(argv, "--recipe")
+    print_config = _take_flag(argv, "--print-config")
+    settings, recipe = parse_settings(name, verb, argv, recipe)
+    if print_config:
+        print(_as_yaml(name, settings), end="")
+        return 0
+    _quiet_libraries()
+    with Progress(sys.stderr) as progress:
+        progress.note(f"{name}, recipe {recipe}" if recipe else name)
+        result = _load(verb.function)(settings, progress)
+    globals()[verb.show](result, settings)
+    return 0
+
+
+# -- settings ---------------------------------------------------------------------------------------------
+
+
+def parse_settings(name, verb, argv, recipe=None):
+    """Recipe and flags to a settings object.
+
+    Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher or
+    --tokenizer ask for other material: real text must not be cut to the demonstration's two million tokens.
+    Returns  (settings, name of the recipe or None)
+    """
+    import tyro
+
+    if recipe is None and not any(
+        arg.split("=")[0] in ("--corpus", "--teacher", "--tokenizer", "--hidden-states") for arg in argv
+    ):
+        recipe = "quickstart"
+    settings_class = _load(verb.settings)
+    default = settings_class(**(_recipe_settings(recipe, name, settings_class) if recipe else {}))
+    description = f"{verb.summary}\n\nAlso:\n{COMMON}"
+    settings = tyro.cli(
+        settings_class,
+        prog=f"mlsm {name}",
+        args=argv,
+        default=default,
+        description=description,
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    return settings, recipe
+
+
+def _recipe_settings(recipe, verb, settings_class):
+    import yaml
+
+    path = _recipe_file(recipe)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"recipe {path}: not readable as YAML: {_one_line(error)}") from None
+    known = {field.name for field in dataclasses.fields(settings_class)}
+    section = values.get(verb) or {}
+    if verb in ("learn-dictionary",):  # the part of encode-lsp that it does
+        section = {
+            key: value for key, value in (values.get("encode-lsp") or {}).items() if _field(key) in known
+        } | section
+    unknown = sorted(key for key in section if _field(key) not in known)
+    if unknown:
+        raise ValueError(
+            f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
+        )
+    return {_field(key): _typed(settings_class, _field(key), value) for key, value in section.items()}
+
+
+def _field(key):
+    return key.replace("-", "_")
+
+
+def _typed(settings_class, name, value):
+    """YAML's types to the dataclass's: lists become tuples, strings become paths where a path is meant."""
+    hint = str(next(field.type for field in dataclasses.fields(settings_class) if field.name == name))
+    if isinstance(value, list):
+        return tuple(value)
+    if "tuple" in hint and value is not None:
+        return (value,)
+    return Path(value) if "Path" in hint and isinstance(value, str) else value
+
+
+def _recipe_file(recipe):
+    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+        return Path(recipe)
+    from importlib.resources import files
+
+    directory = files("recipes")
+    path = Path(str(directory / f"{recipe.replace('-', '_')}.yaml"))
+    if not path.is_file():
+        known = sorted(entry.name[:-5] for entry in directory.iterdir() if entry.name.endswith(".yaml"))
+        raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
+    return path
+
+
+def _as_yaml(name, settings):
+    import yaml
+
+    plain = {
+        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        for key, value in dataclasses.asdict(settings).items()
+    }
+    return yaml.safe_dump({name: plain}, sort_keys=False)
+
+
+def _take_flag(argv, flag):
+    found = flag in argv
+    while flag in argv:
+        argv.remove(flag)
+    return found
+
+
+def _take_value(argv, flag):
+    for i, arg in enumerate(argv):
+        if arg == flag and i + 1 < len(argv):
+            value = argv[i + 1]
+            del argv[i : i + 2]
+            return value
+        if arg.startswith(flag + "="):
+            del argv[i]
+            return arg.split("=", 1)[1]
+    return None
+
+
+def _load(reference):
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _quiet_libraries():
+    """Libraries speak through our errors; their chatter would bury the summary."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    warnings.simplefilter("default", UserWarning)
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+
+
+# -- errors -----------------------------------------------------------------------------------------------
+
+
+def _exit_code(error):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"StoreError", "ShardError"}:
+        return EXIT_STORE
+    if "TrainingError" in kinds:
+        return EXIT_TRAINING
+    if isinstance(error, ValueError | FileNotFoundError):
+        return EXIT_INPUT
+    return EXIT_WRITE if isinstance(error, OSError) else EXIT_FAULT
+
+
+def _one_line(error):
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):
+        return text
+    return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
+
+
+def _complain(message, code):
+    print(f"mlsm: error: {message}", file=sys.stderr)
+    return code
+
+
+# -- progress ---------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Renders `progress(stage, done, total, unit=..., **figures)`: bars on a terminal, lines elsewhere."""
+
+    SECONDS_BETWEEN_LINES = 10
+
+    def __init__(self, stream):
+        self._stream, self._bars, self._tasks = stream, None, {}
+        self._stage, self._began, self._first, self._last_line = None, 0.0, 0, 0.0
+        if stream.isatty():
+            self._bars = _rich_bars(stream)
+
+    def __enter__(self):
+        if self._bars:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._bars:
+            self._bars.stop()
+
+    def note(self, text):
+        """A line that stays."""
+        if self._bars:
+            self._bars.console.print(text, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def __call__(self, stage, done, total, unit="tokens", **figures):
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began, self._first, self._last_line = stage, now, done, 0.0
+        rate = (done - self._first) / max(1e-9, now - self._began)
+        facts = [f"{rate:,.0f} {unit}/s"] if rate else []
+        facts += [
+            f"{name} {value:,.4g}" if isinstance(value, float | int) else f"{name} {value}"
+            for name, value in figures.items()
+        ]
+        if self._bars:
+            self._bar(stage, done, total, ", ".join(facts))
+        elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            left = (
+                f" of {total:,}, {_duration((total - done) / rate)} left"
+                if total and rate and total > done
+                else ""
+            )
+            self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
+
+    def _bar(self, stage, done, total, facts):
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
+        self._bars.update(
+            self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts
+        )
+
+
+def _rich_bars(stream):
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description:>10}"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}"),
+        console=Console(file=stream),
+    )
+
+
+def _duration(seconds):
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+# -- results ----------------------------------------------------------------------------------------------
+
+
+def _overview():
+    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
+    return (
+        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
+
+
+def _table(rows):
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
+
+
+def show_paths(paths, settings):
+    """Commands that make directories."""
+    for path in paths:
+        print(path)
+
+
+def show_encoding(reports, settings):
+    """The summary of encode-lsp and encode-ids."""
+    for report in reports:
+        state = "was finished already" if report["finished_before"] else "is finished"
+        print(f"\nThe store {state}.")
+        _table(_encoding_rows(report))
+    print(
+        "\nNext:  python cli.py train-student" + ("" if "nnz_per_token" in reports[0] else " --objective mlm")
+    )
+
+
+def _encoding_rows(report):
+    rows = [
+        ("store", report["store"]),
+        (
+            "tokens",
+            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents, "
+            f"{report['units']} units",
+        ),
+        ("bytes", f"{report['bytes']:,} ({report['bytes_per_token']:.1f} per token)"),
+    ]
+    if report["new_units"]:
+        rows.append(
+            (
+                "this run",
+                f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} "
+                f"({report['new_tokens'] / report['seconds']:,.0f} tokens/s)",
+            )
+        )
+    for stage in ("teacher", "solver"):
+        if report[f"{stage}_seconds"]:
+            rows.append((stage, f"{report['new_tokens'] / report[f'{stage}_seconds']:,.0f} tokens/s"))
+    if "nnz_per_token" in report:
+        rows += [
+            ("dictionary", report["dictionary"]),
+            ("non-zeros", f"{report['nnz_per_token']:.1f} per token"),
+            ("mass kept", f"{report['mass_kept']:.1%} at top-n {report['top_n']}"),
+            ("empty codes", f"{report['empty_codes']:,}"),
+        ]
+    return rows
+
+
+def show_training(result, settings):
+    """The summary of train-student."""
+    _table([(name, value) for name, value in result.items()])
+
+
+if __name__ == "__main__":
+    main()

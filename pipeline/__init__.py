@@ -1,0 +1,1 @@
+"""Stage A: text to LSP shards."""

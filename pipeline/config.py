@@ -1,0 +1,116 @@
+"""Settings of stage A, frozen, with units. Imports nothing heavy, so that `--help` answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Which text, how it is cut, and where results go."""
+
+    corpus: tuple[str, ...] = ("docstrings",)
+    """Files, globs or directories: text, .jsonl, plain or .gz/.xz/.bz2. `docstrings` means those of the
+    Python packages we require and of the standard library."""
+    text_field: str = "text"
+    """Field of a JSONL object that holds the document."""
+    document_boundary: Literal["blank-line", "file"] = "blank-line"
+    """What ends a document in a text file: an empty line, or only the end of the file."""
+    max_length: int = 128
+    """Window length in tokens, special tokens included."""
+    max_tokens: int | None = None
+    """Stop at the window that reaches this many tokens; the whole corpus when not given."""
+    unit_tokens: int = 1_048_576
+    """About this many tokens make one unit: one shard, and what an interruption costs at most."""
+    seed: int = 42
+    """Seed of the dictionary's sample and initialisation."""
+    output: Path = Path("runs")
+    """Directory for stores, dictionaries and collected corpora."""
+
+    def __post_init__(self):
+        if self.max_length < 8:
+            raise ValueError(
+                f"--max-length {self.max_length} is too short for [CLS] text [SEP]; use 8 or more"
+            )
+        for name in ("max_tokens", "unit_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(CorpusConfig):
+    """Train a cased WordPiece tokenizer."""
+
+    vocab_size: int = 8192
+    """Entries, special tokens included; the tokenizer goes to <output>/tokenizers/cased-<vocab-size>."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeIdsConfig(CorpusConfig):
+    """Write token ids only: what the `mlm` objective needs."""
+
+    tokenizer: str = "bundled"
+    """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DictionaryConfig(CorpusConfig):
+    """Learn a dictionary of LSP atoms from a teacher's hidden states."""
+
+    teacher: str = "bundled"
+    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
+    layer: tuple[int, ...] = (10,)
+    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store."""
+    k: int = 3072
+    """Number of latent semantic properties: atoms of the dictionary."""
+    lam: float = 0.05
+    """Penalty of equation 2, in units of a correlation; larger means sparser."""
+    dictionary_tokens: int = 2_000_000
+    """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
+    dictionary_epochs: float = 2.0
+    """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
+    batch_tokens: int = 8192
+    """Tokens in one forward pass of the teacher."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the teacher's forward pass; `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.lam < 1:
+            raise ValueError(
+                f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
+                "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05"
+            )
+        if self.k < 1:
+            raise ValueError(f"--k must be positive, found {self.k}")
+        if not self.layer:
+            raise ValueError("--layer needs at least one layer, for example: --layer 10")
+        if self.batch_tokens < self.max_length:
+            raise ValueError(
+                f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeConfig(DictionaryConfig):
+    """Encode a corpus into LSP shards."""
+
+    dictionary: Path | None = None
+    """Directory of a dictionary to use; learned from the corpus when not given."""
+    top_n: int | Literal["all"] = 32
+    """Largest entries kept of each token's distribution; `all` keeps every non-zero, up to 255."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.top_n != "all" and not 1 <= self.top_n <= 255:
+            raise ValueError(
+                f"--top-n must lie between 1 and 255, or be `all`, found {self.top_n}: "
+                "the shard format counts the entries of a token in one byte"
+            )
+        if self.dictionary is not None and len(self.layer) > 1:
+            raise ValueError(
+                f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time."
+            )

@@ -1,0 +1,431 @@
+"""Stage A: corpus, teacher, dictionary, solver and shards joined, one unit at a time.
+
+    report, = encode_lsp(EncodeConfig(layer=(10,)))
+
+Running it again continues: finished units are found by their records and left alone; the unit in flight is
+the most that is done twice. Left out: the parts themselves, and several processes.
+
+Shapes: W windows, L window length, N coded tokens, d hidden width, K atoms.
+"""
+
+import shutil
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import plan as planning
+from pipeline.corpus import join_windows, open_sources
+from shards.manifest import StoreFiles, fingerprint
+from shards.reader import Store
+from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError, windows_per_block
+from shards.writer import UnitWriter
+
+
+class EncodeError(ValueError):
+    """An encoding that cannot give useful shards."""
+
+
+def silent(*args, **figures):
+    """Progress that nobody watches."""
+
+
+def encode_ids(config, progress=silent):
+    """Write a store of token ids only. Returns a list of one report dict, as `encode_lsp`."""
+    from pipeline.teacher import load_tokenizer
+
+    job = Job(config, load_tokenizer(config.tokenizer), progress)
+    settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
+    target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
+    return [job.run(f"ids-L{config.max_length}", target, lambda windows, writer: join_windows(windows), {})]
+
+
+def encode_lsp(config, progress=silent):
+    """Encode the corpus into one LSP store a layer, learning dictionaries where none is given.
+
+    progress  called with (stage, done, total, unit=..., **figures)
+    Returns   list of report dicts: store, finished_before, timing, the store's statistics
+    Raises    CorpusError, TeacherError, EncodeError, StoreError
+    """
+    from pipeline.teacher import Teacher, load_tokenizer
+
+    job = Job(config, load_tokenizer(config.teacher), progress)
+    reports = []
+    for layer in config.layer:
+        teacher = Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
+        reports.append(_encode_layer(job, teacher))
+    return reports
+
+
+def learn_dictionary(config, progress=silent):
+    """Learn, or find, the dictionary of every layer that the settings name. Returns their directories."""
+    from pipeline.teacher import Teacher, load_tokenizer
+
+    job = Job(config, load_tokenizer(config.teacher), progress)
+    teachers = (
+        Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
+        for layer in config.layer
+    )
+    return [_learned_dictionary(job, teacher) for teacher in teachers]
+
+
+class Job:
+    """What every unit of one command shares: sources, tokenizer, plan, output."""
+
+    def __init__(self, config, tokenizer, progress):
+        from pipeline.teacher import special_ids, tokenizer_fingerprint
+
+        self.config, self.tokenizer, self.progress = config, tokenizer, progress
+        _refuse_foreign_output(config.output)
+        self.special_ids = special_ids(tokenizer)
+        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
+        sources = open_sources(config)
+        self.sources = {source.name: source for source in sources}
+        self.plan = planning.scan(
+            sources,
+            tokenizer,
+            self.special_ids,
+            self.rules,
+            unit_tokens=config.unit_tokens,
+            max_tokens=config.max_tokens,
+            progress=progress,
+        )
+
+    @property
+    def expected_tokens(self):
+        """About how many tokens the plan holds, for progress."""
+        estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
+        return min(estimate, self.config.max_tokens or estimate)
+
+    def target(self, settings, lineage, k):
+        """The content of target.json."""
+        return {
+            "target": fingerprint(settings),
+            "settings": settings,
+            "lineage": lineage,
+            "k": k,
+            "vocab_size": len(self.tokenizer),
+            "max_length": self.config.max_length,
+            "weight_octaves": LSP_OCTAVES,
+            "special_ids": self.special_ids,
+        }
+
+    def windows(self, unit):
+        """The windows of a planned unit."""
+        return planning.unit_windows(
+            unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.config.max_length
+        )
+
+    def run(self, name, target, code_windows, environment, dictionary=None):
+        """Encode every unit of the plan that the store lacks; returns the report.
+
+        code_windows  function (windows, UnitWriter) to the columns of one block
+        """
+        started = time.perf_counter()
+        files = StoreFiles(self.config.output / "stores" / f"{name}-{target['target'][:12]}")
+        files.create(target)
+        self._copy_once(files.tokenizer, self.tokenizer.save_pretrained)
+        if dictionary is not None:
+            self._copy_once(files.dictionary, dictionary.save)
+        files.publish_plan(self.plan)
+        missing = files.missing_units(self.plan)
+        self._done = sum(files.record(unit.id).tokens for unit in self.plan.units if unit not in missing)
+        records = [self._encode_unit(files, target, unit, code_windows, environment) for unit in missing]
+        return _report(files, self.plan, missing, records, time.perf_counter() - started)
+
+    def _encode_unit(self, files, target, unit, code_windows, environment):
+        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
+        with UnitWriter(files, meta, environment) as writer:
+            windows = self.windows(unit)
+            while block := list(islice(windows, windows_per_block(meta.max_length))):
+                columns = code_windows(block, writer)
+                writer.write_block(**columns)
+                self._done += len(columns["ids"])
+                self.progress("encode", self._done, self.expected_tokens, **_figures(writer.statistics))
+        return writer.record
+
+    @staticmethod
+    def _copy_once(directory, save):
+        """Let `save` fill a directory that then appears whole."""
+        if directory.is_dir():
+            return
+        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
+        save(temporary)
+        try:
+            temporary.rename(directory)
+        except OSError:  # another writer was first, with the same content
+            shutil.rmtree(temporary)
+
+
+def _refuse_foreign_output(output):
+    for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
+        if (Path(output) / mark).is_file():
+            raise StoreError(
+                f"--output {output} is {what} itself. Give the directory that shall contain stores, "
+                "such as ./runs."
+            )
+
+
+def _figures(statistics):
+    """The figures of merit beside the progress bar, from the sums of the unit in flight."""
+    coded = statistics.get("coded_tokens")
+    if not coded:
+        return {}
+    return {"nnz": statistics["entries"] / coded, "mass_kept": statistics["kept_mass"] / coded}
+
+
+def _report(files, plan, missing, records, seconds):
+    store = Store.open(files.path, plan.id)
+    made = [record for record in records if record.target == store.target_id]
+    timing = {
+        name: sum(record.environment.get(name, 0.0) for record in made)
+        for name in ("teacher_seconds", "solver_seconds")
+    }
+    return {
+        "store": str(files.path),
+        "plan": plan.id,
+        "finished_before": not missing,
+        "new_units": len(missing),
+        "new_tokens": sum(record.tokens for record in made),
+        "seconds": seconds,
+        **timing,
+        **store.report(),
+    }
+
+
+# -- LSPs ------------------------------------------------------------------------------------------------
+
+
+def _encode_layer(job, teacher):
+    from pipeline.dictionary import Dictionary
+
+    config = job.config
+    source = config.dictionary or _learned_dictionary(job, teacher)
+    dictionary = Dictionary.load(source)
+    _check_dictionary(dictionary, teacher, source)
+    settings = {
+        "kind": "lsp",
+        "format": FORMAT_VERSION,
+        "windowing": job.rules,
+        "teacher": teacher.fingerprint,
+        "layer": teacher.layer,
+        "dictionary": dictionary.fingerprint,
+        "k": len(dictionary.atoms_Kd),
+        "lam": config.lam,
+        "top_n": config.top_n,
+        "tolerance": LspCoder.TOLERANCE,
+        "dtype": str(teacher.dtype).removeprefix("torch."),
+    }
+    lineage = {
+        "teacher_name": teacher.name,
+        "teacher_layers": teacher.num_layers,
+        "dictionary_settings": dictionary.settings,
+    }
+    coder = LspCoder(teacher, dictionary, config, job.special_ids)
+    name = f"lsp-{Path(teacher.name).name}-l{teacher.layer}-k{len(dictionary.atoms_Kd)}"
+    report = job.run(
+        name, job.target(settings, lineage, k=len(dictionary.atoms_Kd)), coder, coder.environment, dictionary
+    )
+    _warn_of_empty_codes(report["empty_codes"], report["coded_tokens"], config.lam)
+    return report | {
+        "layer": teacher.layer,
+        "dictionary": str(source),
+        "top_n": config.top_n,
+        "teacher": teacher.name,
+    }
+
+
+def _check_dictionary(dictionary, teacher, source):
+    if dictionary.atoms_Kd.shape[1] != teacher.hidden_size:
+        raise EncodeError(
+            f"{source}: atoms of width {dictionary.atoms_Kd.shape[1]}, but {teacher.name} has hidden "
+            f"states of width {teacher.hidden_size}. Learn one for this teacher: mlsm learn-dictionary"
+        )
+
+
+class LspCoder:
+    """Windows to the columns of a block: teacher, unit length, sparse codes, distributions."""
+
+    TOLERANCE = 1e-3  # KKT violation; 2 % of the usual penalty, objective 2e-5 above the optimum
+
+    def __init__(self, teacher, dictionary, config, special_ids):
+        self.teacher, self.config = teacher, config
+        self.atoms_Kd = dictionary.atoms_Kd
+        self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
+        self.special_ids = special_ids
+        self.environment = {"device": str(teacher.device), **_library_versions()}
+        self._checked = False
+
+    def __call__(self, windows, writer):
+        """Code one block; sums go to the writer's statistics, seconds to its environment."""
+        batch = max(1, self.config.batch_tokens // self.config.max_length)
+        parts = [
+            self._code_batch(windows[i : i + batch], batch, writer) for i in range(0, len(windows), batch)
+        ]
+        columns = join_windows(windows)
+        names = ("nnz", "indices", "weights", "tail")
+        return columns | {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def _code_batch(self, windows, batch, writer):
+        from pipeline.lsp import distributions
+        from pipeline.solvers import nonneg_lasso
+
+        clock = time.perf_counter()
+        hidden_Nd, coded_T = hidden_rows(
+            self.teacher, windows, batch, self.config.max_length, self.special_ids
+        )
+        teacher_done = time.perf_counter()
+        codes = nonneg_lasso(
+            hidden_Nd, self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE
+        )
+        rows = distributions(codes, self.config.top_n)
+        solver_done = time.perf_counter()
+        _add(
+            writer.environment,
+            teacher_seconds=teacher_done - clock,
+            solver_seconds=solver_done - teacher_done,
+        )
+        self._count(writer, codes, rows)
+        return _spread(rows, coded_T)
+
+    def _count(self, writer, codes, rows):
+        empty = int((np.diff(codes.indptr) == 0).sum())
+        statistics = writer.statistics
+        _add(statistics, empty_codes=empty, truncated_tokens=int(rows.truncated_tokens))
+        statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
+        if not self._checked and len(codes.kkt):
+            _refuse_empty_codes(empty, len(codes.kkt), self.config.lam)
+            self._checked = True
+
+
+def hidden_rows(teacher, windows, batch, max_length, special_ids):
+    """Unit-length hidden states of the non-special tokens of some windows.
+
+    batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    Returns  hidden_Nd float32; coded_T bool over the windows' tokens end to end
+    Raises   EncodeError on a hidden state that is not finite
+    """
+    import torch
+
+    lengths = np.array([len(window.ids) for window in windows])
+    ids_WL = np.full((batch, max_length), special_ids["pad"], np.int64)
+    real_WL = np.zeros((batch, max_length), bool)
+    for row in range(batch):
+        ids = windows[row if row < len(windows) else 0].ids
+        ids_WL[row, : len(ids)] = ids
+        real_WL[row, : len(ids)] = True
+    hidden_WLd = teacher(torch.from_numpy(ids_WL), torch.from_numpy(real_WL)).cpu().numpy()
+    real_WL = np.arange(max_length) < lengths[:, None]
+    ids_T = ids_WL[: len(windows)][real_WL]
+    coded_T = ~np.isin(ids_T, special_ids["all"])
+    hidden_Nd = hidden_WLd[: len(windows)][real_WL][coded_T]
+    norms_N = np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
+    if not np.isfinite(norms_N).all():
+        raise EncodeError(
+            f"{teacher.name}, layer {teacher.layer}: {int((~np.isfinite(norms_N)).sum())} hidden states are "
+            "not finite. Try --dtype float32."
+        )
+    return hidden_Nd / np.maximum(norms_N, 1e-12), coded_T
+
+
+def _spread(rows, coded_T):
+    """Rows of the coded tokens to columns over all tokens; special tokens get none."""
+    nnz, tail = np.zeros(len(coded_T), np.int64), np.zeros(len(coded_T), np.float32)
+    nnz[coded_T] = np.diff(rows.indptr)
+    tail[coded_T] = rows.tail
+    return {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+
+
+def _add(totals, **amounts):
+    for name, amount in amounts.items():
+        totals[name] = totals.get(name, 0) + amount
+
+
+def _refuse_empty_codes(empty, tokens, lam):
+    if empty == tokens:
+        raise EncodeError(
+            f"--lam {lam} empties the code of every one of the first {tokens:,} tokens. Use a smaller "
+            "one; 0.05 is usual. Nothing was written."
+        )
+
+
+def _warn_of_empty_codes(empty, coded, lam):
+    share = empty / max(1, empty + coded)
+    if share > 0.5:
+        warnings.warn(
+            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss. "
+            "Use a smaller one; 0.05 is usual.",
+            stacklevel=2,
+        )
+
+
+def _library_versions():
+    import numba
+    import torch
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numba": numba.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+# -- the dictionary's sample ------------------------------------------------------------------------------
+
+
+def _learned_dictionary(job, teacher):
+    """Directory of the dictionary that these settings ask for; learned now if it is not there."""
+    from pipeline import dictionary as learning
+
+    config = job.config
+    request = {
+        "teacher": teacher.fingerprint,
+        "layer": teacher.layer,
+        "plan": job.plan.id,
+        "k": config.k,
+        "lam": config.lam,
+        "tokens": config.dictionary_tokens,
+        "epochs": config.dictionary_epochs,
+        "seed": config.seed,
+    }
+    name = f"{Path(teacher.name).name}-l{teacher.layer}-k{config.k}-{fingerprint(request)[:12]}"
+    directory = config.output / "dictionaries" / name
+    if not directory.is_dir():
+        hidden_Nd = sample_hidden(job, teacher)
+        if len(hidden_Nd) <= config.k:
+            raise EncodeError(
+                f"--k {config.k} atoms need more training vectors than that, but the sample has "
+                f"{len(hidden_Nd):,}. Use a smaller --k, more text or more --dictionary-tokens."
+            )
+        found = learning.learn_dictionary(
+            hidden_Nd,
+            config.k,
+            config.lam,
+            seed=config.seed,
+            epochs=config.dictionary_epochs,
+            progress=job.progress,
+        )
+        found.save(directory)
+    return directory
+
+
+def sample_hidden(job, teacher):
+    """Unit-length hidden states of a uniform sample of training windows, float32 (N, d)."""
+    config = job.config
+    batch = max(1, config.batch_tokens // config.max_length)
+    windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
+    parts, rows = [], 0
+    for i in range(0, len(windows), batch):
+        hidden_Nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, config.max_length, job.special_ids)
+        parts.append(hidden_Nd.astype(np.float16))
+        rows += len(hidden_Nd)
+        job.progress("sample", min(rows, config.dictionary_tokens), config.dictionary_tokens)
+    return (
+        np.concatenate(parts)[: config.dictionary_tokens]
+        if parts
+        else np.zeros((0, teacher.hidden_size), np.float16)
+    )

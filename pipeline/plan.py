@@ -1,0 +1,187 @@
+"""A corpus cut into fixed units of work, before any work is done.
+
+One scan hashes each source, decides by content which documents are held out, and cuts record ranges of
+about `unit_tokens` tokens. A unit's id follows from the tokenizer, the windowing, the source's bytes and the
+record range alone, so the output does not depend on the worker count, on retries or on order, and an LSP
+store and an ids store of one plan pair exactly. Left out: encoding a unit (encode.py).
+"""
+
+import hashlib
+from heapq import heappush, heapreplace
+from itertools import groupby, islice
+
+from pipeline.corpus import PIECE_CHARACTERS, CorpusError, packed_windows, tokenised
+from shards.counter import hash_u64
+from shards.manifest import Plan, PlannedUnit, fingerprint
+
+HELD_OUT_SHARE = 0.01
+BYTES_PER_TOKEN = 4  # of English text; only sizes the units, which need not be exact
+
+
+def windowing(tokenizer_fingerprint, max_length):
+    """What turns text into windows, the part of a plan that is not the corpus."""
+    return {
+        "tokenizer": tokenizer_fingerprint,
+        "packing": "packed",
+        "max_length": max_length,
+        "held_out": HELD_OUT_SHARE,
+    }
+
+
+def scan(sources, tokenizer, special_ids, rules, *, unit_tokens, max_tokens=None, progress=None):
+    """Cut the sources into units.
+
+    sources       readers from corpus.py
+    rules         dict of `windowing`
+    unit_tokens   about this many tokens a unit
+    max_tokens    stop at the window that reaches it, 99 % of it from training and 1 % from held-out
+                  documents; None takes everything and does not tokenise
+    progress      called with (stage, done bytes, None, unit)
+    Returns       Plan
+    Raises        CorpusError when there is no document, or no training document
+    """
+    units, counts, hashes = (
+        [],
+        {"sources": len(sources), "documents": 0, "held_out_documents": 0, "bytes": 0},
+        {},
+    )
+    for source in sources:
+        hashes[source.name] = source.content_hash()
+        for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, counts):
+            units.append(_unit(rules, source, hashes[source.name], span))
+        if progress:
+            progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
+    if not any(unit.split == "train" for unit in units):
+        raise CorpusError(
+            f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
+            f"{counts['bytes']:,} bytes of text. Check --corpus and the document boundaries."
+        )
+    if max_tokens is not None:
+        units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
+    return Plan(rules, tuple(units), counts)
+
+
+def unit_windows(unit, source, tokenizer, special_ids, max_length):
+    """The windows of one unit; record numbers count from the unit's first."""
+    pieces = (
+        piece
+        for piece, held_out in _labelled(_until(source.pieces(unit.start, unit.offset), unit.stop))
+        if held_out == (unit.split == "held_out")
+    )
+    windows = packed_windows(tokenised(pieces, tokenizer), max_length, special_ids["cls"], special_ids["sep"])
+    for window in islice(windows, unit.max_windows):
+        yield window._replace(run_records=[record - unit.start for record in window.run_records])
+
+
+def sample_windows(plan, windows_of, tokens, seed):
+    """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
+
+    The windows with the smallest counter-based hash of (seed, unit, number), so that the sample follows
+    from the plan and the seed. Memory: the sample.
+
+    windows_of  function from a unit to its windows
+    Returns     list of windows in hash order
+    """
+    wanted = -(
+        -tokens // max(1, plan.windowing["max_length"] // 2)
+    )  # windows; half-filled ones would still do
+    heap = []  # (-hash, serial, window): largest hash first
+    for unit in plan.units:
+        if unit.split == "train":
+            for number, window in enumerate(windows_of(unit)):
+                item = (-int(hash_u64(seed, int(unit.id[:16], 16), number)), len(heap), window)
+                if len(heap) < wanted:
+                    heappush(heap, item)
+                elif item > heap[0]:
+                    heapreplace(heap, item)
+    chosen, total = [], 0
+    for _, _, window in sorted(heap, reverse=True):
+        if total >= tokens:
+            break
+        chosen.append(window)
+        total += len(window.ids) - 2
+    return chosen
+
+
+def _until(pieces, stop):
+    for piece in pieces:
+        if piece.record >= stop:
+            return
+        yield piece
+
+
+def _labelled(pieces):
+    """Pairs (piece, held out); a document's first 64 Ki characters decide."""
+    for _, document in groupby(pieces, key=lambda piece: piece.record):
+        head, characters = [], 0
+        for piece in document:
+            head.append(piece)
+            characters += len(piece.text)
+            if characters >= PIECE_CHARACTERS:
+                break
+        held_out = _is_held_out("".join(piece.text for piece in head))
+        yield from ((piece, held_out) for piece in head)
+        yield from ((piece, held_out) for piece in document)
+
+
+def _is_held_out(text):
+    digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
+
+
+def _spans(source, unit_bytes, counts):
+    """Record ranges [split, start, stop, offset] of a source, in the order in which they are full."""
+    open_spans, last = {}, -1
+    for piece, held_out in _labelled(source.pieces()):
+        split = "held_out" if held_out else "train"
+        if piece.record != last:
+            last = piece.record
+            counts["documents"] += 1
+            counts["held_out_documents"] += held_out
+            if split in open_spans and open_spans[split]["bytes"] >= unit_bytes:
+                yield open_spans.pop(split)
+            open_spans.setdefault(split, {"split": split, "start": last, "offset": piece.offset, "bytes": 0})
+        size = len(piece.text.encode("utf-8", "surrogatepass"))
+        counts["bytes"] += size
+        open_spans[split]["bytes"] += size
+        open_spans[split]["stop"] = last + 1
+    yield from (open_spans[split] for split in ("train", "held_out") if split in open_spans)
+
+
+def _unit(rules, source, content, span, max_windows=None):
+    address = {
+        "windowing": rules,
+        "content": content,
+        "start": span["start"],
+        "stop": span["stop"],
+        "split": span["split"],
+        "max_windows": max_windows,
+    }
+    return PlannedUnit(
+        fingerprint(address),
+        span["split"],
+        source.name,
+        span["start"],
+        span["stop"],
+        span["offset"],
+        max_windows,
+    )
+
+
+def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens):
+    """Keep units up to the window that reaches the split's part of max_tokens."""
+    left = {"train": max_tokens * (1 - HELD_OUT_SHARE), "held_out": max_tokens * HELD_OUT_SHARE}
+    kept = []
+    for unit in units:
+        source, windows = sources[unit.source], 0
+        if left[unit.split] <= 0:
+            continue
+        for window in unit_windows(unit, source, tokenizer, special_ids, rules["max_length"]):
+            windows += 1
+            left[unit.split] -= len(window.ids)
+            if left[unit.split] <= 0:
+                span = {"split": unit.split, "start": unit.start, "stop": unit.stop, "offset": unit.offset}
+                unit = _unit(rules, source, hashes[unit.source], span, max_windows=windows)
+                break
+        kept.append(unit)
+    return kept

@@ -1,0 +1,51 @@
+"""Train a cased WordPiece tokenizer on a corpus, saved the way `AutoTokenizer` loads it.
+
+The training is the `tokenizers` library's; ours is only feeding it documents in bounded memory.
+Left out: other tokenizer families; bring a directory that `AutoTokenizer` reads.
+"""
+
+from pathlib import Path
+
+from pipeline.corpus import open_sources
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def run(config, progress):
+    """Train as the settings say; returns a list with the directory."""
+    sources = open_sources(config)
+    progress("train tokenizer", 0, None, unit="sources")
+    directory = config.output / "tokenizers" / f"cased-{config.vocab_size}"
+    return [train_tokenizer(sources, directory, vocab_size=config.vocab_size)]
+
+
+def train_tokenizer(sources, output, *, vocab_size=8192, max_length=512, lowercase=False):
+    """Train on every document of the sources and save to a directory.
+
+    sources     readers from corpus.py
+    vocab_size  entries, special tokens included
+    max_length  tokens, the model_max_length that is stored
+    Returns     Path of the directory
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        min_frequency=2,
+        limit_alphabet=1000,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((piece.text for source in sources for piece in source.pieces()), trainer)
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
+    output = Path(output)
+    fast.save_pretrained(output)
+    return output

