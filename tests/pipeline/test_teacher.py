@@ -1,0 +1,532 @@
+"""The cut teacher against the full model of transformers, per family and layer; then what must not load."""
+
+import json
+import logging
+import pickle
+import shutil
+
+import pytest
+import torch
+from minilm import minilm_dir
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from pipeline import teacher as teacher_module
+from pipeline.teacher import (
+    FAMILIES,
+    Teacher,
+    TeacherError,
+    load_tokenizer,
+    locate,
+    special_ids,
+    teacher_fingerprint,
+    tokenizer_fingerprint,
+)
+
+LAYERS, VOCABULARY, POSITIONS = 5, 64, 40  # ModernBERT: global attention in layers 1 and 4, else local
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 1,
+}
+RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
+DISTILBERT_NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
+CLS_SEP = {"bos_token_id": 2, "eos_token_id": 3}
+PECULIARITIES = {
+    "deberta": RELATIVE,
+    "deberta-v2": RELATIVE
+    | {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 8, "conv_kernel_size": 3},
+    "electra": {"embedding_size": 16},
+    "eurobert": CLS_SEP | {"num_key_value_heads": 2, "head_dim": 8, "mask_token_id": 4},
+    "modernbert": CLS_SEP | {"cls_token_id": 2, "sep_token_id": 3, "local_attention": 8},
+}
+LAYOUTS = {"bare": AutoModel, "masked-lm": AutoModelForMaskedLM}
+
+
+def tiny_model(family, layout="bare", **settings):
+    sizes = SIZES | PECULIARITIES.get(family, {}) | settings
+    if family == "distilbert":
+        sizes = {DISTILBERT_NAMES.get(name, name): value for name, value in sizes.items()}
+    torch.manual_seed(0)
+    model = LAYOUTS[layout].from_config(AutoConfig.for_model(family, **sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too, so that a skipped one shows
+            parameter.normal_(0.0, 0.2)
+    return model
+
+
+@pytest.fixture
+def bert_dir(tmp_path):
+    tiny_model("bert", "masked-lm").save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def windows(length=24):
+    """Three windows of ids, once without padding and once with some."""
+    ids = torch.randint(5, VOCABULARY, (3, length), generator=torch.Generator().manual_seed(1))
+    full = torch.ones(3, length, dtype=torch.bool)
+    padded = full.clone()
+    padded[1, length // 3 :] = padded[2, length // 2 :] = False
+    return [(ids, full), (torch.where(padded, ids, 1), padded)]
+
+
+def edit_weights(directory, edit):
+    weights = load_file(directory / "model.safetensors")
+    save_file(edit(weights), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+# ---- equality with the full model
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_equals_the_full_model(family, layout, tmp_path):
+    model = tiny_model(family, layout)
+    model.save_pretrained(tmp_path)
+    teachers = {layer: Teacher.load(tmp_path, layer) for layer in range(1, LAYERS + 1)}
+    for ids, attention in windows():
+        with torch.no_grad():
+            expected = model(
+                input_ids=ids, attention_mask=attention.long(), output_hidden_states=True
+            ).hidden_states
+        for layer, teacher in teachers.items():
+            hidden = teacher(ids, attention)
+            assert hidden.dtype == torch.float32 and hidden.shape == (3, 24, teacher.hidden_size)
+            torch.testing.assert_close(hidden[attention], expected[layer][attention], rtol=0, atol=1e-5)
+            assert (hidden - expected[layer - 1])[attention].abs().max() > 0.1  # and no other layer's
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_above_are_not_built(family, tmp_path):
+    tiny_model(family).save_pretrained(tmp_path)
+    sizes = [
+        sum(parameter.numel() for parameter in Teacher.load(tmp_path, layer)._model.parameters())
+        for layer in (1, 2, 3)
+    ]
+    per_layer = sizes[1] - sizes[0]
+    assert per_layer > 0 and sizes[2] - sizes[1] == per_layer
+
+
+def test_settings_per_layer_are_cut_too(tmp_path):
+    tiny_model("modernbert").save_pretrained(tmp_path)
+    config = Teacher.load(tmp_path, 2)._model.config
+    assert (config.num_hidden_layers, config.layer_types) == (2, ["full_attention", "sliding_attention"])
+
+
+@pytest.mark.parametrize(
+    "family, positions", [("bert", 40), ("roberta", 38), ("mpnet", 38), ("deberta", 40), ("modernbert", 40)]
+)
+def test_the_longest_window_fits_and_one_more_is_refused(family, positions, tmp_path):
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path)
+    teacher = Teacher.load(tmp_path, LAYERS)
+    assert teacher.max_positions == positions
+    ids, attention = windows(positions)[0]
+    torch.testing.assert_close(teacher(ids, attention), model(input_ids=ids)[0].detach(), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=f"--max-length {positions}"):
+        teacher(*windows(positions + 1)[0])
+
+
+def test_minilm_layers_equal_the_full_model():
+    directory = minilm_dir()
+    tokenizer = load_tokenizer(directory)
+    batch = tokenizer(
+        ["A bank of the river.", "The bank raised its rates [MASK] again, and twice."],
+        padding=True,
+        return_tensors="pt",
+    )
+    attention = batch["attention_mask"].bool()
+    with torch.no_grad():
+        full = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+        expected = full(**batch, output_hidden_states=True).hidden_states
+    for layer in range(1, 7):
+        teacher = Teacher.load(directory, layer)
+        assert (teacher.num_layers, teacher.hidden_size, teacher.max_positions) == (6, 384, 512)
+        hidden = teacher(batch["input_ids"], attention)
+        torch.testing.assert_close(hidden[attention], expected[layer][attention], rtol=0, atol=5e-5)
+
+
+def test_old_norm_names_are_understood(bert_dir):
+    """bert-base-cased, the paper's teacher, calls the norms' weights gamma and beta."""
+    ids, attention = windows()[0]
+    before = Teacher.load(bert_dir, 3)(ids, attention)
+
+    def rename(name):
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    edit_weights(bert_dir, lambda weights: {rename(name): tensor for name, tensor in weights.items()})
+    assert torch.equal(Teacher.load(bert_dir, 3)(ids, attention), before)
+
+
+def test_dropout_is_off(tmp_path):
+    tiny_model("bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5).save_pretrained(tmp_path)
+    teacher = Teacher.load(tmp_path, 3)
+    ids, attention = windows()[0]
+    assert torch.equal(teacher(ids, attention), teacher(ids, attention))
+
+
+# ---- layer, dtype, device
+
+
+@pytest.mark.parametrize("layer", [-1, 0, LAYERS + 1])
+def test_no_such_layer(bert_dir, layer):
+    with pytest.raises(TeacherError, match=f"has {LAYERS} layers, no layer {layer}"):
+        Teacher.load(bert_dir, layer)
+
+
+def test_half_precision_checkpoint_is_computed_in_float32(bert_dir):
+    edit_weights(bert_dir, lambda weights: {name: tensor.half() for name, tensor in weights.items()})
+    config = json.loads((bert_dir / "config.json").read_text())
+    (bert_dir / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    assert Teacher.load(bert_dir, 2).dtype == torch.float32
+    assert Teacher.load(bert_dir, 2, dtype="auto").dtype == torch.float32  # on a CPU
+
+
+def test_low_precision_returns_float32_and_is_close(bert_dir):
+    ids, attention = windows()[1]
+    exact = Teacher.load(bert_dir, 2)(ids, attention)
+    teacher = Teacher.load(bert_dir, 2, dtype="bfloat16")
+    hidden = teacher(ids, attention)
+    assert teacher.dtype == torch.bfloat16 and hidden.dtype == torch.float32
+    torch.testing.assert_close(hidden[attention], exact[attention], rtol=0.1, atol=0.1)
+
+
+def test_wrong_dtype_and_device(bert_dir):
+    with pytest.raises(TeacherError, match="float32, bfloat16, float16 or auto"):
+        Teacher.load(bert_dir, 1, dtype="int8")
+    with pytest.raises(TeacherError, match="cpu, cuda or auto"):
+        Teacher.load(bert_dir, 1, device="toaster")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_no_gpu(bert_dir):
+    assert Teacher.load(bert_dir, 1, device="auto").device.type == "cpu"
+    with pytest.raises(TeacherError, match="no GPU"):
+        Teacher.load(bert_dir, 1, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_agrees_with_cpu(bert_dir):
+    ids, attention = windows()[1]
+    hidden = Teacher.load(bert_dir, 3, device="auto")(ids, attention)
+    expected = Teacher.load(bert_dir, 3)(ids, attention)
+    torch.testing.assert_close(hidden.cpu()[attention], expected[attention], rtol=0, atol=1e-4)
+
+
+def test_shapes_must_match(bert_dir):
+    teacher = Teacher.load(bert_dir, 1)
+    ids, attention = windows()[0]
+    with pytest.raises(ValueError, match="one shape"):
+        teacher(ids, attention[:, :-1])
+    with pytest.raises(ValueError, match="one shape"):
+        teacher(ids[0], attention[0])
+
+
+# ---- a checkpoint that does not fit, or that could run code
+
+
+def test_loading_says_nothing_and_leaves_logging_alone(bert_dir, capfd, caplog):
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    with caplog.at_level(logging.DEBUG):
+        Teacher.load(bert_dir, 2)
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.name.startswith("transformers")]
+    assert logger.level == before
+
+
+@pytest.mark.parametrize("weight", ["encoder.layer.1.output.dense.weight", "embeddings.LayerNorm.bias"])
+def test_missing_weight_is_refused(bert_dir, weight):
+    def drop(weights):
+        del weights[f"bert.{weight}"]
+        return weights
+
+    edit_weights(bert_dir, drop)
+    with pytest.raises(TeacherError, match="lacks 1 weights.*" + weight):
+        Teacher.load(bert_dir, 2)
+    if "layer.1" in weight:
+        Teacher.load(bert_dir, 1)  # not needed there
+
+
+def test_foreign_weights_are_refused(bert_dir):
+    edit_weights(bert_dir, lambda weights: {f"other.{name}": tensor for name, tensor in weights.items()})
+    with pytest.raises(TeacherError, match="lacks"):
+        Teacher.load(bert_dir, 1)
+
+
+def test_weights_of_another_shape_are_refused(bert_dir):
+    config = json.loads((bert_dir / "config.json").read_text())
+    (bert_dir / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(TeacherError, match="another shape for 3 weights.*intermediate"):
+        Teacher.load(bert_dir, 1)
+
+
+def test_cut_weights_file_is_refused(bert_dir):
+    file = bert_dir / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(TeacherError, match="cannot be loaded"):
+        Teacher.load(bert_dir, 1)
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_pickled_weights_are_refused_and_not_opened(bert_dir, tmp_path):
+    (bert_dir / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(str(tmp_path / "exploded"))))
+    Teacher.load(bert_dir, 1)  # safetensors beside it are what is read
+    (bert_dir / "model.safetensors").unlink()
+    for load in (lambda: Teacher.load(bert_dir, 1), lambda: teacher_fingerprint(bert_dir)):
+        with pytest.raises(TeacherError, match="only pytorch_model.bin.*convert it: python -c"):
+            load()
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "something-new", None])
+def test_families_without_a_test_are_refused(bert_dir, family):
+    (bert_dir / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(TeacherError, match="cannot be cut.*modernbert"):
+        Teacher.load(bert_dir, 1)
+
+
+def test_damaged_config(bert_dir):
+    (bert_dir / "config.json").write_text('{"model_type": "bert", "hidden_size": "wide"}')
+    with pytest.raises(TeacherError, match="config.json cannot be read"):
+        Teacher.load(bert_dir, 1)
+    (bert_dir / "config.json").write_text("{")
+    with pytest.raises(TeacherError, match="config.json cannot be read"):
+        Teacher.load(bert_dir, 1)
+    (bert_dir / "config.json").unlink()
+    with pytest.raises(TeacherError, match="no config.json"):
+        Teacher.load(bert_dir, 1)
+
+
+def test_checkpoint_in_parts(tmp_path):
+    model = tiny_model("bert")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="40KB")
+    parts = sorted((tmp_path / "parts").glob("model-*.safetensors"))
+    assert len(parts) > 1
+    ids, attention = windows()[0]
+    hidden = Teacher.load(tmp_path / "parts", 4)(ids, attention)
+    assert torch.equal(hidden, Teacher.load(tmp_path / "whole", 4)(ids, attention))
+    parts[-1].unlink()
+    with pytest.raises(TeacherError, match="every part"):
+        Teacher.load(tmp_path / "parts", 1)
+
+
+# ---- fingerprint
+
+
+def test_fingerprint_follows_content_not_place(bert_dir, tmp_path):
+    fingerprint = teacher_fingerprint(bert_dir)
+    assert fingerprint == Teacher.load(bert_dir, 1).fingerprint == Teacher.load(bert_dir, 2).fingerprint
+    copy = shutil.copytree(bert_dir, tmp_path / "elsewhere")
+    (copy / "README.md").write_text("another card")
+    assert teacher_fingerprint(copy) == fingerprint
+
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert teacher_fingerprint(copy) != fingerprint
+
+
+def test_fingerprint_sees_the_config_and_every_part(tmp_path):
+    tiny_model("bert").save_pretrained(tmp_path, max_shard_size="40KB")
+    seen = {teacher_fingerprint(tmp_path)}
+    files = [tmp_path / "config.json", *sorted(tmp_path.glob("model-*.safetensors"))]
+    for file in files:
+        file.write_bytes(file.read_bytes() + b" ")
+        seen.add(teacher_fingerprint(tmp_path))
+    assert len(seen) == 1 + len(files)
+
+
+# ---- where teachers lie
+
+
+def test_bundled_is_a_reserved_name(bert_dir, monkeypatch, tmp_path):
+    monkeypatch.setattr(teacher_module, "BUNDLED", bert_dir)
+    teacher = Teacher.load("bundled", 1)
+    assert teacher.name == "bundled" and teacher.fingerprint == teacher_fingerprint(bert_dir)
+    monkeypatch.setattr(teacher_module, "BUNDLED", tmp_path / "nothing")
+    with pytest.raises(TeacherError, match="bundled teacher is missing"):
+        locate("bundled")
+
+
+@pytest.mark.parametrize("name", ["./no-such-model", "/no/such/model", "~/no-such-model"])
+def test_no_such_directory(name):
+    with pytest.raises(TeacherError, match="no such directory.*or its name on the Hub"):
+        Teacher.load(name, 1)
+
+
+def test_a_file_is_not_a_teacher(bert_dir):
+    with pytest.raises(TeacherError, match="is a file"):
+        Teacher.load(bert_dir / "model.safetensors", 1)
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """An empty Hub cache and no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def test_not_in_the_cache_and_no_network(hub_cache):
+    message = "'someone/teacher' not found.*no network.*hf download someone/teacher"
+    with pytest.raises(TeacherError, match=message) as caught:
+        Teacher.load("someone/teacher", 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_neither_directory_nor_hub_name(hub_cache):
+    with pytest.raises(TeacherError, match="models/bert/base.*no such directory"):
+        Teacher.load("models/bert/base", 1)
+
+
+def test_hub_name_comes_from_the_cache(hub_cache, bert_dir):
+    """The layout of the cache is documented: refs/main holds the commit, snapshots/<commit> the files."""
+    repository = hub_cache / "models--someone--teacher"
+    wordpiece().save_pretrained(bert_dir)
+    shutil.copytree(bert_dir, repository / "snapshots" / "c0ffee")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    assert Teacher.load("someone/teacher", 1).fingerprint == teacher_fingerprint(bert_dir)
+    assert tokenizer_fingerprint(load_tokenizer("someone/teacher")) == tokenizer_fingerprint(wordpiece())
+
+
+# ---- tokenizer
+
+SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+WORDS = [*SPECIALS.values(), "the", "bank", "MASK", "[", "]", "##s"]
+
+
+def wrap(model, **roles):
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    roles = roles or SPECIALS
+    if "cls_token" in roles:
+        backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
+
+
+def wordpiece(words=WORDS, **roles):
+    return wrap(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"), **roles)
+
+
+def bpe():
+    vocabulary = {word: i for i, word in enumerate([*SPECIALS.values(), *"thebank", "th", "the"])}
+    return wrap(models.BPE(vocabulary, [("t", "h"), ("th", "e")], unk_token="[UNK]"))
+
+
+def unigram():
+    return wrap(models.Unigram([(word, -float(i)) for i, word in enumerate(WORDS)], unk_id=1))
+
+
+def saved(tokenizer, directory):
+    tokenizer.save_pretrained(directory)
+    return load_tokenizer(directory)
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    tokenizer = saved(wordpiece(), tmp_path / "first")
+    expected = [2, 5, 8, 7, 9, 6, 3]  # [CLS] the [ MASK ] bank [SEP]
+    assert tokenizer("the [MASK] bank").input_ids == expected
+    assert tokenizer.backend_tokenizer.encode("the [MASK] bank").ids == expected
+    assert tokenizer(["the [MASK] bank"]).input_ids == [expected]
+
+    tokenizer.save_pretrained(tmp_path / "second")  # what a student is exported with behaves as usual
+    assert AutoTokenizer.from_pretrained(tmp_path / "second")("the [MASK] bank").input_ids == [2, 5, 4, 6, 3]
+
+
+def test_saved_truncation_and_padding_are_switched_off(tmp_path):
+    tokenizer = wordpiece()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=4)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.save_pretrained(tmp_path / "config")
+    shutil.copy(tmp_path / "config" / "tokenizer_config.json", tmp_path)
+    backend = load_tokenizer(tmp_path).backend_tokenizer
+    assert len(backend.encode("the bank " * 50).ids) == 102
+    assert [len(encoding.ids) for encoding in backend.encode_batch(["the", "the bank"])] == [3, 4]
+
+
+def test_minilm_reads_long_documents():
+    backend = load_tokenizer(minilm_dir()).backend_tokenizer  # its tokenizer.json truncates at 128
+    assert len(backend.encode("bank " * 1000).ids) == 1002
+
+
+@pytest.mark.parametrize("make", [wordpiece, bpe, unigram])
+def test_tokenizer_fingerprint_survives_saving(make, tmp_path):
+    first = saved(make(), tmp_path / "first")
+    second = saved(first, tmp_path / "second")
+    second("the bank", truncation=True, max_length=3, padding="max_length")
+    assert tokenizer_fingerprint(first) == tokenizer_fingerprint(second)
+
+
+def test_minilm_fingerprint_survives_saving(tmp_path):
+    first = load_tokenizer(minilm_dir())
+    assert tokenizer_fingerprint(saved(first, tmp_path)) == tokenizer_fingerprint(first)
+
+
+def test_tokenizer_fingerprint_tells_tokenizers_apart(tmp_path):
+    other_words = [*WORDS[:-1], "##es"]
+    swapped_words = [*WORDS[:5], "bank", "the", *WORDS[7:]]
+    swapped_roles = SPECIALS | {"cls_token": "[SEP]", "sep_token": "[CLS]"}
+    made = [bpe(), unigram(), wordpiece(), wordpiece(other_words), wordpiece(swapped_words)]
+    made.append(wordpiece(**swapped_roles))
+    assert len({tokenizer_fingerprint(tokenizer) for tokenizer in made}) == len(made)
+
+
+def test_special_ids():
+    assert special_ids(wordpiece()) == {"cls": 2, "sep": 3, "mask": 4, "pad": 0, "all": [0, 1, 2, 3, 4]}
+
+
+def test_special_ids_fall_back_on_sequence_ends():
+    tokenizer = wordpiece(bos_token="[CLS]", eos_token="[SEP]", mask_token="[MASK]", pad_token="[PAD]")
+    assert special_ids(tokenizer) == {"cls": 2, "sep": 3, "mask": 4, "pad": 0, "all": [0, 2, 3, 4]}
+
+
+def test_special_ids_name_what_is_missing():
+    with pytest.raises(TeacherError, match="no token for sep, mask;"):
+        special_ids(wordpiece(bos_token="[CLS]", pad_token="[PAD]"))
+
+
+def test_teacher_without_tokenizer(bert_dir):
+    with pytest.raises(TeacherError, match="no tokenizer in .*tokenizer.json"):
+        load_tokenizer(bert_dir)
+
+
+def test_damaged_tokenizer(bert_dir):
+    (bert_dir / "tokenizer.json").write_text("{")
+    with pytest.raises(TeacherError, match="cannot be read"):
+        load_tokenizer(bert_dir)
+
+
+def test_tokenizer_of_another_teacher(bert_dir):
+    teacher = Teacher.load(bert_dir, 1)
+    teacher.check_tokenizer(wordpiece())
+    with pytest.raises(TeacherError, match=f"has {VOCABULARY} rows.*go up to 99"):
+        teacher.check_tokenizer(wordpiece([*WORDS, *(f"word{i}" for i in range(len(WORDS), 100))]))

@@ -1,0 +1,36 @@
+"""A tiny random BERT with a real WordPiece tokenizer, and English text from the standard library."""
+
+import sysconfig
+from pathlib import Path
+
+from pipeline.corpus import TextFile, _docstrings
+from pipeline.tokenizer import train_tokenizer
+
+
+def standard_text(directory, documents=2000):
+    """A text file with docstrings of a few standard modules, a document each."""
+    standard = Path(sysconfig.get_path("stdlib"))
+    texts = dict.fromkeys(t for path in sorted(standard.glob("*.py")) for t in _docstrings(path))
+    path = Path(directory) / "text.txt"
+    path.write_text("\n\n".join(list(texts)[:documents]) + "\n", encoding="utf-8")
+    return path
+
+
+def tiny_teacher(directory, text, *, layers=3, width=32, vocab_size=600, seed=0):
+    """Save a random BertModel and its tokenizer; returns the directory."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    directory = train_tokenizer([TextFile(text)], Path(directory) / "tiny", vocab_size=vocab_size)
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        BertForMaskedLM(config).save_pretrained(directory)
+    return directory
