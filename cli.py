@@ -9,8 +9,10 @@ store or shard that is damaged or unfinished, 4 training stopped by itself, 74 a
 130 interrupted.
 """
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import os
 import sys
 import time
@@ -18,6 +20,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
 
 
@@ -40,7 +43,7 @@ VERBS = {
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
-        "student.trainer:train",
+        "cli:train_student",
         "show_training",
     ),
     "learn-dictionary": Verb(
@@ -121,6 +124,18 @@ def _run_verb(name, verb, argv):
     return 0
 
 
+def train_student(settings, progress):
+    """Train on the store of the settings, or on the newest finished one."""
+    from shards.reader import newest_store
+    from student.trainer import train
+
+    if settings.store is None:
+        found = newest_store("runs/stores", needs_lsps=settings.objective != "mlm")
+        settings = dataclasses.replace(settings, store=found)
+        progress.note(f"store {found} (the newest finished one)")
+    return train(settings, progress)
+
+
 # -- settings ---------------------------------------------------------------------------------------------
 
 
@@ -131,24 +146,33 @@ def parse_settings(name, verb, argv, recipe=None):
     --tokenizer ask for other material: real text must not be cut to the demonstration's two million tokens.
     Returns  (settings, name of the recipe or None)
     """
-    import tyro
-
-    if recipe is None and not any(
-        arg.split("=")[0] in ("--corpus", "--teacher", "--tokenizer", "--hidden-states") for arg in argv
-    ):
+    if recipe is None and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
     default = settings_class(**(_recipe_settings(recipe, name, settings_class) if recipe else {}))
-    description = f"{verb.summary}\n\nAlso:\n{COMMON}"
-    settings = tyro.cli(
-        settings_class,
-        prog=f"mlsm {name}",
-        args=argv,
-        default=default,
-        description=description,
-        config=(tyro.conf.AvoidSubcommands,),
-    )
-    return settings, recipe
+    return _parse_flags(name, verb, argv, default), recipe
+
+
+def _parse_flags(name, verb, argv, default):
+    """Flags over the default settings; tyro's framed messages become the one line of our errors."""
+    import tyro
+
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(
+                type(default),
+                prog=f"mlsm {name}",
+                args=argv,
+                default=default,
+                description=f"{verb.summary}\n\nAlso:\n{COMMON}",
+                config=(tyro.conf.AvoidSubcommands,),
+            )
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        text = " ".join(messages.getvalue().translate(dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")).split())
+        raise ValueError(text) from None
 
 
 def _recipe_settings(recipe, verb, settings_class):
@@ -195,7 +219,7 @@ def _recipe_file(recipe):
     directory = files("recipes")
     path = Path(str(directory / f"{recipe.replace('-', '_')}.yaml"))
     if not path.is_file():
-        known = sorted(entry.name[:-5] for entry in directory.iterdir() if entry.name.endswith(".yaml"))
+        known = sorted(entry.name[:-5].replace("_", "-") for entry in directory.iterdir() if entry.name.endswith(".yaml"))
         raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
     return path
 
@@ -373,48 +397,92 @@ def show_paths(paths, settings):
 def show_encoding(reports, settings):
     """The summary of encode-lsp and encode-ids."""
     for report in reports:
-        state = "was finished already" if report["finished_before"] else "is finished"
-        print(f"\nThe store {state}.")
-        _table(_encoding_rows(report))
-    print(
-        "\nNext:  python cli.py train-student" + ("" if "nnz_per_token" in reports[0] else " --objective mlm")
-    )
+        print(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
+        _table(_store_rows(report["store"], report) + _run_rows(report))
+    lsps = "nnz_per_token" in reports[0]
+    print(f"\nNext:  python cli.py train-student{'' if lsps else ' --objective mlm'}")
 
 
-def _encoding_rows(report):
+def _store_rows(path, report):
+    """What a store holds, from `Store.report`."""
     rows = [
-        ("store", report["store"]),
+        ("store", path),
         (
             "tokens",
-            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents, "
-            f"{report['units']} units",
+            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
         ),
-        ("bytes", f"{report['bytes']:,} ({report['bytes_per_token']:.1f} per token)"),
+        (
+            "bytes per token",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
+        ),
     ]
-    if report["new_units"]:
-        rows.append(
-            (
-                "this run",
-                f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} "
-                f"({report['new_tokens'] / report['seconds']:,.0f} tokens/s)",
-            )
-        )
     for stage in ("teacher", "solver"):
-        if report[f"{stage}_seconds"]:
-            rows.append((stage, f"{report['new_tokens'] / report[f'{stage}_seconds']:,.0f} tokens/s"))
+        if seconds := report[f"{stage}_seconds"]:
+            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
     if "nnz_per_token" in report:
-        rows += [
-            ("dictionary", report["dictionary"]),
-            ("non-zeros", f"{report['nnz_per_token']:.1f} per token"),
-            ("mass kept", f"{report['mass_kept']:.1%} at top-n {report['top_n']}"),
-            ("empty codes", f"{report['empty_codes']:,}"),
-        ]
+        empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
+        rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
+        rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
+    return rows
+
+
+def _run_rows(report):
+    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
+    if report["new_units"]:
+        rate = report["new_tokens"] / report["seconds"]
+        rows.append(
+            ("this run", f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} ({rate:,.0f}/s)")
+        )
     return rows
 
 
 def show_training(result, settings):
-    """The summary of train-student."""
-    _table([(name, value) for name, value in result.items()])
+    """The summary of train-student: the store it read, the student, how to load it."""
+    from shards.reader import Store
+
+    store = Store.open(result["store"])
+    print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
+    _table(_store_rows(store.path, store.report()) + _student_rows(result))
+    print(
+        f"\nLoad it:\n\n  from transformers import AutoModel, AutoTokenizer\n"
+        f"  model, tokenizer = (auto.from_pretrained({result['export']!r}) for auto in (AutoModel, AutoTokenizer))"
+    )
+    if "bundled" in str(store.settings.get("teacher_name")):
+        print(
+            "\nThis was the demonstration: a small teacher on a small corpus. The real thing, the paper's setting:\n\n"
+            "  python cli.py encode-lsp --recipe paper && python cli.py train-student --recipe paper"
+        )
+
+
+def _student_rows(result):
+    loss, baseline = result["held_out"], result["baseline"]
+    figure = {"mlsm": "held-out KL", "mlm": "held-out loss"}[result["objective"]]
+    marginal = {"mlsm": "the marginal (a constant average LSP distribution)", "mlm": "unigram frequencies"}
+    rows = [
+        (
+            "student",
+            f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
+        ),
+        (
+            "trained",
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s, "
+            f"first step after {result['seconds_to_first_step']:.1f} s",
+        ),
+        (
+            figure,
+            f"{loss['loss']:.4f} nats per masked token, {result['improvement']:.1%} below {baseline['loss']:.4f} of "
+            f"{marginal[result['objective']]}",
+        ),
+    ]
+    if "accuracy" in loss:
+        rows.append(
+            (
+                "held-out accuracy",
+                f"{loss['accuracy']:.1%} of masked tokens (most frequent token: "
+                f"{baseline['accuracy']:.1%}), perplexity {loss['perplexity']:.1f}",
+            )
+        )
+    return rows + [("run", result["run"]), ("student exported to", result["export"])]
 
 
 if __name__ == "__main__":

@@ -49,26 +49,35 @@ def encode_lsp(config, progress=silent):
     Returns   list of report dicts: store, finished_before, timing, the store's statistics
     Raises    CorpusError, TeacherError, EncodeError, StoreError
     """
-    from pipeline.teacher import Teacher, load_tokenizer
-
-    job = Job(config, load_tokenizer(config.teacher), progress)
-    reports = []
-    for layer in config.layer:
-        teacher = Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
-        reports.append(_encode_layer(job, teacher))
-    return reports
+    job = _teacher_job(config, progress)
+    return [_encode_layer(job, _load_teacher(job, layer)) for layer in config.layer]
 
 
 def learn_dictionary(config, progress=silent):
     """Learn, or find, the dictionary of every layer that the settings name. Returns their directories."""
-    from pipeline.teacher import Teacher, load_tokenizer
+    job = _teacher_job(config, progress)
+    return [_learned_dictionary(job, _load_teacher(job, layer)) for layer in config.layer]
 
-    job = Job(config, load_tokenizer(config.teacher), progress)
-    teachers = (
-        Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
-        for layer in config.layer
-    )
-    return [_learned_dictionary(job, teacher) for teacher in teachers]
+
+def _teacher_job(config, progress):
+    from pipeline.teacher import check_layers, load_tokenizer
+
+    check_layers(config.teacher, config.layer)  # before the corpus is read
+    return Job(config, load_tokenizer(config.teacher), progress)
+
+
+def _load_teacher(job, layer):
+    from pipeline.teacher import Teacher
+
+    config = job.config
+    teacher = Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
+    teacher.check_tokenizer(job.tokenizer)
+    if config.max_length > teacher.max_positions:
+        raise EncodeError(
+            f"--max-length {config.max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
+            f"Use --max-length {teacher.max_positions} or less."
+        )
+    return teacher
 
 
 class Job:
@@ -178,19 +187,13 @@ def _figures(statistics):
 
 def _report(files, plan, missing, records, seconds):
     store = Store.open(files.path, plan.id)
-    made = [record for record in records if record.target == store.target_id]
-    timing = {
-        name: sum(record.environment.get(name, 0.0) for record in made)
-        for name in ("teacher_seconds", "solver_seconds")
-    }
     return {
         "store": str(files.path),
         "plan": plan.id,
         "finished_before": not missing,
         "new_units": len(missing),
-        "new_tokens": sum(record.tokens for record in made),
+        "new_tokens": sum(record.tokens for record in records),
         "seconds": seconds,
-        **timing,
         **store.report(),
     }
 

@@ -37,7 +37,8 @@ class Store:
     def __init__(self, files, plan):
         self.files, self.plan = files, plan
         target = files.target()
-        self.settings, self.target_id, self.plan_id = target["settings"], target["target"], plan.id
+        self.settings = target["lineage"] | target["settings"]
+        self.target_id, self.plan_id = target["target"], plan.id
         self.k, self.vocab_size = target["k"], target["vocab_size"]
         self.max_length, self.special_ids = target["max_length"], target["special_ids"]
         self.weight_octaves = target["weight_octaves"]
@@ -104,9 +105,31 @@ class Store:
             "documents": sum(r.statistics["documents"] for r in records),
         }
         totals["bytes_per_token"] = totals["bytes"] / max(1, totals["tokens"])
+        for stage in ("teacher_seconds", "solver_seconds"):
+            totals[stage] = sum(record.environment.get(stage, 0.0) for record in records)
         if self.k:
             totals |= _row_statistics([record.statistics for record in records])
         return totals
+
+
+def newest_store(root, needs_lsps=False):
+    """Path of the finished store under `root` whose plan was published last.
+
+    needs_lsps  pass over stores of token ids only
+    Raises      StoreError when there is none, naming an unfinished one if that is why
+    """
+    found, reason = [], f"no store under {root}. Make one with: mlsm encode-lsp"
+    for plan in Path(root).glob("*/plans/*.json"):
+        try:
+            store = Store.open(plan)
+        except StoreError as error:
+            reason = str(error)
+            continue
+        if store.k or not needs_lsps:
+            found.append((plan.stat().st_mtime_ns, store.path))
+    if not found:
+        raise StoreError(reason)
+    return max(found)[1]
 
 
 def _row_statistics(statistics):

@@ -1,0 +1,20 @@
+"""Fixtures that several parts of the suite share. No network, one text, one tiny teacher."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+from tiny_teacher import standard_text, tiny_teacher
+
+
+@pytest.fixture(scope="session")
+def english_text(tmp_path_factory):
+    """A text file of docstrings of standard modules, a document each."""
+    return standard_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def teacher_directory(tmp_path_factory, english_text):
+    """A random 3 x 32 BERT with a WordPiece tokenizer of 600 entries."""
+    return tiny_teacher(tmp_path_factory.mktemp("teacher"), english_text)

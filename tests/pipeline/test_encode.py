@@ -1,0 +1,213 @@
+"""Stage A end to end on real English with a tiny random teacher, against slow independent computations."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pipeline.config import EncodeConfig, EncodeIdsConfig
+from pipeline.corpus import CorpusError
+from pipeline.dictionary import Dictionary
+from pipeline.encode import EncodeError, encode_ids, encode_lsp
+from pipeline.teacher import TeacherError
+from shards.reader import Store
+from shards.schema import StoreError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, english_text, teacher_directory):
+    """Settings that name the text, the teacher and an output directory."""
+    directory = tmp_path_factory.mktemp("encode")
+    return EncodeConfig(
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        k=48,
+        lam=0.1,
+        top_n=8,
+        max_length=32,
+        max_tokens=40_000,
+        unit_tokens=10_000,
+        dictionary_tokens=5_000,
+        batch_tokens=2048,
+        device="cpu",
+        output=directory / "runs",
+    )
+
+
+@pytest.fixture(scope="module")
+def report(place):
+    return encode_lsp(place)[0]
+
+
+def test_the_report_says_what_was_made(report):
+    assert not report["finished_before"] and report["units"] == report["new_units"] >= 4
+    assert 40_000 <= report["tokens"] < 40_100 and report["new_tokens"] == report["tokens"]
+    assert 1 < report["nnz_per_token"] <= 8 and 0.3 < report["mass_kept"] < 1
+    assert report["teacher_seconds"] > 0 and report["solver_seconds"] > 0
+
+
+def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
+    import torch
+    from sklearn.linear_model import Lasso
+    from transformers import AutoModel
+
+    store = Store.open(report["store"])
+    windows = store.split("train")
+    batch = windows.read(np.arange(0, len(windows), 50)[:8])
+    full = AutoModel.from_pretrained(place.teacher, dtype=torch.float32).eval()
+    with torch.no_grad():
+        attention = torch.from_numpy(batch.documents >= 0).long()
+        hidden = full(torch.from_numpy(batch.ids).long(), attention, output_hidden_states=True).hidden_states[2].numpy()
+    atoms = Dictionary.load(store.files.dictionary).atoms_Kd
+    checked = 0
+    for window, position in [(w, p) for w in range(8) for p in (1, 9, 17, 25)]:
+        if batch.documents[window, position] < 0 or batch.ids[window, position] in store.special_ids["all"]:
+            continue
+        h = hidden[window, position] / np.linalg.norm(hidden[window, position])
+        lasso = Lasso(alpha=place.lam / len(h), positive=True, fit_intercept=False, tol=1e-10, max_iter=100_000)
+        code = lasso.fit(atoms.T.astype(np.float64), h.astype(np.float64)).coef_
+        expected = code / code.sum()
+        kept = np.sort(np.argsort(-expected)[: min(8, (expected > 0).sum())])
+        row = windows.targets(batch, np.array([window]), np.array([position]))
+        if np.sort(expected)[-8] - np.sort(expected)[-9] > 0.01:
+            assert set(row.indices) <= set(np.flatnonzero(expected > 0)) | set(kept)
+        dense = np.zeros(len(atoms))
+        dense[row.indices] = row.weights * (1 - row.tail[0])
+        assert np.abs(dense[kept] - expected[kept]).max() < 0.03
+        assert row.tail[0] == pytest.approx(1 - expected[kept].sum(), abs=0.03)
+        checked += 1
+    assert checked > 15
+
+
+def test_special_tokens_have_no_rows_and_all_others_are_coded(report):
+    store = Store.open(report["store"])
+    windows = store.split("train")
+    batch = windows.read(np.arange(50))
+    window_M, position_M = np.nonzero(batch.documents >= 0)
+    nnz = np.diff(windows.targets(batch, window_M, position_M).indptr)
+    special = np.isin(batch.ids[window_M, position_M], store.special_ids["all"])
+    assert np.all(nnz[special] == 0) and np.all(nnz[~special] > 0)
+
+
+def test_running_again_finds_it_finished(place, report):
+    again = encode_lsp(place)[0]
+    assert again["finished_before"] and again["store"] == report["store"] and again["new_tokens"] == 0
+
+
+def test_other_settings_are_another_store(place, report):
+    fewer = encode_lsp(replace(place, top_n=4, dictionary=Path(report["dictionary"])))[0]
+    assert fewer["store"] != report["store"] and fewer["plan"] == report["plan"]
+    assert Store.open(report["store"]).report()["tokens"] == fewer["tokens"]
+
+
+def test_ids_store_of_the_same_corpus_has_the_same_plan_and_windows(place, report):
+    fields = ("corpus", "max_length", "max_tokens", "unit_tokens", "output")
+    ids = encode_ids(EncodeIdsConfig(tokenizer=place.teacher, **{name: getattr(place, name) for name in fields}))[0]
+    assert ids["plan"] == report["plan"]
+    one, other = (Store.open(r["store"]).split("train") for r in (ids, report))
+    order = one.order(1, 0, 0, 100)
+    assert np.array_equal(order, other.order(1, 0, 0, 100))
+    assert np.array_equal(one.read(order).ids, other.read(order).ids)
+
+
+def test_adding_a_file_encodes_only_what_is_new(place, report, tmp_path):
+    more = tmp_path / "more.txt"
+    more.write_text("\n\n".join(f"A new document, number {n}, about the same things." for n in range(300)))
+    given = replace(place, dictionary=Path(report["dictionary"]), max_tokens=None, output=tmp_path / "runs")
+    first = encode_lsp(given)[0]
+    grown = encode_lsp(replace(given, corpus=(*place.corpus, str(more))))[0]
+    assert grown["store"] == first["store"] and grown["plan"] != first["plan"]
+    assert 0 < grown["new_units"] <= 2 and grown["units"] == first["units"] + grown["new_units"]
+
+
+def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_path):
+    output = tmp_path / "runs"
+    flags = [
+        *("--teacher", place.teacher, "--layer", "2", "--corpus", *place.corpus, "--dictionary", report["dictionary"]),
+        *("--k", "48", "--lam", "0.1", "--top-n", "8", "--max-length", "32", "--max-tokens", "40000"),
+        *("--unit-tokens", "10000", "--batch-tokens", "2048", "--device", "cpu", "--output", str(output)),
+    ]
+    command = [sys.executable, "cli.py", "encode-lsp", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(output.glob("stores/*/units/*.json")):
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read().decode()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    units = next(iter(output.glob("stores/*/units")))
+    assert len(list(units.glob("*.json"))) < report["units"], "the kill came too late to test anything"
+    done = {path.name: path.stat().st_mtime_ns for path in units.glob("*.json")}
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    whole = Path(report["store"]) / "units"
+    assert {p.name: p.read_bytes() for p in units.glob("*.tar")} == {p.name: p.read_bytes() for p in whole.glob("*.tar")}
+    assert all((units / name).stat().st_mtime_ns == time_ns for name, time_ns in done.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"layer": (9,)}, TeacherError, "3"),
+        ({"corpus": ("/nowhere/*.txt",)}, CorpusError, "matches no file"),
+        ({"k": 20_000}, EncodeError, "--k 20000 atoms need more training vectors .* the sample has"),
+        ({"lam": 0.999}, EncodeError, "every one of the first"),
+        ({"teacher": "/nowhere/teacher"}, TeacherError, "/nowhere/teacher"),
+    ],
+)
+def test_bad_input(place, report, tmp_path, change, error, message):
+    known = {} if "k" in change else {"dictionary": Path(report["dictionary"])}
+    with pytest.raises(error, match=message):
+        encode_lsp(replace(place, **{"output": tmp_path, **known, **change}))
+    assert not list(tmp_path.glob("stores/*/units/*")), "nothing half-made is left"
+
+
+def test_a_dictionary_of_another_width_is_refused(place, tmp_path):
+    Dictionary(np.eye(7, dtype=np.float32), [], "test", {}).save(tmp_path / "d")
+    with pytest.raises(EncodeError, match="atoms of width 7, but .* width 32"):
+        encode_lsp(replace(place, dictionary=tmp_path / "d", output=tmp_path / "runs"))
+
+
+def test_output_that_is_a_store_is_refused(place, report):
+    with pytest.raises(StoreError, match="is a store itself"):
+        encode_lsp(replace(place, output=Path(report["store"])))
+
+
+def test_a_penalty_that_empties_most_codes_warns_with_the_share(place, tmp_path):
+    atoms = np.random.default_rng(0).normal(size=(20, 32)).astype(np.float32)
+    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+    Dictionary(atoms, [], "test", {}).save(tmp_path / "random")
+    with pytest.warns(UserWarning, match=r"\d+\.\d% of the tokens have an empty code at --lam 0\.45"):
+        encode_lsp(replace(place, lam=0.45, dictionary=tmp_path / "random", output=tmp_path / "runs"))
+
+
+def test_settings_refuse_contradictions():
+    for change, message in [
+        ({"top_n": 256}, "between 1 and 255"),
+        ({"lam": 1.5}, "between 0 and 1"),
+        ({"max_length": 4}, "too short"),
+        ({"layer": ()}, "at least one layer"),
+        ({"batch_tokens": 64}, "less than one window"),
+        ({"layer": (1, 2), "dictionary": Path("x")}, "fits one layer"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            EncodeConfig(**change)
+
+
+def test_training_works_when_the_pipeline_cannot_be_imported(report, tmp_path):
+    code = (
+        "import sys; sys.modules['pipeline'] = None\n"
+        "from student.config import StudentConfig\nfrom student.trainer import train\nfrom pathlib import Path\n"
+        f"result = train(StudentConfig(store=Path({report['store']!r}), encoder='bert-1x32', max_steps=2, batch_windows=4,"
+        f" micro_batch=4, device='cpu', output=Path({str(tmp_path / 'run')!r})))\n"
+        "assert result['steps'] == 2"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)

@@ -1,0 +1,163 @@
+"""The command line as a person uses it: real processes, exit codes, one clear line for an error."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def mlsm(*arguments, cwd=ROOT, check=None):
+    """Run `python cli.py …`; `check` is the expected exit code."""
+    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
+    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if check is not None:
+        assert run.returncode == check, run.stdout + run.stderr
+    return run
+
+
+def error_line(run):
+    """The last line of standard error; it must be the only one that speaks of the error."""
+    lines = [line for line in run.stderr.splitlines() if line.startswith("mlsm: error:")]
+    assert len(lines) == 1 and "Traceback" not in run.stderr, run.stderr
+    return lines[0]
+
+
+def test_help_answers_in_under_a_second():
+    started = time.perf_counter()
+    run = mlsm("--help", check=0)
+    assert time.perf_counter() - started < 1.0
+    assert all(verb in run.stdout for verb in ("encode-lsp", "train-student", "--recipe", "resumes"))
+
+
+@pytest.mark.parametrize("verb", ["encode-lsp", "train-student", "learn-dictionary", "encode-ids", "train-tokenizer"])
+def test_every_command_explains_its_flags(verb):
+    run = mlsm(verb, "--help", check=0)
+    assert "--recipe" in run.stdout and "--seed" in run.stdout
+
+
+def test_flags_beat_the_recipe_and_the_recipe_beats_defaults():
+    run = mlsm("encode-lsp", "--layer", "2", "4", "--k", "99", "--print-config", check=0)
+    settings = yaml.safe_load(run.stdout)["encode-lsp"]
+    assert settings["layer"] == [2, 4] and settings["k"] == 99 and settings["max_tokens"] == 2_000_000
+
+
+def test_own_material_is_not_cut_to_the_demonstration():
+    run = mlsm("encode-lsp", "--corpus", "a.txt", "--print-config", check=0)
+    settings = yaml.safe_load(run.stdout)["encode-lsp"]
+    assert settings["max_tokens"] is None and settings["k"] == 3072
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])
+@pytest.mark.parametrize("verb", ["encode-lsp", "train-student"])
+def test_bundled_recipes_resolve(recipe, verb):
+    mlsm(verb, "--recipe", recipe, "--print-config", check=0)
+
+
+def test_a_printed_configuration_is_a_recipe(tmp_path):
+    first = mlsm("encode-lsp", "--k", "77", "--print-config", check=0).stdout
+    (tmp_path / "mine.yaml").write_text(first)
+    again = mlsm("encode-lsp", "--recipe", tmp_path / "mine.yaml", "--print-config", check=0).stdout
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["encode"], 2, "no command 'encode'. There are: encode-lsp"),
+        (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, quickstart, scaled-up"),
+        (["encode-lsp", "--top-n", "300"], 2, "between 1 and 255"),
+        (["encode-lsp", "--corpus", "/nowhere/x.txt"], 2, "matches no file"),
+        (["encode-lsp", "--teacher", "/nowhere/model"], 2, "/nowhere/model"),
+        (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),
+        (["train-student", "--store", "/nowhere/store"], 3, "is not a store"),
+        (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
+    ],
+)
+def test_mistakes_give_one_clear_line(tmp_path, arguments, code, message):
+    run = mlsm(*arguments, cwd=tmp_path, check=code)
+    assert message in error_line(run)
+
+
+def test_an_unknown_setting_in_a_recipe_is_named(tmp_path):
+    (tmp_path / "r.yaml").write_text("encode-lsp: {kay: 5}\n")
+    run = mlsm("encode-lsp", "--recipe", tmp_path / "r.yaml", check=2)
+    assert "has no setting kay" in error_line(run)
+
+
+def test_an_unknown_flag_is_a_usage_error():
+    run = mlsm("encode-lsp", "--kay", "5", check=2)
+    assert "kay" in run.stderr + run.stdout and "Traceback" not in run.stderr
+
+
+def test_debug_shows_the_traceback():
+    run = mlsm("encode-lsp", "--corpus", "/nowhere/x.txt", "--debug")
+    assert run.returncode != 0 and "Traceback" in run.stderr and "CorpusError" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, english_text, teacher_directory):
+    """A directory in which the two commands have run, and what they printed."""
+    directory = tmp_path_factory.mktemp("session")
+    encode = ["encode-lsp", "--teacher", teacher_directory, "--layer", "2", "--corpus", english_text, "--k", "48"]
+    encode += ["--lam", "0.1", "--max-length", "32", "--max-tokens", "30000", "--dictionary-tokens", "5000"]
+    train = ["train-student", "--encoder", "bert-1x32", "--max-steps", "20", "--batch-windows", "8"]
+    train += ["--micro-batch", "8", "--eval-windows", "8", "--lr", "1e-3"]
+    outputs = [mlsm(*command, cwd=directory, check=0) for command in (encode, train)]
+    return directory, encode, train, outputs
+
+
+def test_the_two_commands_end_with_a_summary(session):
+    directory, _, _, (encoded, trained) = session
+    for words in ("store", "tokens/s", "bytes per token", "non-zeros stored", "mass kept", "train-student"):
+        assert words in encoded.stdout
+    for words in ("held-out KL", "below", "exported to", "from transformers import AutoModel", "newest finished"):
+        assert words in trained.stdout + trained.stderr
+    store = next((directory / "runs" / "stores").iterdir())
+    assert str(store.relative_to(directory)) in trained.stdout
+
+
+def test_the_printed_lines_load_the_student(session):
+    directory, *_, (_, trained) = session
+    lines = [line.strip() for line in trained.stdout.splitlines() if line.startswith("  from trans") or "model, tok" in line]
+    code = "\n".join([*lines, "print(model(**tokenizer('some text', return_tensors='pt')).last_hidden_state.shape)"])
+    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "32])" in run.stdout
+
+
+def test_running_again_reports_that_it_is_finished(session):
+    directory, encode, train, _ = session
+    assert "was finished already" in mlsm(*encode, cwd=directory, check=0).stdout
+    assert "was finished already" in mlsm(*train, cwd=directory, check=0).stdout
+
+
+def test_another_seed_reuses_the_store_and_starts_within_seconds(session):
+    directory, _, train, _ = session
+    mlsm(*train, "--seed", "1", cwd=directory, check=0)
+    results = [json.loads(path.read_text()) for path in (directory / "runs" / "students").glob("*/result.json")]
+    assert len(results) == 2 and len({result["store"] for result in results}) == 1
+    assert all(result["seconds_to_first_step"] < 10 for result in results)
+
+
+def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):
+    import shutil
+
+    store = next((session[0] / "runs" / "stores").iterdir())
+    copy = tmp_path / "runs" / "stores" / store.name
+    shutil.copytree(store, copy)
+    next((copy / "units").glob("*.json")).unlink()
+    run = mlsm("train-student", cwd=tmp_path, check=3)
+    assert "unfinished: 1 of" in error_line(run) and "encoding command" in error_line(run)
+
+
+def test_a_student_output_of_another_run_is_refused(session):
+    directory, _, train, _ = session
+    run_directory = next((directory / "runs" / "students").iterdir())
+    run = mlsm(*train, "--lr", "5e-4", "--output", run_directory, cwd=directory, check=2)
+    assert "lr" in error_line(run)
