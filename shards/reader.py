@@ -60,7 +60,7 @@ class Store:
         plan = files.load_plan(plan_id)
         if missing := files.missing_units(plan):
             raise StoreError(
-                f"{path}: {len(missing)} of {len(plan.units)} units of plan {plan_id} are missing. "
+                f"{path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
                 "Run the encoding command that began it again; finished units are kept."
             )
         return cls(files, plan)
@@ -188,6 +188,8 @@ class WindowReader:
         """
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"positions {start} to {stop} leave the epoch's {len(self)} windows")
+        if start == stop:
+            return np.zeros(0, np.int64)
         _, group_ends = self._epoch_blocks(seed, epoch)
         parts = []
         while start < stop:
@@ -196,7 +198,7 @@ class WindowReader:
             end = min(stop, int(group_ends[group]))
             parts.append(self._group_order(seed, epoch, group)[start - begin : end - begin])
             start = end
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return np.concatenate(parts)
 
     def _permute_blocks(self, seed, epoch):
         blocks = counter.permutation(len(self._groups), seed, epoch, 0)

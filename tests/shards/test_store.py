@@ -61,6 +61,12 @@ def test_order_across_shuffle_groups(tmp_path, monkeypatch):
     )
 
 
+def test_a_unit_without_windows_is_an_empty_split(tmp_path):
+    files, *_ = make_store(tmp_path / "s", blocks=0, units=("train",))
+    windows = Store.open(files.path).split("train")
+    assert len(windows) == 0 and len(windows.order(1, 0, 0, 0)) == 0
+
+
 def test_plain_webdataset_gives_the_same_windows(made):
     files, _, truth = made
     store = Store.open(files.path)

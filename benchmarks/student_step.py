@@ -1,0 +1,186 @@
+"""Tokens per second of our MLSM step over a stock masked-LM training step.
+
+    python -m benchmarks.student_step
+
+Both train a BERT of 6 x 256 on 32 windows of 128 tokens, |V| = 28,996, with gradient clipping and fused
+AdamW. Stock: `BertForMaskedLM(ids, labels)`, logits over the vocabulary at every position, on a batch that
+lies ready in memory. Ours: k = 3072, about 31 non-zeros per token, including reading, masking and decoding
+the rows from a store on disk. Our MLM, masked positions only, is measured beside them. The steps are
+interleaved, so that a busy machine slows all alike. The headline is with BERT's own dropout of 0.1, which
+costs all rivals the same seconds and so brings the ratio down; without dropout is reported too.
+
+Prints lines for people, then one of JSON. Left out: time to a given quality (another benchmark's claim).
+"""
+
+import json
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.reader import Store
+from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
+from shards.writer import UnitWriter
+from student.batches import Loader
+from student.config import StudentConfig
+from student.model import build_student, encoder_config
+from student.objectives import OBJECTIVES
+from student.step import Stepper
+
+VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
+SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
+NON_ZEROS = 31
+WARM_UP, ROUNDS = 2, 7    # steps
+CONFIG = StudentConfig(encoder="bert-6x256", batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = write_store(Path(directory))
+        with_dropout = report(measure(store, CONFIG), "dropout 0.1")
+        without = report(measure(store, replace(CONFIG, dropout=0.0)), "no dropout")
+    print(f"our MLSM step: {with_dropout['mlsm_vs_stock_mlm']:.2f} x stock masked-LM training")
+    print(json.dumps({"benchmark": "student_step"} | with_dropout | {"no_dropout": without} | conditions()))
+
+
+def measure(store, config: StudentConfig) -> dict:
+    """Seconds of every timed step, an array for every rival."""
+    rivals = {"stock_mlm": stock_step(store, config)}
+    rivals |= {name: our_step(store, config, name) for name in ("mlm", "mlsm")}
+    return {name: np.array(times) for name, times in interleave(rivals).items()}
+
+
+def interleave(rivals: dict) -> dict:
+    """Seconds of every step of every rival, taking turns; warm-up left out."""
+    seconds: dict = {name: [] for name in rivals}
+    for turn in range(WARM_UP + ROUNDS):
+        for name, step in rivals.items():
+            begun = time.perf_counter()
+            step(turn)
+            if turn >= WARM_UP:
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def our_step(store, config: StudentConfig, objective_name: str):
+    """One step as the trainer does it, reading included and not overlapped."""
+    objective = OBJECTIVES[objective_name](store)
+    stepper = Stepper(config, build_student(config, store, objective).to(device()), objective)
+    loader = loader_of(store, config, objective)
+
+    def step(number):
+        with torch.random.fork_rng():
+            stepper.update(number, loader.step(config.seed, number, WINDOWS))
+
+    return step
+
+
+def stock_step(store, config: StudentConfig):
+    """One step of the usual recipe: dense logits, labels of -100 off the mask."""
+    model = transformers.BertForMaskedLM(encoder_config(config, store)).to(device()).train()
+    rates = {"lr": config.lr, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **rates)
+    micro = loader_of(store, config, OBJECTIVES["mlm"](store)).step(config.seed, 0, WINDOWS).micro[0]
+    labels = torch.full((WINDOWS * LENGTH,), -100)
+    labels[micro.where_M] = micro.targets.labels_M
+    ids, labels = micro.input_WL.to(device()), labels.view(WINDOWS, LENGTH).to(device())
+
+    def step(number):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        optimizer.step()
+
+    return step
+
+
+def loader_of(store, config: StudentConfig, objective) -> Loader:
+    reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
+    return Loader(store.split("train"), store.special_ids, objective.read_targets, **reading)
+
+
+def write_store(directory: Path):
+    """Two blocks of full windows: ids by Zipf's law, rows of Poisson length with falling weights."""
+    rng = np.random.default_rng(0)
+    files = StoreFiles(directory / "store")
+    settings = {"synthetic": "benchmarks.student_step"}
+    target = {
+        "target": fingerprint(settings), "settings": settings, "lineage": {}, "k": LSPS,
+        "vocab_size": VOCABULARY, "max_length": LENGTH, "special_ids": SPECIAL_IDS,
+        "weight_octaves": LSP_OCTAVES,
+    }
+    files.create(target)
+    unit = PlannedUnit("synthetic", "train", "synthetic", 0, 1)
+    with UnitWriter(files, ShardMeta(target["target"], unit.id, LSPS, VOCABULARY, LENGTH)) as writer:
+        for _ in range(2):
+            writer.write_block(**block(rng, windows_per_block(LENGTH)))
+    files.publish_plan(Plan({"synthetic": True}, (unit,)))
+    return Store.open(files.path)
+
+
+def block(rng, windows: int) -> dict:
+    """Columns of one block."""
+    ids_WL = 104 + (rng.zipf(1.2, (windows, LENGTH)) - 1) % (VOCABULARY - 104)
+    ids_WL[:, 0], ids_WL[:, -1] = SPECIAL_IDS["cls"], SPECIAL_IDS["sep"]
+    nnz_T = np.clip(rng.poisson(NON_ZEROS, ids_WL.size), 1, LSPS // 48)
+    nnz_T[ids_WL.ravel() < 104] = 0
+    row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
+    first_T = np.cumsum(nnz_T) - nnz_T
+    steps = np.cumsum(rng.integers(1, 49, len(row_E)))    # gaps of 1 to 48: rising, and below k within a row
+    indices = steps - (steps[first_T.clip(max=len(steps) - 1)])[row_E]
+    weights = np.exp2(-rng.gamma(2.0, 1.5, len(row_E)).clip(max=LSP_OCTAVES - 1))
+    weights /= np.bincount(row_E, weights, len(nnz_T))[row_E]
+    lengths = np.full(windows, LENGTH)
+    return {
+        "ids": ids_WL.ravel(), "lengths": lengths, "run_starts": np.arange(windows) * LENGTH,
+        "run_records": np.arange(windows), "nnz": nnz_T, "indices": indices, "weights": weights,
+        "tail": np.zeros(len(nnz_T)),
+    }
+
+
+def report(seconds: dict, title: str) -> dict:
+    """Print one measurement for people; returns its figures."""
+    print(title)
+    tokens = WINDOWS * LENGTH
+    for name, times in seconds.items():
+        rate, low, high = (tokens / value for value in (np.median(times), times.max(), times.min()))
+        print(f"{name:10s} {rate:8.0f} tokens/s   ({low:.0f} to {high:.0f}, {len(times)} steps)")
+    ratios = {name: seconds["stock_mlm"] / times for name, times in seconds.items()}    # turn by turn
+    figures = {f"{name}_vs_stock_mlm": statistics.median(ratios[name]) for name in ("mlsm", "mlm")}
+    figures["mlsm_vs_stock_mlm_spread"] = [float(np.quantile(ratios["mlsm"], q)) for q in (0.25, 0.75)]
+    figures["tokens_per_second"] = {name: tokens / float(np.median(times)) for name, times in seconds.items()}
+    return figures
+
+
+def conditions() -> dict:
+    """Hardware, versions and command."""
+    return {
+        "device": torch.cuda.get_device_name() if device() == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d"),
+        "command": "python -m benchmarks.student_step",
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model where the system tells it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (names or [platform.machine()])[0]
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Stage B: shards to a trained encoder."""

@@ -1,0 +1,160 @@
+"""Checkpoints that appear whole or not at all, and the search for the newest whole one.
+
+    checkpoints/step-00000100/
+        state.json                  step, position, figures of the run, and the SHA-256 of every other file
+        resume/student.safetensors  weights of encoder, head and output matrix
+        resume/optimizer.pt         AdamW's state (loads with weights_only=True)
+        config.json, model.safetensors, tokenizer ...   in kept ones: what AutoModel loads (export.py)
+
+Written under a temporary name, fsynced, renamed. The schedule, order, masks and dropout follow from the step,
+so there is no generator and no reader to save. Left out: which steps are saved (trainer.py).
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from shards.manifest import canonical_json, fsync_directory, temporary_name
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    directory   where they lie
+    kept_steps  steps whose checkpoint is never removed and which AutoModel can load
+    """
+
+    def __init__(self, directory: Path, kept_steps: list[int]):
+        self.directory = directory
+        self.kept_steps = set(kept_steps)
+
+    def save(self, step: int, model, optimizer, state: dict, export: Callable[[Path], None]) -> Path:
+        """Write the checkpoint of a step, then remove the last one that was only there to resume from.
+
+        state   JSON values to get back on resume
+        export  writes what AutoModel loads into a directory; called for kept steps only
+        """
+        final = self.directory / _name(step)
+
+        def fill(directory: Path) -> None:
+            (directory / "resume").mkdir()
+            save_file(_tensors(model), directory / "resume" / "student.safetensors")
+            torch.save(optimizer.state_dict(), directory / "resume" / "optimizer.pt")
+            if step in self.kept_steps:
+                export(directory)
+            _write_state(directory, {"step": step} | state)
+
+        publish_directory(final, fill)
+        self._prune(step)
+        return final
+
+    def newest_whole(self) -> tuple[Path, dict] | None:
+        """Path and state of the newest checkpoint whose files are all as written; None if there is none."""
+        for path in sorted(self.directory.glob("step-*"), reverse=True):
+            problem, state = _inspect(path)
+            if problem is None:
+                return path, state
+            logger.warning("%s is damaged (%s); looking for the checkpoint before it", path, problem)
+        return None
+
+    def _prune(self, newest: int) -> None:
+        keep = {_name(step) for step in self.kept_steps | {newest}}
+        for path in self.directory.glob("step-*"):
+            exported = (path / "config.json").exists()    # kept by settings that have changed since
+            if path.name not in keep and not exported:
+                shutil.rmtree(path)
+
+
+def restore(path: Path, model, optimizer) -> None:
+    """Load weights and optimiser state of a whole checkpoint in place."""
+    device = next(model.parameters()).device
+    model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
+    state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
+    optimizer.load_state_dict(state)
+
+
+def publish_directory(final: Path, fill: Callable[[Path], None]) -> None:
+    """Let a directory appear whole: filled under a temporary name, fsynced, renamed.
+
+    One that is already there is replaced. A failure leaves it as it was, and no temporary.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(final.parent, final.name)
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        _fsync_tree(temporary)
+        if final.exists():
+            replaced = temporary_name(final.parent, final.name)
+            final.rename(replaced)
+            temporary.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            temporary.rename(final)
+        fsync_directory(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove temporaries that a killed process left in a run's directory."""
+    for path in directory.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _tensors(model) -> dict:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def _write_state(directory: Path, state: dict) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    state = state | {"files": {str(path.relative_to(directory)): _sha256(path) for path in files}}
+    state["checksum"] = _checksum(state)
+    (directory / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+
+def _inspect(path: Path) -> tuple[str | None, dict]:
+    """What is wrong with a checkpoint (None: nothing) and its state."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        if state["checksum"] != _checksum(state):
+            return "state.json was changed", {}
+        for name, expected in state["files"].items():
+            if _sha256(path / name) != expected:
+                return f"{name} was cut or changed", {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}", {}
+    return None, state
+
+
+def _checksum(state: dict) -> str:
+    rest = {name: value for name, value in state.items() if name != "checksum"}
+    return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync_tree(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    fsync_directory(directory)

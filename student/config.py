@@ -1,0 +1,148 @@
+"""Settings of one student training run.
+
+A frozen dataclass that the command line turns into flags and a recipe fills with defaults. Imports
+nothing heavy, so that `--help` stays instant.
+
+Two kinds of settings. Those in `OPERATIONAL` say where and how the work is done and may change when a
+run is resumed; all others, with the store's two fingerprints, say *what* is trained, and name the run.
+"""
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+OPERATIONAL = frozenset(
+    ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
+    + ["log_every"]
+)
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """What to train, on which store, and how."""
+
+    store: Path | None = None
+    """directory of the store (one target) that `encode-lsp` or `encode-ids` has written"""
+
+    objective: Literal["mlsm", "mlm"] = "mlsm"
+    """what the student learns: `mlsm` the stored LSP distribution, `mlm` the identity of the masked token"""
+
+    encoder: str = "bert-12x768"
+    """bert-<layers>x<width>, or a Hugging Face config: directory, config.json or Hub id"""
+
+    dropout: float | None = None
+    """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
+
+    max_steps: int = 100_000
+    """optimiser steps"""
+
+    batch_windows: int = 1024
+    """windows per optimiser step, whatever the micro-batch"""
+
+    micro_batch: int = 32
+    """windows per forward and backward pass; lower it when memory runs out"""
+
+    lr: float = 1e-4
+    """peak learning rate of AdamW"""
+
+    warmup: float = 0.02
+    """share of max_steps in which the rate rises linearly to its peak; it then falls linearly to zero"""
+
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay, on everything but norms and biases"""
+
+    grad_clip: float = 1.0
+    """largest norm of the gradient over all parameters"""
+
+    mask_rate: float = 0.15
+    """share of a window's non-special tokens that is replaced by the mask token"""
+
+    seed: int = 42
+    """decides weights, order, masks and dropout"""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU. Weights stay float32"""
+
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1"""
+
+    checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
+    """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel"""
+
+    save_every: int = 1000
+    """optimiser steps between checkpoints to resume from, of which the newest is kept; 0: none"""
+
+    eval_every: int = 1000
+    """optimiser steps between evaluations on held-out windows; 0: at kept checkpoints only"""
+
+    eval_windows: int = 256
+    """held-out windows in an evaluation, with fixed masks"""
+
+    log_every: int = 1
+    """optimiser steps between two lines of log.jsonl"""
+
+    output: Path | None = None
+    """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
+
+    def __post_init__(self):
+        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+        for name in ("save_every", "eval_every", "weight_decay", "seed"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
+        for name in ("lr", "grad_clip"):
+            value = getattr(self, name)
+            _require(value > 0 and math.isfinite(value), f"{name} must be a positive number", value)
+        _require(0 < self.mask_rate < 1, "mask_rate is a share between 0 and 1", self.mask_rate)
+        _require(0 <= self.warmup < 1, "warmup is a share of max_steps from 0 to below 1", self.warmup)
+        dropout_is_share = self.dropout is None or 0 <= self.dropout < 1
+        _require(dropout_is_share, "dropout is a probability from 0 to below 1", self.dropout)
+        shares = all(0 < share <= 1 for share in self.checkpoints)
+        _require(shares, "checkpoints are shares of max_steps above 0 and up to 1", self.checkpoints)
+        _require(self.objective in ("mlsm", "mlm"), "objective is mlsm or mlm", self.objective)
+        dtypes = ("auto", "float32", "bfloat16")
+        _require(self.dtype in dtypes, "dtype is auto, float32 or bfloat16", self.dtype)
+
+    def identity(self) -> dict:
+        """The settings that decide what is trained, as plain JSON values."""
+        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL}
+
+    def to_json(self) -> dict:
+        """All settings, as plain JSON values."""
+        settings = asdict(self)
+        for name in ("store", "output"):
+            settings[name] = None if settings[name] is None else str(settings[name])
+        return settings | {"checkpoints": list(self.checkpoints)}
+
+    def checkpoint_steps(self) -> list[int]:
+        """Optimiser steps after which a checkpoint is kept; the last step is always one of them."""
+        steps = {max(1, round(share * self.max_steps)) for share in self.checkpoints}
+        return sorted(steps | {self.max_steps})
+
+
+def named_size(encoder: str) -> tuple[int, int] | None:
+    """(layers, width) of a name like bert-2x128; None where the encoder is named otherwise.
+
+    Raises ValueError where such a size cannot be built.
+    """
+    match = re.fullmatch(r"bert-(\d+)x(\d+)", encoder)
+    if match is None:
+        return None
+    layers, width = int(match[1]), int(match[2])
+    if layers < 1 or width < 2 or width % heads_of(width):
+        raise ValueError(
+            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 "
+            f"divide. Take a multiple of 64, like bert-2x128 or bert-12x768."
+        )
+    return layers, width
+
+
+def heads_of(width: int) -> int:
+    """Attention heads of a named size: one for every 64 of width, at least two."""
+    return max(2, width // 64)
+
+
+def _require(holds: bool, rule: str, found) -> None:
+    if not holds:
+        raise ValueError(f"{rule}, found {found}")

@@ -1,0 +1,13 @@
+"""What can stop a training run. Light to import, so that the command line can name them."""
+
+
+class RunError(ValueError):
+    """The run directory, the store or the settings do not belong together."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: a loss or gradient that is not finite."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived; a checkpoint was saved and the same command continues from it."""

@@ -1,0 +1,72 @@
+"""How well the student predicts text it never saw, against a constant prediction.
+
+The windows are read and masked once, with a seed of their own, so all runs on one plan are judged on the
+same tokens. Left out: the figures themselves (objectives.py).
+"""
+
+import logging
+import math
+
+import numpy as np
+import torch
+
+from shards.schema import StoreError
+from student.batches import Loader, to_device
+
+logger = logging.getLogger(__name__)
+
+MASK_SEED = 0    # of the evaluation, whatever the run's seed
+
+
+class HeldOut:
+    """Evaluation on the first windows of the held-out split's epoch 0.
+
+    windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
+    """
+
+    def __init__(self, store, train_windows, objective, *, windows: int, mask_rate: float, micro_batch: int):
+        self.objective = objective
+        self.batch = self._read(store, windows, mask_rate, micro_batch)
+        self.baseline: dict = {}
+        if self.batch is not None:
+            targets = [micro.targets for micro in self.batch.micro]
+            self.baseline = _finish(objective.baseline(train_windows, store.special_ids, targets))
+
+    def evaluate(self, model, forward) -> dict:
+        """Held-out figures: loss (nats per token that carries loss); mlm: accuracy, perplexity.
+
+        forward  micro-batch on the model's device -> logits
+        """
+        if self.batch is None:
+            return {}
+        device = next(model.parameters()).device
+        sums: dict[str, float] = {}
+        model.eval()
+        with torch.no_grad():
+            for micro in self.batch.micro:
+                micro = to_device(micro, device)
+                for name, value in self.objective.measure(forward(micro), micro.targets).items():
+                    sums[name] = sums.get(name, 0.0) + value
+        model.train()
+        return _finish({name: value / self.batch.count for name, value in sums.items()})
+
+    def _read(self, store, windows: int, mask_rate: float, micro_batch: int):
+        try:
+            split = store.split("held_out")
+        except StoreError as error:
+            logger.warning("no evaluation: %s", error)
+            return None
+        count = min(windows, len(split))
+        if count == 0:
+            return None
+        read_targets = self.objective.read_targets
+        loader = Loader(split, store.special_ids, read_targets, mask_rate=mask_rate, micro_batch=micro_batch)
+        batch = loader.load(split.order(MASK_SEED, 0, 0, count), np.zeros(count, np.int64), MASK_SEED)
+        return batch if batch.count else None
+
+
+def _finish(means: dict) -> dict:
+    """Add the perplexity where tokens are predicted."""
+    if "accuracy" in means:
+        means["perplexity"] = math.exp(min(means["loss"], 700.0))    # exp overflows beyond
+    return means

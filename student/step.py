@@ -1,0 +1,106 @@
+"""One optimiser step: forward and backward by micro-batches, one division, one clipped update.
+
+The loss is a mean over the whole effective batch, whatever the micro-batch. Rate and dropout follow from the
+number of the step. Left out: what a batch is (batches.py), when to save or evaluate (trainer.py), several
+processes (micro-batches are what ranks will share), torch.compile.
+"""
+
+import math
+
+import torch
+
+from shards.counter import hash_u64
+from student.batches import to_device
+from student.config import StudentConfig
+from student.errors import RunError
+
+_DROPOUT_PURPOSE = 0x64726F70  # "drop"
+
+
+class Stepper:
+    """Updates a student that lies on its device already."""
+
+    def __init__(self, config: StudentConfig, model, objective):
+        self.config, self.model, self.objective = config, model.train(), objective
+        self.device = next(model.parameters()).device
+        self.autocast_dtype = choose_dtype(config.dtype, self.device)
+        self.optimizer = build_optimizer(model, config)
+
+    def forward(self, micro):
+        """Logits (M, K) of a micro-batch that lies on the model's device."""
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            return self.model(micro.input_WL, micro.attention_WL, micro.where_M)
+
+    def update(self, step: int, batch) -> tuple[float, float]:
+        """Do one step, counted from 0, inside torch.random.fork_rng.
+
+        Returns  loss (nats per token that carries loss) and gradient norm before clipping; where one of them
+                 is not finite, the weights were not updated
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self.device)
+        for index, micro in enumerate(batch.micro):
+            seed_dropout(self.device, self.config.seed, step, index)
+            micro = to_device(micro, self.device)
+            part = self.objective.loss_sum(self.forward(micro), micro.targets) / max(batch.count, 1)
+            part.backward()
+            loss += part.detach()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(self.config, step)
+            self.optimizer.step()
+        return loss, grad_norm
+
+
+def learning_rate(config: StudentConfig, step: int) -> float:
+    """Rate of one step, counted from 0: linear rise to the peak, then linear fall that ends above zero."""
+    warmup_steps = round(config.warmup * config.max_steps)
+    if step < warmup_steps:
+        return config.lr * (step + 1) / warmup_steps
+    return config.lr * (config.max_steps - step) / (config.max_steps - warmup_steps)
+
+
+def build_optimizer(model, config: StudentConfig):
+    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, do not decay."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
+
+
+def seed_dropout(device, seed: int, step: int, micro: int) -> None:
+    """Let dropout follow from (seed, step, micro-batch). Call inside torch.random.fork_rng."""
+    key = int(hash_u64(_DROPOUT_PURPOSE, seed, step, micro))
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(key)
+    else:
+        torch.default_generator.manual_seed(key)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` is the first GPU, or the CPU. RunError where there is no such device."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"device {name}: expected auto, cpu, cuda or cuda:<number>.") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise RunError(f"device {name}: only cpu and cuda are supported.")
+    index = device.index or 0
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise RunError(f"device {name}: torch sees {torch.cuda.device_count()} GPUs. Use --device cpu.")
+    return torch.device("cuda", index)
+
+
+def choose_dtype(name: str, device) -> torch.dtype | None:
+    """Type of the forward pass's matrix products; None for plain float32."""
+    if name == "float32" or (name == "auto" and device.type != "cuda"):
+        return None
+    return torch.bfloat16

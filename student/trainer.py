@@ -1,0 +1,265 @@
+"""Train one student on one store: `train(config)`.
+
+A loop of counted steps. The batch, the mask, the learning rate and the dropout of step s follow from
+(seed, s), so resuming restores weights and optimiser and goes on with the next step: at once, and bit for bit
+on a CPU. Left out: what a step computes (step.py), several processes and trackers (later issues).
+"""
+
+import json
+import logging
+import math
+import signal
+import threading
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from shards.reader import Store
+from student.batches import Loader, read_ahead
+from student.checkpoint import Checkpoints, publish_directory, restore
+from student.config import StudentConfig
+from student.errors import Interrupted, RunError, TrainingError
+from student.export import export_student
+from student.held_out import HeldOut
+from student.model import Student, build_encoder, encoder_config, weights_fingerprint
+from student.objectives import OBJECTIVES
+from student.run import Run
+from student.step import Stepper, choose_device, learning_rate
+
+logger = logging.getLogger(__name__)
+
+
+def silent(*args, **figures):
+    """A progress callback that shows nothing."""
+
+
+def train(config: StudentConfig, progress=silent) -> dict:
+    """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
+
+    progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
+    Returns   the summary that result.json holds: run, export, steps, tokens (real ones), tokens_per_second,
+              seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
+              baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
+              and already_finished, true when there was nothing left to do
+    Raises    RunError    store, settings and output directory do not belong together
+              TrainingError    loss or gradient not finite
+              Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM; a checkpoint was saved
+    """
+    started = time.perf_counter()
+    store = _open_store(config)
+    device = choose_device(config.device)
+    objective = OBJECTIVES[config.objective](store)
+    hf_config = encoder_config(config, store)
+    run = Run(config, store, hf_config.to_diff_dict())
+    if (result := run.result()) is not None:
+        return result | run.places() | {"already_finished": True}
+    run.clean()
+    with _own_randomness(device), _StopSignals() as signals:
+        encoder = build_encoder(hf_config, config.seed)
+        model = Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
+        trainer = Trainer(config, store, objective, model.to(device), run,
+                          progress=progress, signals=signals, started=started)
+        return trainer.run_to_end() | {"already_finished": False}
+
+
+class Trainer:
+    """One run in this process: what a step needs, and the figures so far."""
+
+    def __init__(self, config, store, objective, model, run, *, progress, signals, started):
+        self.config, self.store, self.objective, self.model, self.run = config, store, objective, model, run
+        self.progress, self.signals, self.started = progress, signals, started
+        self.stepper = Stepper(config, model, objective)
+        self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
+        reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
+        self.loader = Loader(training_windows(store), store.special_ids, objective.read_targets, **reading)
+        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
+        self.saved: Path | None = None     # newest whole checkpoint
+        self.seconds_to_first_step: float | None = None
+        # What a resumed run gets back:
+        self.steps = 0                     # optimiser steps done
+        self.tokens = 0                    # real tokens seen
+        self.seconds = 0.0                 # spent in steps, over all processes of this run
+        self.figures: dict = {}            # newest held-out figures
+
+    def run_to_end(self) -> dict:
+        """Resume if there is something to resume from, train, export; returns the summary."""
+        encoder_hash = weights_fingerprint(self.model.encoder)     # before a checkpoint replaces the weights
+        self._resume()
+        self._log(event="start", initial_encoder=encoder_hash, baseline=self.held_out.baseline)
+        self._report()
+        with closing(read_ahead(self._load, self.steps, self.config.max_steps)) as batches:
+            for step, batch, waited in batches:
+                self._one_step(step, batch, waited)
+                self._stop_if_asked()
+        return self._finish()
+
+    def _load(self, step):
+        return self.loader.step(self.config.seed, step, self.config.batch_windows)
+
+    def _one_step(self, step, batch, waited) -> None:
+        line = self._update(step, batch, waited)
+        kept = self.steps in self.checkpoints.kept_steps
+        evaluated = kept or _every(self.config.eval_every, self.steps)
+        if evaluated:
+            line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward)
+        if evaluated or _every(self.config.log_every, self.steps):
+            self._log(**line)
+        if kept or _every(self.config.save_every, self.steps):
+            self._save()
+        self._report(loss=line["loss"])
+
+    def _update(self, step, batch, waited) -> dict:
+        """Do the step and count it; returns its line for the log."""
+        begun = time.perf_counter()
+        loss, grad_norm = self.stepper.update(step, batch)
+        self._check_finite(step, batch, loss, grad_norm)
+        seconds = time.perf_counter() - begun + waited
+        self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = time.perf_counter() - self.started
+        return {
+            "loss": loss,
+            "lr": learning_rate(self.config, step),
+            "grad_norm": grad_norm,
+            "tokens": self.tokens,
+            "tokens_per_second": batch.tokens / seconds,
+            "data_wait_seconds": waited,
+            "batch": batch.digest,
+        }
+
+    def _check_finite(self, step, batch, loss, grad_norm) -> None:
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return
+        raise TrainingError(
+            f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest}. The weights"
+            f" were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see the batch."
+        )
+
+    def _stop_if_asked(self) -> None:
+        if not self.signals.requested or self.steps == self.config.max_steps:
+            return
+        self._save()
+        raise Interrupted(
+            f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
+            f"The same command continues from there."
+        )
+
+    def _resume(self) -> None:
+        found = self.checkpoints.newest_whole()
+        if found is None:
+            self.run.drop_log_after(0)
+            return
+        self.saved, state = found
+        restore(self.saved, self.model, self.stepper.optimizer)
+        self.steps, self.tokens = state["step"], state["tokens"]
+        self.seconds, self.figures = state["seconds"], state["held_out"]
+        self.run.drop_log_after(self.steps)
+        logger.info("continuing from %s", self.saved)
+
+    def _save(self) -> None:
+        state = {"tokens": self.tokens, "seconds": self.seconds, "held_out": self.figures}
+        state |= {"epoch": self._position()[0], "window_of_epoch": self._position()[1]}
+        state |= {"plan": self.store.plan_id, "target": self.store.target_id}
+        self.saved = self.checkpoints.save(
+            self.steps, self.model, self.stepper.optimizer, state, self._export
+        )
+
+    def _position(self) -> tuple[int, int]:
+        return divmod(self.steps * self.config.batch_windows, len(self.loader.windows))
+
+    def _export(self, directory: Path) -> None:
+        lineage = {
+            "settings": self.config.identity(),
+            "step": self.steps,
+            "tokens": self.tokens,
+            "held_out": self.figures,
+            "baseline": self.held_out.baseline,
+        }
+        export_student(self.model, directory, self.config.objective, self.store, lineage)
+
+    def _finish(self) -> dict:
+        publish_directory(self.run.export_directory, self._export)
+        loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
+        result = {
+            **self.run.places(),
+            "store": str(self.store.path),
+            "objective": self.config.objective,
+            "encoder": self.config.encoder,
+            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+            "seconds_to_first_step": self.seconds_to_first_step,
+            "held_out": self.figures,
+            "baseline": self.held_out.baseline,
+            "held_out_loss": loss,
+            "baseline_loss": baseline,
+            "improvement": 1 - loss / baseline if loss is not None and baseline else None,
+        }
+        self.run.finish(result)
+        return result
+
+    def _log(self, **figures) -> None:
+        with open(self.run.log_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": self.steps} | figures) + "\n")
+
+    def _report(self, **figures) -> None:
+        split = self.loader.windows
+        total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
+        if self.figures:
+            figures |= {"held_out": self.figures["loss"], "baseline": self.held_out.baseline["loss"]}
+        done = total if self.steps == self.config.max_steps else min(self.tokens, total)
+        self.progress("train-student", done, total, unit="tokens", step=self.steps, **figures)
+
+
+def training_windows(store):
+    """The training split; RunError where it is empty."""
+    windows = store.split("train")
+    if len(windows) == 0:
+        raise RunError("the store has no training windows: its corpus is too short. Encode more text.")
+    return windows
+
+
+def _open_store(config: StudentConfig):
+    if config.store is None:
+        raise RunError("no store given. Make one:  python cli.py encode-lsp   or name one with --store.")
+    return Store.open(config.store)
+
+
+def _every(interval: int, step: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+@contextmanager
+def _own_randomness(device):
+    """Give torch's global generators back as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+class _StopSignals:
+    """Notes the first SIGINT or SIGTERM, so that the step under way ends; a second one acts at once."""
+
+    def __init__(self):
+        self.requested = False
+        self._before: dict = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error):
+        self._restore()
+
+    def _note(self, number, frame):
+        self.requested = True
+        self._restore()
+
+    def _restore(self):
+        while self._before:
+            signal.signal(*self._before.popitem())

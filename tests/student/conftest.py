@@ -1,0 +1,60 @@
+import pytest
+import torch
+from tiny_store import write_store
+from transformers import (
+    BertConfig,
+    DebertaConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    RobertaConfig,
+)
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+FAMILIES = {
+    "bert": BertConfig(**SIZE),
+    "roberta": RobertaConfig(**SIZE, max_position_embeddings=10),    # too few positions for the store
+    "deberta": DebertaConfig(**SIZE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
+    "deberta-v2": DebertaV2Config(**SIZE, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "electra": ElectraConfig(**SIZE, embedding_size=16),
+    "distilbert": DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64),
+    "modernbert": ModernBertConfig(**SIZE),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path):
+    """A directory with the config of one family of encoders."""
+    FAMILIES[request.param].save_pretrained(tmp_path / request.param)
+    return tmp_path / request.param
+
+
+@pytest.fixture(scope="session")
+def lsp_store(tmp_path_factory):
+    """A store with k = 24: 150 training windows, 20 held out."""
+    return write_store(tmp_path_factory.mktemp("lsp") / "store", k=24)
+
+
+@pytest.fixture(scope="session")
+def ids_store(tmp_path_factory):
+    """The same windows, ids only."""
+    return write_store(tmp_path_factory.mktemp("ids") / "store", k=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny models are fastest on one thread, above all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Settings of a run that takes a second."""
+    return {
+        "encoder": "bert-2x32", "max_steps": 8, "batch_windows": 12, "micro_batch": 4, "lr": 1e-3, "seed": 1,
+        "eval_windows": 20, "save_every": 3, "eval_every": 0, "device": "cpu", "output": tmp_path / "run",
+    }

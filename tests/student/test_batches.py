@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from student.batches import Loader, read_ahead, stream
+from student.objectives import Mlm, Mlsm
+
+
+def loader(store, objective, micro_batch=4):
+    split = store.split("train")
+    return Loader(split, store.special_ids, objective.read_targets, mask_rate=0.15, micro_batch=micro_batch)
+
+
+def test_the_stream_is_one_epoch_after_the_other(ids_store):
+    windows = ids_store.split("train")
+    ids, epochs = stream(windows, 5, 140, 310)
+    assert np.array_equal(epochs, [0] * 10 + [1] * 150 + [2] * 10)
+    assert sorted(ids[10:160]) == list(range(150))
+    expected = [windows.order(5, 0, 140, 150), windows.order(5, 1, 0, 150), windows.order(5, 2, 0, 10)]
+    assert np.array_equal(ids, np.concatenate(expected))
+
+
+def test_a_batch_hides_what_it_asks_for(ids_store):
+    reader = loader(ids_store, Mlm(ids_store))
+    batch = reader.step(seed=1, step=3, batch_windows=10)
+    window_ids, _ = stream(reader.windows, 1, 30, 40)
+    truth = reader.windows.read(window_ids)
+    assert [len(micro.input_WL) for micro in batch.micro] == [4, 4, 2]
+    assert batch.tokens == truth.lengths.sum()
+    assert batch.count == sum(len(micro.where_M) for micro in batch.micro) > 0
+    for start, micro in zip((0, 4, 8), batch.micro, strict=True):
+        shown = micro.input_WL.numpy().copy().reshape(-1)
+        assert (shown[micro.where_M] == ids_store.special_ids["mask"]).all()
+        shown[micro.where_M] = micro.targets.labels_M
+        assert np.array_equal(shown, truth.ids[start : start + 4].reshape(-1))
+
+
+def test_targets_belong_to_the_masked_tokens(lsp_store):
+    reader = loader(lsp_store, Mlsm(lsp_store))
+    batch = reader.step(seed=1, step=0, batch_windows=10)
+    originals = loader(lsp_store, Mlm(lsp_store)).step(seed=1, step=0, batch_windows=10)
+    assert batch.digest == originals.digest
+    for micro, original in zip(batch.micro, originals.micro, strict=True):
+        row, atom = np.divmod(micro.targets.entries_E.numpy(), lsp_store.k)
+        for number, token in enumerate(original.targets.labels_M.tolist()):
+            coded = token % 7 != 0
+            expected = {token % 24, token * 5 % 24, token * 11 % 24} if coded else set()
+            assert set(atom[row == number]) == expected
+            assert micro.targets.coded_M[number] == coded
+
+
+def test_the_digest_tells_batches_apart(ids_store):
+    reader = loader(ids_store, Mlm(ids_store))
+    digests = {reader.step(seed, step, 10).digest for seed in (1, 2) for step in range(5)}
+    assert len(digests) == 10
+    assert loader(ids_store, Mlm(ids_store), micro_batch=3).step(1, 0, 10).digest in digests
+
+
+def test_reading_ahead_gives_every_step_once_in_order():
+    read = read_ahead(lambda step: step * 10, 3, 6)
+    assert [(step, batch) for step, batch, waited in read] == [(3, 30), (4, 40), (5, 50)]
+    assert list(read_ahead(lambda step: step, 6, 6)) == []
+
+
+def test_an_error_while_reading_ahead_appears_at_its_step():
+    def load(step):
+        if step == 2:
+            raise OSError("disk gone")
+        return step
+
+    seen = []
+    with pytest.raises(OSError, match="disk gone"):
+        for step, _, _ in read_ahead(load, 0, 5):
+            seen.append(step)
+    assert seen == [0, 1]

@@ -1,0 +1,47 @@
+import subprocess
+import sys
+
+import pytest
+
+from student.config import StudentConfig, named_size
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_steps": 0}, {"batch_windows": 0}, {"micro_batch": -1}, {"lr": 0.0}, {"lr": float("inf")},
+        {"mask_rate": 0.0}, {"mask_rate": 1.0}, {"warmup": 1.0}, {"dropout": 1.0}, {"seed": -1},
+        {"checkpoints": (0.0,)}, {"checkpoints": (1.5,)}, {"objective": "nsp"}, {"dtype": "float16"},
+        {"grad_clip": 0.0}, {"weight_decay": -0.1}, {"save_every": -1},
+    ],
+)
+def test_contradictions_are_refused_in_one_line(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))) as caught:
+        StudentConfig(**wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_named_sizes():
+    assert named_size("bert-12x768") == (12, 768)
+    assert named_size("bert-2x32") == (2, 32)
+    assert named_size("microsoft/deberta-base") is None
+    for wrong in ("bert-0x128", "bert-2x200"):
+        with pytest.raises(ValueError, match=wrong):
+            named_size(wrong)
+
+
+def test_the_last_step_is_always_kept():
+    config = StudentConfig(max_steps=1000, checkpoints=(0.1, 0.25))
+    assert config.checkpoint_steps() == [100, 250, 1000]
+
+
+def test_identity_leaves_out_what_may_change_on_resume():
+    identity = StudentConfig(micro_batch=8, device="cpu", output="x").identity()
+    assert identity == StudentConfig().identity()
+    assert identity != StudentConfig(seed=7).identity()
+
+
+def test_settings_import_nothing_heavy():
+    code = "import sys, student.config; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

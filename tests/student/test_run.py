@@ -1,0 +1,81 @@
+import json
+
+import pytest
+from tiny_store import write_store
+
+from student.config import StudentConfig
+from student.errors import RunError
+from student.run import Run, default_name, run_identity
+from student.trainer import train
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_directory_of_another_run_is_refused_and_untouched(ids_store, settings):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(config)
+    before = contents(config.output)
+    other = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"lr": 0.5, "seed": 9})
+    with pytest.raises(RunError, match=r"lr \(there 0.001, now 0.5\), seed \(there 1, now 9\)"):
+        train(other)
+    assert contents(config.output) == before
+
+
+def test_another_store_is_refused(ids_store, lsp_store, settings, tmp_path):
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+    with pytest.raises(RunError, match="store target"):
+        train(StudentConfig(store=lsp_store.path, objective="mlm", **settings))
+    grown = write_store(tmp_path / "grown", k=0, train_windows=160)
+    with pytest.raises(RunError, match="store plan"):
+        train(StudentConfig(store=grown.path, objective="mlm", **settings))
+
+
+def test_a_directory_of_something_else_is_refused_and_untouched(ids_store, settings):
+    settings["output"].mkdir()
+    (settings["output"] / "thesis.tex").write_text("mine")
+    with pytest.raises(RunError, match="holds no student run"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+    assert [path.name for path in settings["output"].iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_killed_before_its_first_file_begins_anew(ids_store, settings):
+    settings["output"].mkdir()
+    (settings["output"] / ".config.json.99.abc.tmp").write_text("{")
+    assert train(StudentConfig(store=ids_store.path, objective="mlm", **settings))["steps"] == 8
+    assert not list(settings["output"].glob(".*"))
+
+
+def test_a_finished_run_that_was_moved_says_where_it_is(ids_store, settings, tmp_path):
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+    moved = settings["output"].rename(tmp_path / "moved")
+    result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": moved}))
+    assert result["already_finished"] and result["export"] == str(moved / "export")
+
+
+def test_operational_settings_may_change(ids_store, settings):
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+    changed = settings | {"micro_batch": 3, "save_every": 1, "log_every": 2}
+    assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["already_finished"]
+
+
+def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    def name(**changes):
+        config = StudentConfig(objective="mlm", **changes)
+        return default_name(config, run_identity(config, ids_store, {}))
+
+    assert name().startswith("mlm-bert-12x768-seed42-")
+    assert len({name(), name(seed=1), name(lr=0.1)}) == 3
+    assert name() == name(micro_batch=1)
+    assert name(encoder="models/tiny/config.json").startswith("mlm-tiny-seed42-")
+    run = Run(StudentConfig(objective="mlm"), ids_store, {})
+    assert run.directory.parts[:2] == ("runs", "students") and run.config_file.exists()
+
+
+def test_a_log_line_cut_by_a_kill_is_dropped(ids_store, tmp_path):
+    run = Run(StudentConfig(objective="mlm", output=tmp_path / "run"), ids_store, {})
+    run.log_file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
+    run.drop_log_after(2)
+    assert [json.loads(line)["step"] for line in run.log_file.read_text().splitlines()] == [1, 2]

@@ -1,0 +1,273 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_store import log_of, write_store
+
+import student.trainer
+from student.config import StudentConfig
+from student.errors import Interrupted, RunError, TrainingError
+from student.objectives import Mlm
+from student.step import learning_rate
+from student.trainer import train
+
+# What must not depend on interruptions; times do.
+CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
+
+
+def curve(run):
+    return {step: {name: line.get(name) for name in CURVE} for step, line in log_of(run).items()}
+
+
+def weights(run):
+    return load_file(run / "export" / "model.safetensors")
+
+
+def assert_same_run(one, other):
+    assert curve(one) == curve(other)
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_student_beats_the_marginal_baseline_and_says_so(lsp_store, settings):
+    seen = []
+    config = StudentConfig(**settings | {"store": lsp_store.path, "max_steps": 60, "lr": 5e-3})
+    result = train(config, lambda stage, done, total, **figures: seen.append((stage, done, total, figures)))
+    assert result["improvement"] > 0.05
+    assert result["held_out_loss"] == pytest.approx(result["baseline_loss"] * (1 - result["improvement"]))
+    assert result["steps"] == 60 and not result["already_finished"]
+    assert 0 < result["seconds_to_first_step"] < 60 and result["tokens_per_second"] > 0
+    assert json.loads((config.output / "result.json").read_text()).items() <= result.items()
+    stage, done, total, figures = seen[-1]
+    assert stage == "train-student" and done == total
+    assert figures["unit"] == "tokens" and figures["held_out"] == result["held_out_loss"]
+
+
+def test_the_log_tells_what_happened(ids_store, settings):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"eval_every": 4})
+    train(config)
+    log = log_of(config.output)
+    assert sorted(log) == list(range(1, 9))
+    for line in log.values():
+        assert line["tokens_per_second"] > 0 and line["data_wait_seconds"] >= 0 and line["grad_norm"] > 0
+    assert [step for step, line in log.items() if "held_out" in line] == [1, 2, 4, 8]
+    assert log[8]["held_out"].keys() == {"loss", "accuracy", "perplexity"}
+    read = ids_store.split("train").read(range(150))
+    assert log[8]["tokens"] == log[7]["tokens"] + sum(
+        int(read.lengths[i]) for i in ids_store.split("train").order(1, 0, 84, 96)
+    )
+
+
+def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    first = train(config)
+    monkeypatch.setattr(student.trainer, "Trainer", None)
+    assert train(config) == first | {"already_finished": True}
+
+
+def test_batches_masks_and_encoder_are_the_same_for_every_objective(lsp_store, settings, tmp_path):
+    for objective in ("mlsm", "mlm"):
+        paths = {"store": lsp_store.path, "output": tmp_path / objective}
+        train(StudentConfig(**settings | paths | {"objective": objective, "max_steps": 20}))
+    mlsm, mlm = log_of(tmp_path / "mlsm"), log_of(tmp_path / "mlm")
+    assert [line["batch"] for line in mlsm.values()] == [line["batch"] for line in mlm.values()]
+    assert len({line["batch"] for line in mlm.values()}) == 20
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("mlsm", "mlm")]
+    assert len({json.loads(log.splitlines()[0])["initial_encoder"] for log in logs}) == 1
+
+
+def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, settings, tmp_path):
+    for store in (lsp_store, ids_store):
+        paths = {"store": store.path, "output": tmp_path / str(store.k)}
+        train(StudentConfig(objective="mlm", **settings | paths))
+    assert curve(tmp_path / "24") == curve(tmp_path / "0")
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "mlm"])
+def test_without_dropout_the_micro_batch_does_not_matter(lsp_store, settings, tmp_path, objective):
+    curves = []
+    for micro_batch in (12, 5, 1):
+        changes = {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
+        train(StudentConfig(store=lsp_store.path, objective=objective, **settings | changes))
+        curves.append(log_of(changes["output"]))
+    for step, line in curves[0].items():
+        for other in curves[1:]:
+            assert other[step]["batch"] == line["batch"]
+            assert other[step]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+            assert other[step]["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-4)
+
+
+def test_the_seed_decides(ids_store, settings, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        paths = {"store": ids_store.path, "output": tmp_path / name}
+        train(StudentConfig(objective="mlm", **settings | paths | {"seed": seed}))
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert curve(tmp_path / "a") != curve(tmp_path / "c")
+
+
+def test_global_randomness_is_left_alone(ids_store, settings):
+    before = torch.random.get_rng_state()
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+KILLED = """
+    import json, os, signal, sys
+    import torch
+    import student.checkpoint
+    from student.config import StudentConfig
+    from student.trainer import train
+
+    settings, kill_in_save = json.loads(sys.argv[1]), sys.argv[2] == "save"
+    torch.set_num_threads(1)
+
+    def die(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def kill_at_step_5(stage, done, total, *, step=0, **figures):
+        if step == 5:
+            if not kill_in_save:
+                die()
+            student.checkpoint.torch.save = die    # weights are written, the optimiser is not
+
+    train(StudentConfig(**settings), kill_at_step_5)
+"""
+
+
+@pytest.mark.parametrize("moment", ["step", "save"])
+def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp_path, moment):
+    unbroken = StudentConfig(store=lsp_store.path, **settings | {"output": tmp_path / "unbroken"})
+    train(unbroken)
+    killed = StudentConfig(store=lsp_store.path, **settings)
+    arguments = [json.dumps(killed.to_json()), moment]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), *arguments]
+    child = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert child.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (killed.output / "checkpoints").glob("step-*"))[-1] < "step-00000005"
+    steps = []
+    train(killed, lambda *args, step, **figures: steps.append(step))
+    assert steps == [4, 5, 6, 7, 8]    # the checkpoint of step 4, reported, and what was left to do
+    assert_same_run(unbroken.output, killed.output)
+    assert not list(killed.output.rglob("*.tmp"))
+
+
+def train_unbroken(store, settings, tmp_path):
+    config = StudentConfig(store=store.path, objective="mlm", **settings | {"output": tmp_path / "unbroken"})
+    train(config)
+    return config
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, tmp_path, number):
+    unbroken = train_unbroken(ids_store, settings, tmp_path)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"save_every": 0})
+
+    def interrupt(*args, step, **figures):
+        if step == 5:
+            os.kill(os.getpid(), number)
+
+    handler = signal.getsignal(number)
+    with pytest.raises(Interrupted, match="step 5 of 8"):
+        train(config, interrupt)
+    assert signal.getsignal(number) is handler
+    steps = []
+    train(config, lambda *args, step, **figures: steps.append(step))
+    assert steps == [5, 6, 7, 8]
+    assert_same_run(unbroken.output, config.output)
+
+
+def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, caplog):
+    unbroken = train_unbroken(ids_store, settings, tmp_path)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(config)
+    (config.output / "result.json").unlink()
+    newest = config.output / "checkpoints" / "step-00000008"
+    optimizer = newest / "resume" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-100])
+    steps = []
+    train(config, lambda *args, step, **figures: steps.append(step))
+    assert steps == [4, 5, 6, 7, 8]
+    assert "optimizer.pt was cut or changed" in caplog.text
+    assert_same_run(unbroken.output, config.output)
+
+
+def test_a_loss_that_is_not_finite_stops_with_all_one_needs(ids_store, settings, monkeypatch):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    honest, calls = Mlm.loss_sum, []
+
+    def poisoned(self, logits, targets):
+        calls.append(1)
+        return honest(self, logits, targets) * (float("nan") if len(calls) == 20 else 1)
+
+    monkeypatch.setattr(Mlm, "loss_sum", poisoned)
+    with pytest.raises(TrainingError, match="loss nan") as caught:
+        train(config)
+    assert "step-" in str(caught.value) and "\n" not in str(caught.value)
+    failed = int(str(caught.value).split()[1].rstrip(":"))
+    assert max(log_of(config.output)) == failed - 1
+    monkeypatch.setattr(Mlm, "loss_sum", honest)
+    assert train(config)["steps"] == 8
+
+
+def test_a_gradient_that_is_not_finite_stops(ids_store, settings, monkeypatch):
+    honest = Mlm.loss_sum
+
+    def poisoned(self, logits, targets):
+        return honest(self, logits, targets) + BadGradient.apply(logits)
+
+    monkeypatch.setattr(Mlm, "loss_sum", poisoned)
+    with pytest.raises(TrainingError, match="gradient norm (nan|inf)"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+
+
+class BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits):
+        ctx.shape = logits.shape
+        return logits.new_zeros(())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.full(ctx.shape, float("inf"))
+
+
+def test_bfloat16_trains_with_float32_weights(ids_store, settings):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "bfloat16"})
+    train(config)
+    assert {tensor.dtype for tensor in weights(config.output).values()} == {torch.float32}
+    assert log_of(config.output)[8]["loss"] < 5
+
+
+def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=0, held_out_windows=0)
+    result = train(StudentConfig(store=store.path, objective="mlm", **settings))
+    assert result["held_out"] == {} and result["improvement"] is None
+
+
+def test_an_epoch_smaller_than_the_batch_fills_up_from_the_next(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=0, train_windows=5)
+    config = StudentConfig(store=store.path, objective="mlm", **settings)
+    assert train(config)["tokens"] > 8 * 12 * 10
+    assert len({line["batch"] for line in log_of(config.output).values()}) == 8
+
+
+def test_learning_rate_rises_and_falls_linearly():
+    config = StudentConfig(max_steps=100, warmup=0.1, lr=1.0)
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert rates[10:] == pytest.approx([(100 - i) / 90 for i in range(10, 100)])
+    assert learning_rate(StudentConfig(max_steps=5, warmup=0.0, lr=1.0), 0) == 1.0
+
+
+def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):
+    with pytest.raises(RunError, match="no store given"):
+        train(StudentConfig(**settings))
+    with pytest.raises(RunError, match="device abacus"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"device": "abacus"}))

@@ -1,0 +1,92 @@
+"""Tiny learnable stores on disk for the student's tests, written by the project's own writer.
+
+A language of 60 words in windows of 16: a word mostly decides the next one, and its three LSPs.
+"""
+
+import json
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.reader import Store
+from shards.schema import LSP_OCTAVES, ShardMeta
+from shards.writer import UnitWriter
+
+WORDS = 60
+LENGTH = 16
+SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+def write_store(path, *, k, words=WORDS, train_windows=150, held_out_windows=20):
+    """Write a store and open it; equal arguments but k give the same plan."""
+    rng = np.random.default_rng(0)
+    files = StoreFiles(path)
+    special_ids = SPECIAL | {"all": sorted(SPECIAL.values())}
+    settings = {"teacher": "none", "layer": 3, "k": k, "words": words}
+    vocab_size = len(SPECIAL) + words
+    target = {
+        "settings": settings, "target": fingerprint(settings), "lineage": {}, "k": k,
+        "vocab_size": vocab_size, "max_length": LENGTH, "special_ids": special_ids,
+        "weight_octaves": LSP_OCTAVES,
+    }
+    files.create(target)
+    write_tokenizer(files.tokenizer, words)
+    units = []
+    for split, windows in {"train": train_windows, "held_out": held_out_windows}.items():
+        unit = PlannedUnit(f"{split}-{windows}-{words}", split, "made up", 0, windows)
+        meta = ShardMeta(target["target"], unit.id, k, vocab_size, LENGTH)
+        with UnitWriter(files, meta) as writer:
+            for count in np.diff([*range(0, windows, 64), windows]):
+                writer.write_block(**block(rng, count, k, words))
+        units.append(unit)
+    files.publish_plan(Plan({"length": LENGTH}, tuple(units)))
+    return Store.open(path)
+
+
+def block(rng, windows, k, words):
+    """Windows of 10 to 16 tokens, [CLS] word ... word [SEP]; most words follow from the one before."""
+    lengths = rng.integers(10, LENGTH + 1, windows)
+    lengths[::2] = LENGTH
+    ids = np.concatenate([sentence(rng, length, words) for length in lengths])
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    columns = {"ids": ids, "lengths": lengths, "run_starts": starts, "run_records": np.arange(windows)}
+    return columns | (lsp_rows(ids, k) if k else {})
+
+
+def sentence(rng, length, words):
+    chain = [int(rng.integers(words))]
+    for _ in range(length - 3):
+        follows = (3 * chain[-1] + 1) % words
+        chain.append(follows if rng.random() < 0.9 else int(rng.integers(words)))
+    return np.array([SPECIAL["cls"], *(np.array(chain) + len(SPECIAL)), SPECIAL["sep"]])
+
+
+def lsp_rows(ids, k):
+    """Three LSPs for a word, decided by the word; special tokens and every seventh word have none."""
+    nnz, indices, weights = [], [], []
+    for token in ids:
+        empty = token < len(SPECIAL) or token % 7 == 0
+        row = [] if empty else sorted({int(token) % k, int(token) * 5 % k, int(token) * 11 % k})
+        nnz.append(len(row))
+        indices += row
+        weights += list(np.array([0.5, 0.3, 0.2][: len(row)]) / sum([0.5, 0.3, 0.2][: len(row)]))
+    return {
+        "nnz": np.array(nnz), "indices": np.array(indices), "weights": np.array(weights),
+        "tail": np.zeros(len(ids), np.float32),
+    }
+
+
+def write_tokenizer(directory, words):
+    names = [f"[{name.upper()}]" for name in SPECIAL] + [f"w{number}" for number in range(words)]
+    tokenizer = Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(directory)
+
+
+def log_of(run):
+    """Lines of training steps in a run's log, by step."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if "loss" in line}
