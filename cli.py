@@ -219,7 +219,9 @@ def _recipe_file(recipe):
     directory = files("recipes")
     path = Path(str(directory / f"{recipe.replace('-', '_')}.yaml"))
     if not path.is_file():
-        known = sorted(entry.name[:-5].replace("_", "-") for entry in directory.iterdir() if entry.name.endswith(".yaml"))
+        known = sorted(
+            entry.name[:-5].replace("_", "-") for entry in directory.iterdir() if entry.name.endswith(".yaml")
+        )
         raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
     return path
 
@@ -335,19 +337,13 @@ class Progress:
             self._bar(stage, done, total, ", ".join(facts))
         elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = (
-                f" of {total:,}, {_duration((total - done) / rate)} left"
-                if total and rate and total > done
-                else ""
-            )
+            left = f" of {total:,}, {_duration((total - done) / rate)} left" if total and rate and total > done else ""
             self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
 
     def _bar(self, stage, done, total, facts):
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
-        self._bars.update(
-            self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts
-        )
+        self._bars.update(self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts)
 
 
 def _rich_bars(stream):
@@ -430,9 +426,7 @@ def _run_rows(report):
     rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
     if report["new_units"]:
         rate = report["new_tokens"] / report["seconds"]
-        rows.append(
-            ("this run", f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} ({rate:,.0f}/s)")
-        )
+        rows.append(("this run", f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} ({rate:,.0f}/s)"))
     return rows
 
 

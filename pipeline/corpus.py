@@ -141,8 +141,7 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line"):
 def open_sources(config):
     """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
     paths = [
-        str(collect_docstrings(config.output / "corpora")) if item == "docstrings" else item
-        for item in config.corpus
+        str(collect_docstrings(config.output / "corpora")) if item == "docstrings" else item for item in config.corpus
     ]
     if not paths:
         raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
@@ -296,9 +295,7 @@ def join_windows(windows):
     """Windows end to end: ids (T), lengths (W), run_starts (R), run_records (R), as int64 arrays."""
     lengths = np.array([len(window.ids) for window in windows], np.int64)
     begins = np.cumsum(lengths) - lengths
-    starts = [
-        begin + start for begin, window in zip(begins, windows, strict=True) for start in window.run_starts
-    ]
+    starts = [begin + start for begin, window in zip(begins, windows, strict=True) for start in window.run_starts]
     return {
         "ids": np.concatenate([np.asarray(window.ids, np.int64) for window in windows]),
         "lengths": lengths,
@@ -356,9 +353,7 @@ def _all_docstrings():
 def _python_files():
     standard = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    yield from (
-        path for path in standard.rglob("*.py") if not skipped & set(path.parts[len(standard.parts) :])
-    )
+    yield from (path for path in standard.rglob("*.py") if not skipped & set(path.parts[len(standard.parts) :]))
     for name in required_packages():
         files = metadata.distribution(name).files or []
         yield from (Path(file.locate()) for file in files if file.suffix == ".py")
@@ -378,9 +373,7 @@ def _docstrings(path):
 
 
 def _is_text(text):
-    return text.isprintable() or not any(
-        ord(c) < 32 and c not in "\n\t" or 0xD800 <= ord(c) < 0xE000 for c in text
-    )
+    return text.isprintable() or not any(ord(c) < 32 and c not in "\n\t" or 0xD800 <= ord(c) < 0xE000 for c in text)
 
 
 def _write_documents(path, documents):

@@ -8,7 +8,7 @@ store and an ids store of one plan pair exactly. Left out: encoding a unit (enco
 
 import hashlib
 from heapq import heappush, heapreplace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 
 from pipeline.corpus import PIECE_CHARACTERS, CorpusError, packed_windows, tokenised
 from shards.counter import hash_u64
@@ -82,9 +82,7 @@ def sample_windows(plan, windows_of, tokens, seed):
     windows_of  function from a unit to its windows
     Returns     list of windows in hash order
     """
-    wanted = -(
-        -tokens // max(1, plan.windowing["max_length"] // 2)
-    )  # windows; half-filled ones would still do
+    wanted = -(-tokens // max(1, plan.windowing["max_length"] // 2))  # windows; half-filled ones would still do
     heap = []  # (-hash, serial, window): largest hash first
     for unit in plan.units:
         if unit.split == "train":
@@ -113,15 +111,20 @@ def _until(pieces, stop):
 def _labelled(pieces):
     """Pairs (piece, held out); a document's first 64 Ki characters decide."""
     for _, document in groupby(pieces, key=lambda piece: piece.record):
-        head, characters = [], 0
-        for piece in document:
-            head.append(piece)
-            characters += len(piece.text)
-            if characters >= PIECE_CHARACTERS:
-                break
+        head = _head(document)
         held_out = _is_held_out("".join(piece.text for piece in head))
-        yield from ((piece, held_out) for piece in head)
-        yield from ((piece, held_out) for piece in document)
+        yield from ((piece, held_out) for piece in chain(head, document))
+
+
+def _head(document):
+    """Take the first pieces of a document, as many as decide whether it is held out."""
+    head, characters = [], 0
+    for piece in document:
+        head.append(piece)
+        characters += len(piece.text)
+        if characters >= PIECE_CHARACTERS:
+            break
+    return head
 
 
 def _is_held_out(text):
@@ -173,15 +176,15 @@ def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens):
     left = {"train": max_tokens * (1 - HELD_OUT_SHARE), "held_out": max_tokens * HELD_OUT_SHARE}
     kept = []
     for unit in units:
-        source, windows = sources[unit.source], 0
         if left[unit.split] <= 0:
             continue
-        for window in unit_windows(unit, source, tokenizer, special_ids, rules["max_length"]):
-            windows += 1
+        source = sources[unit.source]
+        found = unit_windows(unit, source, tokenizer, special_ids, rules["max_length"])
+        for number, window in enumerate(found, start=1):
             left[unit.split] -= len(window.ids)
             if left[unit.split] <= 0:
                 span = {"split": unit.split, "start": unit.start, "stop": unit.stop, "offset": unit.offset}
-                unit = _unit(rules, source, hashes[unit.source], span, max_windows=windows)
+                unit = _unit(rules, source, hashes[unit.source], span, max_windows=number)
                 break
         kept.append(unit)
     return kept

@@ -319,6 +319,13 @@ def _read_config(directory, name):
         ) from error
 
 
+def check_layers(name_or_path, layers):
+    """Raise TeacherError, from its configuration alone, when the teacher lacks one of the layers."""
+    config = _read_config(locate(name_or_path), name_or_path)
+    for layer in layers:
+        _check_layer(layer, config.num_hidden_layers, name_or_path)
+
+
 def _check_layer(layer, num_layers, name):
     if not 1 <= layer <= num_layers:
         raise TeacherError(

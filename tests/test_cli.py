@@ -124,7 +124,9 @@ def test_the_two_commands_end_with_a_summary(session):
 
 def test_the_printed_lines_load_the_student(session):
     directory, *_, (_, trained) = session
-    lines = [line.strip() for line in trained.stdout.splitlines() if line.startswith("  from trans") or "model, tok" in line]
+    lines = [
+        line.strip() for line in trained.stdout.splitlines() if line.startswith("  from trans") or "model, tok" in line
+    ]
     code = "\n".join([*lines, "print(model(**tokenizer('some text', return_tensors='pt')).last_hidden_state.shape)"])
     run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

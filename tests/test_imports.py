@@ -47,10 +47,7 @@ def test_packages_import_only_what_they_may(package):
 
 def test_only_some_of_the_pipeline_knows_shards():
     users = {
-        path.stem
-        for path in python_files("pipeline")
-        for name in imported(path)
-        if name.split(".")[0] == "shards"
+        path.stem for path in python_files("pipeline") for name in imported(path) if name.split(".")[0] == "shards"
     }
     assert users <= SHARDS_USERS
 
@@ -60,19 +57,13 @@ def test_solvers_know_arrays_only():
         (path.name, name)
         for path in python_files("pipeline/solvers")
         for name in imported(path)
-        if name.split(".")[0] not in SOLVER_LIBRARIES
-        or (name.startswith("pipeline") and "solvers" not in name)
+        if name.split(".")[0] not in SOLVER_LIBRARIES or (name.startswith("pipeline") and "solvers" not in name)
     ]
     assert not wrong
 
 
 def test_shards_need_torch_in_one_file_at_most():
-    users = {
-        path.name
-        for path in python_files("shards")
-        for name in imported(path)
-        if name.split(".")[0] == "torch"
-    }
+    users = {path.name for path in python_files("shards") for name in imported(path) if name.split(".")[0] == "torch"}
     assert users <= {"torch_dataset.py"}
 
 

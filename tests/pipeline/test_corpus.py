@@ -76,9 +76,7 @@ def test_a_long_word_is_cut_between_characters(tmp_path):
 
 def test_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(
-        "".join(json.dumps({"body": text, "id": 1}) + "\n" for text in ("one\n\nstill", "", "x" * 70_000))
-    )
+    path.write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in ("one\n\nstill", "", "x" * 70_000)))
     (source,) = open_corpus((str(path),), text_field="body")
     assert documents(source) == {0: "one\n\nstill", 2: "x" * 70_000}
     offset = {piece.record: piece.offset for piece in source.pieces()}[2]
@@ -142,7 +140,7 @@ def test_packed_windows_hold_every_token_once_in_order(texts, max_length):
             run = window.ids[start:end]
             assert run[-1] == sep
             tokens[record] += [token for token in run if token >= 10]
-    assert tokens == {record: ids for record, ids in enumerate(texts)}
+    assert tokens == dict(enumerate(texts))
     assert all(len(window.ids) >= max_length - 1 for window in windows[:-1])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.corpus import CorpusError
 from pipeline.dictionary import Dictionary
@@ -148,7 +149,9 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
     done = {path.name: path.stat().st_mtime_ns for path in units.glob("*.json")}
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     whole = Path(report["store"]) / "units"
-    assert {p.name: p.read_bytes() for p in units.glob("*.tar")} == {p.name: p.read_bytes() for p in whole.glob("*.tar")}
+    assert {p.name: p.read_bytes() for p in units.glob("*.tar")} == {
+        p.name: p.read_bytes() for p in whole.glob("*.tar")
+    }
     assert all((units / name).stat().st_mtime_ns == time_ns for name, time_ns in done.items())
 
 
@@ -205,8 +208,8 @@ def test_training_works_when_the_pipeline_cannot_be_imported(report, tmp_path):
     code = (
         "import sys; sys.modules['pipeline'] = None\n"
         "from student.config import StudentConfig\nfrom student.trainer import train\nfrom pathlib import Path\n"
-        f"result = train(StudentConfig(store=Path({report['store']!r}), encoder='bert-1x32', max_steps=2, batch_windows=4,"
-        f" micro_batch=4, device='cpu', output=Path({str(tmp_path / 'run')!r})))\n"
+        f"result = train(StudentConfig(store=Path({report['store']!r}), encoder='bert-1x32', max_steps=2,"
+        f" batch_windows=4, micro_batch=4, device='cpu', output=Path({str(tmp_path / 'run')!r})))\n"
         "assert result['steps'] == 2"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

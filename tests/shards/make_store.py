@@ -38,9 +38,7 @@ def random_rows(rng, special, k):
     return {"nnz": nnz, "indices": indices, "weights": weights, "tail": tail}
 
 
-def make_store(
-    path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0, units=("train", "train", "held_out")
-):
+def make_store(path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0, units=("train", "train", "held_out")):
     """Write a finished store; returns (StoreFiles, Plan, {split: list of blocks' columns})."""
     rng = np.random.default_rng(seed)
     files = StoreFiles(path)

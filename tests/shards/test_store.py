@@ -55,10 +55,7 @@ def test_order_across_shuffle_groups(tmp_path, monkeypatch):
     windows = Store.open(files.path).split("train")
     whole = windows.order(1, 0, 0, len(windows))
     assert np.array_equal(np.sort(whole), np.arange(len(windows)))
-    assert all(
-        np.array_equal(windows.order(1, 0, i, i + 50), whole[i : i + 50])
-        for i in range(0, len(whole) - 50, 17)
-    )
+    assert all(np.array_equal(windows.order(1, 0, i, i + 50), whole[i : i + 50]) for i in range(0, len(whole) - 50, 17))
 
 
 def test_a_unit_without_windows_is_an_empty_split(tmp_path):
@@ -81,9 +78,7 @@ def test_plain_webdataset_gives_the_same_windows(made):
         rows = windows.targets(batch, np.zeros(length, int), np.arange(length))
         assert np.array_equal(window["ids"], batch.ids[0, :length])
         assert np.array_equal(window["documents"], batch.documents[0, :length])
-        assert np.array_equal(window["atoms"], rows.indices) and np.array_equal(
-            window["nnz"], np.diff(rows.indptr)
-        )
+        assert np.array_equal(window["atoms"], rows.indices) and np.array_equal(window["nnz"], np.diff(rows.indptr))
         assert np.array_equal(window["weights"], rows.weights) and np.array_equal(window["tail"], rows.tail)
     assert number + 1 == len(windows)
 
@@ -103,9 +98,7 @@ def test_marginal_and_counts_equal_the_plain_sums(made):
 def test_equal_input_gives_equal_bytes(tmp_path):
     first, *_ = make_store(tmp_path / "a", blocks=1)
     second, *_ = make_store(tmp_path / "b", blocks=1)
-    assert sorted(p.name for p in first.units.glob("*.tar")) == sorted(
-        p.name for p in second.units.glob("*.tar")
-    )
+    assert sorted(p.name for p in first.units.glob("*.tar")) == sorted(p.name for p in second.units.glob("*.tar"))
 
 
 def test_system_tar_reads_a_shard(made):

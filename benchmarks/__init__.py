@@ -1,0 +1,1 @@
+"""Measurements of the claims in the README; each prints JSON as its last line."""

