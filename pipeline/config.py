@@ -29,9 +29,7 @@ class CorpusConfig:
 
     def __post_init__(self):
         if self.max_length < 8:
-            raise ValueError(
-                f"--max-length {self.max_length} is too short for [CLS] text [SEP]; use 8 or more"
-            )
+            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]; use 8 or more")
         for name in ("max_tokens", "unit_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -89,9 +87,7 @@ class DictionaryConfig(CorpusConfig):
         if not self.layer:
             raise ValueError("--layer needs at least one layer, for example: --layer 10")
         if self.batch_tokens < self.max_length:
-            raise ValueError(
-                f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens"
-            )
+            raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +107,4 @@ class EncodeConfig(DictionaryConfig):
                 "the shard format counts the entries of a token in one byte"
             )
         if self.dictionary is not None and len(self.layer) > 1:
-            raise ValueError(
-                f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time."
-            )
+            raise ValueError(f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")

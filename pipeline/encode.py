@@ -172,8 +172,7 @@ def _refuse_foreign_output(output):
     for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
         if (Path(output) / mark).is_file():
             raise StoreError(
-                f"--output {output} is {what} itself. Give the directory that shall contain stores, "
-                "such as ./runs."
+                f"--output {output} is {what} itself. Give the directory that shall contain stores, such as ./runs."
             )
 
 
@@ -264,9 +263,7 @@ class LspCoder:
     def __call__(self, windows, writer):
         """Code one block; sums go to the writer's statistics, seconds to its environment."""
         batch = max(1, self.config.batch_tokens // self.config.max_length)
-        parts = [
-            self._code_batch(windows[i : i + batch], batch, writer) for i in range(0, len(windows), batch)
-        ]
+        parts = [self._code_batch(windows[i : i + batch], batch, writer) for i in range(0, len(windows), batch)]
         columns = join_windows(windows)
         names = ("nnz", "indices", "weights", "tail")
         return columns | {name: np.concatenate([part[name] for part in parts]) for name in names}
@@ -276,13 +273,9 @@ class LspCoder:
         from pipeline.solvers import nonneg_lasso
 
         clock = time.perf_counter()
-        hidden_Nd, coded_T = hidden_rows(
-            self.teacher, windows, batch, self.config.max_length, self.special_ids
-        )
+        hidden_Nd, coded_T = hidden_rows(self.teacher, windows, batch, self.config.max_length, self.special_ids)
         teacher_done = time.perf_counter()
-        codes = nonneg_lasso(
-            hidden_Nd, self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE
-        )
+        codes = nonneg_lasso(hidden_Nd, self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE)
         rows = distributions(codes, self.config.top_n)
         solver_done = time.perf_counter()
         _add(
@@ -428,7 +421,5 @@ def sample_hidden(job, teacher):
         rows += len(hidden_Nd)
         job.progress("sample", min(rows, config.dictionary_tokens), config.dictionary_tokens)
     return (
-        np.concatenate(parts)[: config.dictionary_tokens]
-        if parts
-        else np.zeros((0, teacher.hidden_size), np.float16)
+        np.concatenate(parts)[: config.dictionary_tokens] if parts else np.zeros((0, teacher.hidden_size), np.float16)
     )

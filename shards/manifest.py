@@ -114,9 +114,7 @@ class Plan:
     @property
     def id(self):
         """Fingerprint of the plan: the ordered unit ids (which contain the windowing) and their splits."""
-        return fingerprint(
-            {"windowing": self.windowing, "units": [[unit.id, unit.split] for unit in self.units]}
-        )
+        return fingerprint({"windowing": self.windowing, "units": [[unit.id, unit.split] for unit in self.units]})
 
     def as_dict(self):
         return {
@@ -128,9 +126,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values):
-        return cls(
-            values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"]
-        )
+        return cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
 
 
 @dataclass(frozen=True)
@@ -188,9 +184,7 @@ class StoreFiles:
 
     def target(self):
         if not self.target_file.is_file():
-            raise StoreError(
-                f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp"
-            )
+            raise StoreError(f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp")
         return read_json(self.target_file)
 
     def record_file(self, unit_id):

@@ -89,9 +89,7 @@ class Store:
         """WindowReader over `train` or `held_out`."""
         records = self.records(name)
         if not records:
-            raise StoreError(
-                f"{self.path} has no {name} windows; the corpus is too small for a held-out part"
-            )
+            raise StoreError(f"{self.path} has no {name} windows; the corpus is too small for a held-out part")
         return WindowReader(self, records)
 
     def report(self):
@@ -207,9 +205,7 @@ class WindowReader:
 
     def _permute_group(self, seed, epoch, group):
         blocks = self._epoch_blocks(seed, epoch)[0][group * SHUFFLE_BLOCKS : (group + 1) * SHUFFLE_BLOCKS]
-        windows = np.concatenate(
-            [np.arange(self._first_window[b], self._first_window[b + 1]) for b in blocks]
-        )
+        windows = np.concatenate([np.arange(self._first_window[b], self._first_window[b + 1]) for b in blocks])
         return windows[counter.permutation(len(windows), seed, epoch, 1, group)]
 
     # -- windows and rows --------------------------------------------------------------------------------
@@ -246,9 +242,7 @@ class WindowReader:
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
         mass = self._sum_over_units("mass.npy")
         if mass.sum() == 0:
-            raise StoreError(
-                f"{self.store.path}: no token of this split has a code. Encode with a smaller --lam."
-            )
+            raise StoreError(f"{self.store.path}: no token of this split has a code. Encode with a smaller --lam.")
         return mass / mass.sum()
 
     def token_counts(self):
@@ -290,8 +284,7 @@ class WindowReader:
             raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint(record))
         if path.stat().st_size != record.bytes:
             raise ShardError(
-                f"{path}: {path.stat().st_size} bytes, the record says {record.bytes}. "
-                + self._repair_hint(record)
+                f"{path}: {path.stat().st_size} bytes, the record says {record.bytes}. " + self._repair_hint(record)
             )
         return np.memmap(path, np.uint8, mode="r")
 

@@ -98,9 +98,7 @@ class ShardMeta:
         if self.index_bits == -1:
             object.__setattr__(self, "index_bits", index_bits(self.k))
         if self.max_length > 65_535:
-            raise ValueError(
-                f"windows of {self.max_length} tokens do not fit the format; the limit is 65,535"
-            )
+            raise ValueError(f"windows of {self.max_length} tokens do not fit the format; the limit is 65,535")
 
     def as_dict(self):
         return asdict(self)

@@ -99,9 +99,7 @@ class UnitWriter:
         totals["kept_mass"] += float((1 - tail[coded]).sum(dtype=np.float64))
         totals["entropy_nats"] -= float((probability * np.log(probability)).sum(dtype=np.float64))
         histogram = np.bincount(nnz[coded], minlength=256)
-        totals["nnz_histogram"] = [
-            a + int(b) for a, b in zip(totals["nnz_histogram"], histogram, strict=True)
-        ]
+        totals["nnz_histogram"] = [a + int(b) for a, b in zip(totals["nnz_histogram"], histogram, strict=True)]
 
     def _write_group(self, name, samples, **facts):
         raw = _tar_members(samples)

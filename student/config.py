@@ -32,6 +32,9 @@ class StudentConfig:
     encoder: str = "bert-12x768"
     """bert-<layers>x<width>, or a Hugging Face config: directory, config.json or Hub id"""
 
+    continue_from: Path | None = None
+    """directory or export that AutoModel loads: the encoder is that one, with its weights, instead of fresh"""
+
     dropout: float | None = None
     """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
 
@@ -111,9 +114,14 @@ class StudentConfig:
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
         settings = asdict(self)
-        for name in ("store", "output"):
+        for name in ("store", "output", "continue_from"):
             settings[name] = None if settings[name] is None else str(settings[name])
         return settings | {"checkpoints": list(self.checkpoints)}
+
+    @property
+    def encoder_source(self) -> str:
+        """Where the architecture comes from: `continue_from` if that is set, else `encoder`."""
+        return self.encoder if self.continue_from is None else str(self.continue_from)
 
     def checkpoint_steps(self) -> list[int]:
         """Optimiser steps after which a checkpoint is kept; the last step is always one of them."""

@@ -1,9 +1,9 @@
-"""The student: a fresh Hugging Face encoder, its family's prediction head, an output matrix.
+"""The student: a Hugging Face encoder, fresh or to be trained further, its family's prediction head, an output matrix.
 
 Only the hidden states of masked positions go through the head. The encoder is initialised first, from a
 generator of its own, so that its weights are the same for every objective with one seed.
 
-Left out: loading trained weights to go on from (a later issue), the linear probe, saving (export.py).
+Left out: the linear probe, saving (export.py).
 
 Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.
 """
@@ -91,16 +91,22 @@ class Student(nn.Module):
 
 
 def build_student(config: StudentConfig, store, objective) -> Student:
-    """A freshly initialised student for a store, float32, on the CPU."""
-    encoder = build_encoder(encoder_config(config, store), config.seed)
+    """The untrained student of a run, float32, on the CPU."""
+    encoder = build_encoder(encoder_config(config, store), config.seed, config.continue_from)
     return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
 
 
-def build_encoder(hf_config, seed: int) -> nn.Module:
-    """A freshly initialised encoder without pooler; a function of configuration and seed alone."""
+def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
+    """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
+
+    continue_from  directory whose weights to take
+    Raises         RunError where these weights do not cover the encoder or do not fit it
+    """
     model_class = MODEL_MAPPING[type(hf_config)]
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     no_pooler = {"add_pooling_layer": False} if takes_pooler else {}
+    if continue_from is not None:
+        return _load_weights(continue_from, hf_config, no_pooler)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
@@ -111,8 +117,8 @@ def encoder_config(config: StudentConfig, store):
 
     Raises RunError where there is no such config, it is no encoder, or it comes with another tokenizer.
     """
-    size = named_size(config.encoder)
-    hf_config = _load_config(config.encoder, store) if size is None else _bert_config(*size)
+    size = named_size(config.encoder_source)
+    hf_config = _load_config(config.encoder_source, store) if size is None else _bert_config(*size)
     hf_config.vocab_size = store.vocab_size
     _set_special_ids(hf_config, store.special_ids)
     _make_room(hf_config, store.max_length)
@@ -128,6 +134,25 @@ def weights_fingerprint(module: nn.Module) -> str:
         state.update(name.encode())
         state.update(np.ascontiguousarray(tensor.detach().cpu().numpy()))
     return state.hexdigest()[:16]
+
+
+def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            encoder, report = AutoModel.from_pretrained(
+                directory, config=hf_config, dtype=torch.float32, output_loading_info=True, **no_pooler
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"--continue-from {directory}: its weights cannot be used ({_first_line(error)}). Give an export or"
+            f" a kept checkpoint of a run whose windows are no shorter than this store's."
+        ) from None
+    if report["missing_keys"]:
+        raise RunError(
+            f"--continue-from {directory} lacks weights of the encoder:"
+            f" {', '.join(sorted(report['missing_keys'])[:3])}. Give an export or a kept checkpoint of a run."
+        )
+    return encoder
 
 
 def _bert_config(layers: int, width: int) -> BertConfig:

@@ -82,7 +82,7 @@ def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
 
 def default_name(config: StudentConfig, identity: dict) -> str:
     """<objective>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
-    path = Path(config.encoder)
+    path = Path(config.encoder_source)
     encoder = re.sub(r"[^A-Za-z0-9.]+", "-", (path.parent if path.name == "config.json" else path).name)
     return f"{config.objective}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
 

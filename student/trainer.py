@@ -57,7 +57,7 @@ def train(config: StudentConfig, progress=silent) -> dict:
         return result | run.places() | {"already_finished": True}
     run.clean()
     with _own_randomness(device), _StopSignals() as signals:
-        encoder = build_encoder(hf_config, config.seed)
+        encoder = build_encoder(hf_config, config.seed, config.continue_from)
         model = Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
         trainer = Trainer(config, store, objective, model.to(device), run,
                           progress=progress, signals=signals, started=started)
@@ -186,7 +186,7 @@ class Trainer:
             **self.run.places(),
             "store": str(self.store.path),
             "objective": self.config.objective,
-            "encoder": self.config.encoder,
+            "encoder": self.config.encoder_source,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "steps": self.steps,
             "tokens": self.tokens,

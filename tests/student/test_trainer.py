@@ -4,15 +4,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
+from transformers import AutoModel
 
 import student.trainer
 from student.config import StudentConfig
 from student.errors import Interrupted, RunError, TrainingError
+from student.model import weights_fingerprint
 from student.objectives import Mlm
 from student.step import learning_rate
 from student.trainer import train
@@ -271,3 +274,15 @@ def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):
         train(StudentConfig(**settings))
     with pytest.raises(RunError, match="device abacus"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"device": "abacus"}))
+
+
+def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
+    common = settings | {"store": ids_store.path, "objective": "mlm"}
+    first = train(StudentConfig(**common))
+    again = common | {"continue_from": Path(first["export"]), "output": tmp_path / "again", "max_steps": 1}
+    train(StudentConfig(**again))
+    start = json.loads((tmp_path / "again" / "log.jsonl").read_text().splitlines()[0])
+    exported = AutoModel.from_pretrained(first["export"], dtype=torch.float32, add_pooling_layer=False)
+    assert start["initial_encoder"] == weights_fingerprint(exported)
+    with pytest.raises(RunError, match="nothing.*Give"):
+        train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "output": tmp_path / "third"}))
