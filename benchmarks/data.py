@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def bench_file(name):
-    """Path of a file of the bench data: in $MLSM_DATA/bench, else in ../shared/bench beside the repository."""
+    """Path of a file of the bench data, in $MLSM_DATA/bench or in ../shared/bench beside the repository."""
     places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
     for place in [*places, ROOT.parent / "shared"]:
         if (place / "bench" / name).is_file():
@@ -40,7 +40,7 @@ def conditions(*packages):
     """Hardware, versions, date and command; `packages` are further distributions to name."""
     names = ("numpy", "numba", "torch", "transformers", *packages)
     return {
-        "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg()[0],
+        "cpu": _cpu_name(), "cores": os.cpu_count(), "load_average": os.getloadavg()[0],
         "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names},
         "date": time.strftime("%Y-%m-%d"), "command": f"python -m {_module()}",
     }

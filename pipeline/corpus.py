@@ -138,10 +138,10 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line"):
     return [_source(path, text_field, boundary) for path in sorted(set(paths))]
 
 
-def open_sources(config):
+def open_sources(config, progress):
     """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
     paths = [
-        str(collect_docstrings(config.output / "corpora")) if item == "docstrings" else item for item in config.corpus
+        str(collect_docstrings(config.output / "corpora", progress)) if item == "docstrings" else item for item in config.corpus
     ]
     if not paths:
         raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
@@ -307,7 +307,11 @@ def join_windows(windows):
 # -- docstrings ------------------------------------------------------------------------------------------
 
 
-def collect_docstrings(directory):
+def silent(*args, **figures):
+    """Progress that nobody watches."""
+
+
+def collect_docstrings(directory, progress=silent):
     """Write the docstrings of our required packages and of the standard library to one text file.
 
     Read with `ast`, never imported; without repeats; a document each; in the order of their hash, so that
@@ -321,7 +325,7 @@ def collect_docstrings(directory):
     tag = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]
     path = Path(directory) / f"docstrings-{tag}.txt"
     if not path.is_file():
-        _write_documents(path, _all_docstrings())
+        _write_documents(path, _all_docstrings(progress))
     return path
 
 
@@ -343,10 +347,11 @@ def _requirement_name(line):
     return "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0].lower()
 
 
-def _all_docstrings():
+def _all_docstrings(progress):
     texts = set()
-    for path in _python_files():
+    for number, path in enumerate(_python_files()):
         texts.update(_docstrings(path))
+        progress("docstrings", number, None, unit="files", documents=len(texts))
     return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 

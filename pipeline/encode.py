@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import plan as planning
-from pipeline.corpus import join_windows, open_sources
+from pipeline.corpus import join_windows, open_sources, silent
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError, windows_per_block
@@ -26,10 +26,6 @@ from shards.writer import UnitWriter
 
 class EncodeError(ValueError):
     """An encoding that cannot give useful shards."""
-
-
-def silent(*args, **figures):
-    """Progress that nobody watches."""
 
 
 def encode_ids(config, progress=silent):
@@ -90,7 +86,7 @@ class Job:
         _refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
         self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
-        sources = open_sources(config)
+        sources = open_sources(config, progress)
         self.sources = {source.name: source for source in sources}
         self.plan = planning.scan(
             sources,

@@ -13,7 +13,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def run(config, progress):
     """Train as the settings say; returns a list with the directory."""
-    sources = open_sources(config)
+    sources = open_sources(config, progress)
     progress("train tokenizer", 0, None, unit="sources")
     directory = config.output / "tokenizers" / f"cased-{config.vocab_size}"
     return [train_tokenizer(sources, directory, vocab_size=config.vocab_size)]

@@ -1,0 +1,105 @@
+"""Sparse codes to distributions over latent semantic properties (LSPs).
+
+A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
+row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
+official code lets it in as a row of zeros). Left out: renormalising for the loss (student/objectives.py),
+packing weights (shards/codec.py).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.solvers.parallel import inlined, kernel
+
+MOST_ENTRIES = 255          # of the shard format, which counts a token's entries in one byte
+
+
+@dataclass(frozen=True)
+class LspRows:
+    """Distributions of N tokens in CSR form.
+
+    indptr            int64 (N + 1)
+    indices           int32 (entries), atoms, strictly increasing in each row
+    weights           float32 (entries), probabilities; a row sums to 1 - tail, an empty one to 0
+    tail              float32 (N), probability of the entries that were dropped
+    truncated_tokens  how many tokens had more entries than were kept
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray
+    tail: np.ndarray
+    truncated_tokens: int
+
+    def __len__(self):
+        return len(self.indptr) - 1
+
+
+def distributions(codes, top_n):
+    """The n most probable LSPs of every token.
+
+    codes   solvers.Codes
+    top_n   entries to keep, 1 to 255, or "all": every non-zero, up to 255; of equal ones the lower atom stays
+    Raises  ValueError on another top_n
+    """
+    limit = MOST_ENTRIES if top_n == "all" else top_n
+    if not isinstance(limit, int | np.integer) or not 1 <= limit <= MOST_ENTRIES:
+        raise ValueError(f"top_n must be a whole number from 1 to {MOST_ENTRIES}, as a shard counts entries "
+                         f"in one byte, or 'all'; found {top_n!r}")
+    found_N = np.diff(codes.indptr)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.minimum(found_N, limit)]).cumsum()
+    indices, weights = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
+    tail_N = np.zeros(len(found_N), np.float32)
+    _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32),
+          indptr, indices, weights, tail_N)
+    return LspRows(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
+
+
+@kernel
+def _fill(from_indptr, from_indices, values, bits, indptr, indices, weights, tail_N):
+    for n in range(len(tail_N)):
+        start, stop, place = from_indptr[n], from_indptr[n + 1], indptr[n]
+        total = 0.0
+        for entry in range(start, stop):
+            total += values[entry]
+        keep = indptr[n + 1] - place
+        smallest, ties = np.int32(0), 0
+        if keep < stop - start:
+            smallest, ties = _nth_largest(bits[start:stop], keep)
+        dropped = 0.0
+        for entry in range(start, stop):
+            tied = bits[entry] == smallest
+            if bits[entry] < smallest or (tied and ties == 0):
+                dropped += values[entry]
+                continue
+            ties -= tied
+            indices[place] = from_indices[entry]
+            weights[place] = values[entry] / total
+            place += 1
+        tail_N[n] = dropped / total if dropped > 0 else 0.0
+
+
+@inlined
+def _nth_largest(bits, nth):
+    """The nth largest entry, and how many entries equal to it belong to the nth largest.
+
+    The bits of positive floats, read as integers, are in the same order: bisection takes 31 counts at most.
+    """
+    low, high = np.int32(0), np.int32(0x7f800000)       # infinity
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        if _count_from(bits, middle) >= nth:
+            low = np.int32(middle)
+        else:
+            high = np.int32(middle - 1)
+    return low, nth - _count_from(bits, low + 1)
+
+
+@inlined
+def _count_from(bits, least):
+    count = np.int32(0)
+    least = np.int32(least)
+    for entry in range(len(bits)):
+        count += np.int32(bits[entry] >= least)
+    return count

@@ -1,0 +1,114 @@
+"""The sparse coding problem: objective, KKT violation and duality gap, in float64 NumPy.
+
+For one unit-length row h of H and atoms d_j (rows of D, norm <= 1), over codes a >= 0:
+
+    minimise  1/2 ||h - sum_j a_j d_j||^2 + lam * sum_j a_j          (MLSM paper, equation 2)
+
+scikit-learn's `Lasso` divides the first term by d, so its alpha is lam / d. These functions are the one
+definition that solvers, tests, benchmarks and dictionary learning are measured by. Left out: solving it
+(cd_cpu.py, fista.py).
+
+Shapes: N tokens, d hidden width, K atoms.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ROWS_AT_ONCE = 512
+
+
+class ConvergenceWarning(UserWarning):
+    """Some codes miss the optimality tolerance; the message says how many."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Non-negative sparse codes of N tokens in CSR form, each with its certificate.
+
+    indptr   int64 (N + 1): row n is entries indptr[n] to indptr[n + 1]
+    indices  int32 (nnz), atoms, strictly increasing in each row
+    values   float32 (nnz), all > 0
+    kkt      float32 (N), the largest KKT violation of every token, in units of a correlation
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray
+    kkt: np.ndarray
+
+    def __len__(self):
+        return len(self.indptr) - 1
+
+    def dense(self, num_atoms, start=0, stop=None, dtype=np.float64):
+        """Rows start to stop as an array (rows, num_atoms)."""
+        indptr = self.indptr[start:len(self) + 1 if stop is None else stop + 1]
+        entries = slice(indptr[0], indptr[-1])
+        codes_NK = np.zeros((len(indptr) - 1, num_atoms), dtype)
+        rows = np.repeat(np.arange(len(codes_NK)), np.diff(indptr))
+        codes_NK[rows, self.indices[entries]] = self.values[entries]
+        return codes_NK
+
+
+def join_codes(parts):
+    """Codes of all tokens from a list of (counts, indices, values, kkt), one for each run of tokens."""
+    counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
+    indptr = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
+    none = np.zeros(0, np.float32)
+    return Codes(indptr, np.concatenate([np.zeros(0, np.int32), *indices]),
+                 np.concatenate([none, *values]), np.concatenate([none, *kkt]))
+
+
+def objective(hidden_Nd, atoms_Kd, codes, lam):
+    """1/2 ||h - a D||^2 + lam * sum(a) of every token, float64 (N).
+
+    codes  Codes, or an array (N, K)
+    """
+    return _per_token(_objective, hidden_Nd, atoms_Kd, codes, lam)
+
+
+def kkt_violation(hidden_Nd, atoms_Kd, codes, lam):
+    """The largest KKT violation of every token over all atoms, float64 (N).
+
+    With r = h - a D: max(0, d_j . r - lam) where a_j = 0, |d_j . r - lam| where a_j > 0.
+    """
+    return _per_token(_kkt_violation, hidden_Nd, atoms_Kd, codes, lam)
+
+
+def duality_gap(hidden_Nd, atoms_Kd, codes, lam):
+    """Objective minus the dual objective at a feasible point: bounds the suboptimality, float64 (N).
+
+    The dual maximises 1/2 ||h||^2 - 1/2 ||h - theta||^2 over d_j . theta <= lam, with no absolute value.
+    The feasible point is the residual, scaled by lam / max_j d_j . r where that is below 1.
+    """
+    return _per_token(_duality_gap, hidden_Nd, atoms_Kd, codes, lam)
+
+
+def _per_token(function, hidden_Nd, atoms_Kd, codes, lam):
+    """`function` over a few hundred tokens at a time, so that memory stays bounded for any N."""
+    atoms_Kd = np.asarray(atoms_Kd, np.float64)
+    result_N = np.empty(len(hidden_Nd))
+    for start in range(0, len(hidden_Nd), ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, len(hidden_Nd)))
+        hidden_nd = np.asarray(hidden_Nd[rows], np.float64)
+        codes_nK = codes.dense(len(atoms_Kd), start, rows.stop) if isinstance(codes, Codes) else codes[rows]
+        result_N[rows] = function(hidden_nd, atoms_Kd, codes_nK, lam)
+    return result_N
+
+
+def _objective(hidden_nd, atoms_Kd, codes_nK, lam):
+    residual_nd = hidden_nd - codes_nK @ atoms_Kd
+    return 0.5 * (residual_nd ** 2).sum(1) + lam * codes_nK.sum(1)
+
+
+def _kkt_violation(hidden_nd, atoms_Kd, codes_nK, lam):
+    excess_nK = (hidden_nd - codes_nK @ atoms_Kd) @ atoms_Kd.T - lam
+    return np.where(codes_nK > 0, np.abs(excess_nK), np.maximum(excess_nK, 0)).max(1, initial=0)
+
+
+def _duality_gap(hidden_nd, atoms_Kd, codes_nK, lam):
+    residual_nd = hidden_nd - codes_nK @ atoms_Kd
+    largest_n = (residual_nd @ atoms_Kd.T).max(1, initial=0)
+    dual_nd = residual_nd * (lam / np.maximum(largest_n, lam))[:, None]
+    dual_n = 0.5 * (hidden_nd ** 2).sum(1) - 0.5 * ((hidden_nd - dual_nd) ** 2).sum(1)
+    return _objective(hidden_nd, atoms_Kd, codes_nK, lam) - dual_n

@@ -1,0 +1,318 @@
+"""The solver against scikit-learn and SPAMS, and its certificate on random, real and nasty input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data import ROOT, bench_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso
+from pipeline.solvers.problem import duality_gap, kkt_violation, objective
+
+FLOAT32 = 5e-6              # what rounding adds to a KKT violation of 1e-3
+
+
+def unit_rows(array):
+    norms = np.linalg.norm(array, axis=1, keepdims=True)
+    return (array / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def problem(tokens=50, width=16, atoms=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return unit_rows(rng.normal(size=(tokens, width))), unit_rows(rng.normal(size=(atoms, width)))
+
+
+def check_certificate(hidden, atoms, codes, lam, tol=1e-3):
+    """Well-formed, optimal to the tolerance, and honest about it."""
+    assert codes.indptr.dtype == np.int64 and codes.indices.dtype == np.int32
+    assert codes.values.dtype == codes.kkt.dtype == np.float32
+    assert len(codes.indptr) == len(hidden) + 1 and len(codes.kkt) == len(hidden)
+    assert (codes.values > 0).all()
+    rows = np.repeat(np.arange(len(hidden)), np.diff(codes.indptr))
+    assert (np.diff(rows * len(atoms) + codes.indices) > 0).all()
+    true = kkt_violation(hidden, atoms, codes, lam)
+    rounding = FLOAT32 + 1e-6 * np.array([codes.dense(len(atoms)).sum(1)]).max(initial=0)
+    assert np.abs(true - codes.kkt).max(initial=0) <= rounding
+    assert true.max(initial=0) <= tol + rounding
+
+
+def sklearn_codes(hidden, atoms, lam):
+    lasso = pytest.importorskip("sklearn.linear_model").Lasso
+    model = lasso(alpha=lam / hidden.shape[1], positive=True, fit_intercept=False, tol=1e-12,
+                  max_iter=100_000)
+    return model.fit(atoms.T.astype(float), hidden.T.astype(float)).coef_
+
+
+def spams_codes(hidden, atoms, lam):
+    spams = pytest.importorskip("spams", reason="no SPAMS: pip install spams-bin (it is in the test extras)")
+    hidden_dN, atoms_dK = (np.asfortranarray(array.T.astype(float)) for array in (hidden, atoms))
+    codes = spams.lasso(hidden_dN, D=atoms_dK, lambda1=lam, mode=2, pos=True, numThreads=1)
+    return codes.T.toarray()
+
+
+@pytest.mark.parametrize("oracle", [sklearn_codes, spams_codes])
+@pytest.mark.parametrize(("width", "atoms", "lam"),
+                         [(16, 40, 0.05), (64, 300, 0.05), (30, 20, 0.2), (8, 100, 0.01)])
+def test_random_problems_against_an_oracle(oracle, width, atoms, lam):
+    hidden, atoms = problem(60, width, atoms)
+    codes = nonneg_lasso(hidden, atoms, lam, tol=1e-5)
+    check_certificate(hidden, atoms, codes, lam, tol=1e-5)
+    expected = oracle(hidden, atoms, lam)
+    np.testing.assert_allclose(objective(hidden, atoms, codes, lam), objective(hidden, atoms, expected, lam),
+                               rtol=1e-5)
+    np.testing.assert_allclose(codes.dense(len(atoms)), expected, atol=2e-3)
+
+
+def real_data(rows):
+    hidden = np.load(bench_file("hidden_test_8192x384_f16.npy"))[rows]
+    return unit_rows(hidden.astype(np.float32)), np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+
+
+@pytest.mark.parametrize(("oracle", "rows"), [(sklearn_codes, 8), (spams_codes, 200)])
+def test_real_data_against_an_oracle(oracle, rows):
+    hidden, atoms = real_data(slice(rows))
+    codes = nonneg_lasso(hidden, atoms, 0.05)
+    check_certificate(hidden, atoms, codes, 0.05)
+    optimum = objective(hidden, atoms, oracle(hidden, atoms, 0.05), 0.05)
+    np.testing.assert_allclose(objective(hidden, atoms, codes, 0.05), optimum, rtol=5e-4)
+    assert objective(hidden, atoms, codes, 0.05).mean() <= optimum.mean() * (1 + 1e-4)
+
+
+def test_real_data_against_the_stored_optimum():
+    hidden, atoms = real_data(slice(None))
+    reference = json.loads(bench_file("reference.json").read_text())
+    codes = nonneg_lasso(hidden, atoms, reference["lambda"])
+    check_certificate(hidden[::8], atoms, nonneg_lasso(hidden[::8], atoms, reference["lambda"]), 0.05)
+    mean = objective(hidden, atoms, codes, reference["lambda"]).mean()
+    assert abs(mean / reference["mean_objective_per_token"] - 1) <= 1e-4
+    assert (duality_gap(hidden[:512], atoms, nonneg_lasso(hidden[:512], atoms, 0.05), 0.05) >= 0).all()
+
+
+@st.composite
+def nasty_problems(draw):
+    """Small problems with every kind of atom and row that has no business in a dictionary."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    width, atoms = draw(st.integers(1, 24)), draw(st.integers(1, 70))
+    dictionary = unit_rows(rng.normal(size=(atoms, width)))
+    kinds = st.sampled_from(["duplicate", "zero", "collinear", "short", "opposite"])
+    for kind in draw(st.lists(kinds, max_size=8)):
+        target, source = rng.integers(atoms, size=2)
+        dictionary[target] = {
+            "duplicate": dictionary[source], "zero": 0 * dictionary[source],
+            "short": 0.3 * dictionary[source],
+            "collinear": unit_rows(dictionary[source:source + 1] + 1e-4 * rng.normal(size=width))[0],
+            "opposite": -dictionary[source]}[kind]
+    hidden = unit_rows(rng.normal(size=(draw(st.integers(0, 5)), width)))
+    if len(hidden) and draw(st.booleans()):
+        hidden[rng.integers(len(hidden))] = draw(st.sampled_from([0, 1])) * dictionary[rng.integers(atoms)]
+    return hidden, dictionary, draw(st.sampled_from([2.0, 0.5, 0.05, 0.005]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(nasty_problems())
+def test_nasty_problems_are_solved_with_an_honest_certificate(nasty):
+    hidden, atoms, lam = nasty
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        codes = nonneg_lasso(hidden, atoms, lam)
+    check_certificate(hidden, atoms, codes, lam)
+    gap, sums = duality_gap(hidden, atoms, codes, lam), codes.dense(len(atoms)).sum(1)
+    assert (gap >= -1e-9).all()
+    assert (gap <= 1e-3 * (2 * sums + 1 / lam) + 1e-5).all()        # what a violation of 1e-3 can cost
+
+
+def test_orthogonal_atoms_give_soft_thresholding():
+    atoms = np.linalg.qr(np.random.default_rng(0).normal(size=(32, 32)))[0].astype(np.float32)
+    hidden, _ = problem(20, 32)
+    codes = nonneg_lasso(hidden, atoms, 0.1, tol=1e-5)
+    np.testing.assert_allclose(codes.dense(32), np.maximum(hidden @ atoms.T - 0.1, 0), atol=1e-5)
+
+
+def test_duplicate_atoms_cost_nothing():
+    hidden, atoms = problem(30, 16, 40)
+    once = objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05, tol=1e-5), 0.05)
+    twice = np.concatenate([atoms, atoms])
+    codes = nonneg_lasso(hidden, twice, 0.05, tol=1e-5)
+    np.testing.assert_allclose(objective(hidden, twice, codes, 0.05), once, rtol=1e-5)
+
+
+def test_a_working_set_that_overflows_grows(monkeypatch):
+    """Hundreds of non-zeros: the same bits, whatever the capacity is to begin with."""
+    hidden, atoms = problem(6, 400, 900)
+    codes = nonneg_lasso(hidden, atoms, 1e-3, tol=1e-5)
+    assert np.diff(codes.indptr).min() > cd_cpu.FIRST_CAPACITY
+    check_certificate(hidden, atoms, codes, 1e-3, tol=1e-5)
+    for capacity in (16, 1024):
+        monkeypatch.setattr(cd_cpu, "FIRST_CAPACITY", capacity)
+        np.testing.assert_array_equal(nonneg_lasso(hidden, atoms, 1e-3, tol=1e-5).values, codes.values)
+
+
+def test_more_width_than_atoms():
+    hidden, atoms = problem(10, 300, 7)
+    check_certificate(hidden, atoms, nonneg_lasso(hidden, atoms, 0.01), 0.01)
+
+
+def test_penalty_above_every_correlation_empties_the_codes():
+    hidden, atoms = problem()
+    codes = nonneg_lasso(hidden, atoms, float((hidden @ atoms.T).max()) + 1e-3)
+    assert len(codes.values) == 0 and (codes.kkt == 0).all() and (codes.indptr == 0).all()
+
+
+def test_no_row_one_row_and_rows_of_zeros():
+    hidden, atoms = problem()
+    assert len(nonneg_lasso(hidden[:0], atoms, 0.05)) == 0
+    assert len(nonneg_lasso(hidden[:1], atoms, 0.05)) == 1
+    codes = nonneg_lasso(np.zeros((3, 16), np.float32), atoms, 0.05)
+    assert len(codes) == 3 and len(codes.values) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_types(dtype):
+    hidden, atoms = problem()
+    found = nonneg_lasso(hidden.astype(dtype), atoms, 0.05)
+    expected = nonneg_lasso(hidden.astype(dtype).astype(np.float32), atoms, 0.05)
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+def test_layout_and_given_gram_change_no_bit():
+    hidden, atoms = problem(70, 16, 40)
+    plain = nonneg_lasso(hidden, atoms, 0.05, gram_KK=atoms @ atoms.T)
+    wide = np.repeat(hidden, 2, axis=1)[:, ::2]
+    read_only = np.asfortranarray(atoms)
+    read_only.setflags(write=False)
+    strided = nonneg_lasso(wide, read_only, 0.05, gram_KK=np.asfortranarray(atoms @ atoms.T))
+    np.testing.assert_array_equal(plain.indices, strided.indices)
+    np.testing.assert_allclose(plain.values, strided.values, atol=1e-5)
+
+
+def test_a_token_alone_is_coded_as_among_many():
+    hidden, atoms = problem(700, 32, 90)
+    together = nonneg_lasso(hidden, atoms, 0.05).dense(90)
+    alone = nonneg_lasso(hidden[500:501], atoms, 0.05).dense(90)
+    np.testing.assert_allclose(together[500:501], alone, atol=1e-5)
+
+
+CODE_AND_HASH = """
+import hashlib, numpy as np
+from pipeline.solvers import nonneg_lasso
+rng = np.random.default_rng(0)
+hidden, atoms = (rng.normal(size=(n, 24)).astype(np.float32) for n in (1500, 200))
+hidden /= np.linalg.norm(hidden, axis=1, keepdims=True); atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+codes = nonneg_lasso(hidden, atoms, 0.05)
+print(hashlib.sha256(codes.indices.tobytes() + codes.values.tobytes() + codes.kkt.tobytes()).hexdigest())
+"""
+
+
+def code_in_new_process(package_root=ROOT, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(package_root), **environment}
+    run = subprocess.run([sys.executable, "-c", CODE_AND_HASH], cwd=package_root, env=environment,
+                         capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_same_bits_compiled_cached_and_with_any_number_of_threads(tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    compiled = code_in_new_process(**cache)
+    assert list(tmp_path.rglob("*.nbc"))
+    assert code_in_new_process(**cache) == compiled
+    assert code_in_new_process(NUMBA_NUM_THREADS="1", **cache) == compiled
+
+
+def test_works_where_nothing_can_be_cached(tmp_path):
+    """A package and a home directory that cannot be written: no cache, but no failure."""
+    shutil.copytree(ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    for blocked in (tmp_path / "pipeline" / "solvers" / "__pycache__", tmp_path / "home"):
+        blocked.write_text("a file, so that no directory can be made here, not even by root")
+    environment = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
+    assert code_in_new_process(tmp_path, **environment).strip()
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+def test_several_threads_may_solve_at_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    hidden, atoms = problem(600, 16, 40)
+    expected = nonneg_lasso(hidden, atoms, 0.05)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: nonneg_lasso(hidden, atoms, 0.05), range(8)))
+    assert all((codes.values == expected.values).all() for codes in found)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused_with_their_rows(value):
+    hidden, atoms = problem(10)
+    hidden[[3, 7], 5] = value
+    with pytest.raises(ValueError, match=r"hidden: NaN or infinity in row 3, 7;"):
+        nonneg_lasso(hidden, atoms, 0.05)
+    atoms[4, 0] = value
+    with pytest.raises(ValueError, match=r"atoms: NaN or infinity in row 4;"):
+        nonneg_lasso(hidden, atoms, 0.05)
+
+
+@pytest.mark.parametrize("lam", [0, -0.1, np.nan, np.inf])
+def test_penalties_that_are_not_positive_are_refused(lam):
+    with pytest.raises(ValueError, match="lam must be a positive number"):
+        nonneg_lasso(*problem(), lam)
+
+
+def test_shapes_that_do_not_match_are_refused():
+    hidden, atoms = problem()
+    for wrong in [(hidden[:, :5], atoms), (hidden[0], atoms), (hidden, atoms[0])]:
+        with pytest.raises(ValueError, match="matrices of one width"):
+            nonneg_lasso(*wrong, 0.05)
+    with pytest.raises(ValueError, match="no atoms"):
+        nonneg_lasso(hidden, atoms[:0], 0.05)
+    with pytest.raises(ValueError, match="gram must be"):
+        nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))
+    with pytest.raises(ValueError, match="choose one of auto, cpu, fista"):
+        nonneg_lasso(hidden, atoms, 0.05, backend="gpu")
+
+
+def test_a_tolerance_out_of_reach_of_float32_warns_with_the_count():
+    hidden, atoms = problem(4, 64, 300)
+    with pytest.warns(ConvergenceWarning, match=r"^[1-4] of 4 tokens have a KKT violation above 1e-12"):
+        codes = nonneg_lasso(hidden, atoms, 0.05, tol=1e-12)
+    assert kkt_violation(hidden, atoms, codes, 0.05).max() < 1e-5
+
+
+def test_fista_comes_near_and_says_how_near():
+    hidden, atoms = problem(40, 16, 60)
+    with pytest.warns(ConvergenceWarning):
+        slow = nonneg_lasso(hidden, atoms, 0.05, backend="fista")
+    np.testing.assert_allclose(slow.kkt, kkt_violation(hidden, atoms, slow, 0.05), atol=1e-5)
+    exact = objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05, tol=1e-5), 0.05)
+    ratio = objective(hidden, atoms, slow, 0.05) / exact
+    assert ratio.min() > 1 - 1e-6 and ratio.max() < 1.05
+
+
+def test_fista_converges_to_the_same_optimum():
+    from pipeline.solvers import fista
+
+    hidden, atoms = problem(40, 16, 60)
+    codes = fista.solve(hidden, atoms, 0.05, steps=600, rows_at_once=30)
+    check_certificate(hidden, atoms, codes, 0.05)
+    assert len(fista.solve(hidden[:0], atoms, 0.05)) == 0
+
+
+def test_hundred_fista_steps_on_real_data_stop_as_far_off_as_known():
+    """The anchor of the specification: 7.8 % above the optimum."""
+    hidden, atoms = real_data(slice(0, 8192, 64))
+    with pytest.warns(ConvergenceWarning):
+        slow = objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05, backend="fista"), 0.05)
+    ratio = slow.mean() / objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05), 0.05).mean()
+    assert 1.06 < ratio < 1.10
+
+
+def test_the_tests_read_this_checkout():
+    import pipeline.solvers
+    assert Path(pipeline.solvers.__file__).is_relative_to(ROOT)

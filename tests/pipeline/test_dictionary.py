@@ -1,0 +1,247 @@
+"""Dictionary learning: the algorithm against plain NumPy, what it promises, and its files."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from data import bench_file
+
+from pipeline import dictionary as module
+from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
+from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.problem import objective
+
+
+def unit_rows(array):
+    return (array / np.linalg.norm(array, axis=1, keepdims=True)).astype(np.float32)
+
+
+def planted(vectors=3000, width=24, atoms=40, seed=0):
+    """Vectors that are sums of three of the planted atoms with a little noise, and these atoms."""
+    rng = np.random.default_rng(seed)
+    truth = unit_rows(rng.normal(size=(atoms, width)))
+    chosen = np.array([rng.choice(atoms, 3, replace=False) for _ in range(vectors)])
+    hidden = (rng.uniform(0.3, 1, (vectors, 3, 1)) * truth[chosen]).sum(1)
+    return unit_rows(hidden + 0.01 * rng.normal(size=(vectors, width))), truth
+
+
+@pytest.fixture(scope="module")
+def learned():
+    hidden, _ = planted()
+    return learn_dictionary(hidden, 40, 0.05, seed=1, epochs=8, batch=256)
+
+
+def test_objective_falls_and_atoms_stay_in_the_unit_ball(learned):
+    values = [entry["objective"] for entry in learned.history]
+    assert values[-1] < values[0] < 0.5
+    assert learned.atoms_Kd.dtype == np.float32 and learned.atoms_Kd.shape == (40, 24)
+    assert np.linalg.norm(learned.atoms_Kd, axis=1).max() <= 1 + 1e-6
+    assert all(set(entry) == {"vectors", "epoch", "objective", "nnz", "explained_variance", "dead_atoms"}
+               for entry in learned.history)
+
+
+def test_planted_atoms_are_nearly_found(learned):
+    hidden, truth = planted(500, seed=0)
+    found, best = (objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05), 0.05).mean()
+                   for atoms in (learned.atoms_Kd, truth))
+    assert found < 1.1 * best
+
+
+def test_history_says_what_the_returned_atoms_reach():
+    hidden, _ = planted()
+    held_out, _ = planted(200, seed=5)
+    found = learn_dictionary(hidden, 30, 0.05, seed=0, held_out_Hd=3 * held_out, epochs=2, batch=256)
+    codes = nonneg_lasso(held_out, found.atoms_Kd, 0.05)
+    best = min(found.history, key=lambda entry: entry["objective"])
+    reached = objective(held_out, found.atoms_Kd, codes, 0.05).mean()
+    assert best["objective"] == pytest.approx(reached, rel=1e-5)
+    residual = held_out - codes.dense(30) @ found.atoms_Kd
+    explained = 1 - (residual ** 2).sum() / ((held_out - held_out.mean(0)) ** 2).sum()
+    assert best["explained_variance"] == pytest.approx(explained, rel=1e-3)
+    assert best["nnz"] == pytest.approx(len(codes.values) / 200)
+    assert found.settings["vectors"] == 3000 and found.settings["held_out"] == 200
+
+
+def test_same_seed_same_bytes_another_seed_another_dictionary(learned):
+    hidden, _ = planted()
+    again = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=8, batch=256)
+    assert again.fingerprint == learned.fingerprint and again.history == learned.history
+    other = learn_dictionary(hidden, 40, 0.05, seed=2, epochs=8, batch=256)
+    assert other.fingerprint != learned.fingerprint
+
+
+def test_kmeans_start():
+    hidden, _ = planted()
+    found = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=1, batch=256, init="kmeans")
+    again = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=1, batch=256, init="kmeans")
+    assert found.fingerprint == again.fingerprint
+    assert found.history[0]["objective"] < 0.2
+
+
+def test_file_of_half_floats_is_read_as_it_is_needed(tmp_path):
+    hidden = np.random.default_rng(0).normal(size=(60_000, 128)).astype(np.float16)
+    np.save(tmp_path / "hidden.npy", hidden)
+    from_array = learn_dictionary(hidden, 16, 0.2, seed=0, epochs=0.1, batch=512)
+    del hidden
+    tracemalloc.start()
+    from_file = learn_dictionary(tmp_path / "hidden.npy", 16, 0.2, seed=0, epochs=0.1, batch=512)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert from_file.fingerprint == from_array.fingerprint
+    assert peak < (tmp_path / "hidden.npy").stat().st_size / 2
+
+
+def test_unused_atoms_are_replaced_and_counted():
+    """Rows of zeros that are sampled as atoms can never be used."""
+    hidden, _ = planted()
+    hidden[1000:] = 0
+    found = learn_dictionary(hidden, 40, 0.05, seed=0, epochs=4, batch=256, min_improvement=0)
+    dead = [entry["dead_atoms"] for entry in found.history]
+    assert dead[0] > 20 and dead[-1] <= 2
+    assert found.history[-1]["objective"] < 0.8 * found.history[0]["objective"]
+    assert np.linalg.norm(found.atoms_Kd, axis=1).min() > 0.5
+
+
+def test_learning_stops_for_a_reason_that_is_kept():
+    hidden, _ = planted()
+    done = learn_dictionary(hidden, 10, 0.05, seed=0, epochs=1.5, min_improvement=0)
+    assert done.stopped == "epochs: 1.5 passes over 2,700 vectors are done"
+    assert done.history[-1]["vectors"] == 4050
+    early = learn_dictionary(hidden, 10, 0.05, seed=0, epochs=50, min_improvement=0.01)
+    assert early.stopped.startswith("converged") and early.history[-1]["epoch"] < 50
+
+
+def test_progress_reports_vectors_and_figures():
+    calls = []
+    hidden, _ = planted()
+    learn_dictionary(hidden, 10, 0.05, seed=0, epochs=2, batch=900, evaluate_every=900,
+                     progress=lambda *args, **figures: calls.append((args, figures)))
+    assert [args for args, _ in calls] == [("dictionary", done, 5400) for done in range(900, 5401, 900)]
+    assert all(figures["unit"] == "vectors" and figures["objective"] > 0 for _, figures in calls)
+
+
+def test_atom_update_is_one_atom_after_the_other():
+    """Algorithm 2 of the paper, against its plain form; the groups are an implementation detail."""
+    rng = np.random.default_rng(0)
+    learner = module._Learner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
+    codes = np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)
+    codes[:, 7] = 0                                             # an atom without a use stays as it is
+    learner.code_code_KK[:] = codes.T @ codes
+    learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
+    expected = learner.atoms_Kd.astype(float)
+    for j in range(150):
+        if codes[:, j].any():
+            step = learner.code_hidden_Kd[j] - learner.code_code_KK[j] @ expected
+            new = expected[j] + step / learner.code_code_KK[j, j]
+            expected[j] = new / max(1, np.linalg.norm(new))
+    learner._update_atoms()
+    np.testing.assert_allclose(learner.atoms_Kd, expected, atol=1e-4)
+
+
+def test_sums_against_their_dense_formula():
+    hidden, _ = planted(300)
+    learner = module._Learner(unit_rows(np.random.default_rng(0).normal(size=(50, 24))), 0.05, 1.0)
+    codes = nonneg_lasso(hidden, learner.atoms_Kd, 0.05)
+    learner._accumulate(hidden, codes, np.float32(0))
+    learner._accumulate(hidden, codes, np.float32(0.25))
+    dense = codes.dense(50)
+    np.testing.assert_allclose(learner.code_code_KK, 1.25 * dense.T @ dense, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learner.code_hidden_Kd, 1.25 * dense.T @ hidden, rtol=1e-4, atol=1e-5)
+
+
+def test_real_vectors_beat_sampled_atoms_soon():
+    hidden = np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r")[:8192]
+    held_out = np.load(bench_file("hidden_test_8192x384_f16.npy"))[:256]
+    found = learn_dictionary(hidden, 512, 0.05, seed=0, held_out_Hd=held_out, epochs=2, batch=1024)
+    start = unit_rows(hidden[:512].astype(np.float32))
+    unit = unit_rows(held_out.astype(np.float32))
+    sampled = objective(unit, start, nonneg_lasso(unit, start, 0.05), 0.05).mean()
+    assert found.history[-1]["objective"] < 0.85 * sampled
+
+
+def test_too_few_vectors_are_refused_with_the_numbers():
+    hidden, _ = planted(100)
+    numbers = "k = 95 atoms need at least as many training vectors; found 90, with 10 more held out"
+    with pytest.raises(ValueError, match=numbers):
+        learn_dictionary(hidden, 95, 0.05, seed=0)
+    with pytest.raises(ValueError, match="found 0"):
+        learn_dictionary(hidden[:0], 5, 0.05, seed=0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_with_their_rows(value):
+    hidden, _ = planted(200)
+    hidden[[17, 130], 3] = value
+    with pytest.raises(ValueError, match="training vectors: NaN or infinity in row (17|130)"):
+        learn_dictionary(hidden, 20, 0.05, seed=0)
+
+
+def test_other_nonsense_is_refused():
+    hidden, _ = planted(200)
+    for wrong, message in [({"lam": 0}, "lam must be positive"), ({"epochs": -1}, "epochs must be positive"),
+                           ({"init": "zeros"}, "init must be"),
+                           ({"held_out_Hd": hidden[:0]}, "held-out vectors"),
+                           ({"held_out_Hd": hidden[:, :3]}, "held-out vectors")]:
+        with pytest.raises(ValueError, match=message):
+            learn_dictionary(hidden, 20, **{"lam": 0.05, "seed": 0, **wrong})
+    with pytest.raises(ValueError, match="shape"):
+        learn_dictionary(hidden[0], 20, 0.05, seed=0)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(learned, tmp_path):
+    learned.save(tmp_path / "deep" / "atoms")
+    loaded = Dictionary.load(tmp_path / "deep" / "atoms")
+    assert (loaded.atoms_Kd == learned.atoms_Kd).all() and loaded.fingerprint == learned.fingerprint
+    assert (loaded.history, loaded.stopped) == (learned.history, learned.stopped)
+    assert loaded.settings == learned.settings
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["atoms"]
+    learned.save(tmp_path / "deep" / "atoms")                   # the same again is fine
+
+
+def test_another_dictionary_is_not_overwritten(learned, tmp_path):
+    learned.save(tmp_path / "atoms")
+    other = Dictionary(np.eye(3, dtype=np.float32), [], "by hand", {})
+    with pytest.raises(DictionaryError, match="exists and is not this dictionary"):
+        other.save(tmp_path / "atoms")
+    assert Dictionary.load(tmp_path / "atoms").fingerprint == learned.fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == ["atoms"]
+
+
+def test_fingerprint_sees_bytes_and_shape():
+    atoms = np.arange(6, dtype=np.float32)
+    arrays = atoms.reshape(2, 3), atoms.reshape(3, 2), -atoms[None]
+    assert len({Dictionary(array, [], "", {}).fingerprint for array in arrays}) == 3
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda d: flip_a_byte(d / "atoms.npy"),
+    lambda d: (d / "atoms.npy").write_bytes((d / "atoms.npy").read_bytes()[:-100]),
+    lambda d: (d / "atoms.npy").write_bytes(b""),
+    lambda d: (d / "dictionary.json").write_text((d / "dictionary.json").read_text()[:-30]),
+    lambda d: (d / "dictionary.json").write_text(json.dumps({"format": 1})),
+    lambda d: (d / "dictionary.json").write_text("[]"),
+    lambda d: np.save(d / "atoms.npy", np.array([{}], object), allow_pickle=True),
+])
+def test_damaged_files_are_refused(learned, tmp_path, damage):
+    learned.save(tmp_path / "atoms")
+    damage(tmp_path / "atoms")
+    with pytest.raises(DictionaryError, match="is damaged"):
+        Dictionary.load(tmp_path / "atoms")
+
+
+@pytest.mark.parametrize("name", ["atoms.npy", "dictionary.json"])
+def test_missing_files_are_named(learned, tmp_path, name):
+    learned.save(tmp_path / "atoms")
+    (tmp_path / "atoms" / name).unlink()
+    with pytest.raises(DictionaryError, match=f"is not a dictionary: it has no {name}"):
+        Dictionary.load(tmp_path / "atoms")
