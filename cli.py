@@ -437,15 +437,13 @@ def show_training(result, settings):
     store = Store.open(result["store"])
     print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
     _table(_store_rows(store.path, store.report()) + _student_rows(result))
-    print(
-        f"\nLoad it:\n\n  from transformers import AutoModel, AutoTokenizer\n"
-        f"  model, tokenizer = (auto.from_pretrained({result['export']!r}) for auto in (AutoModel, AutoTokenizer))"
-    )
-    if "bundled" in str(store.settings.get("teacher_name")):
-        print(
-            "\nThis was the demonstration: a small teacher on a small corpus. The real thing, the paper's setting:\n\n"
-            "  python cli.py encode-lsp --recipe paper && python cli.py train-student --recipe paper"
-        )
+    export = repr(result["export"])
+    print("\nLoad it:\n\n  from transformers import AutoModel, AutoTokenizer")
+    print(f"  model, tokenizer = AutoModel.from_pretrained({export}), AutoTokenizer.from_pretrained({export})")
+    if store.settings.get("teacher_name") == "bundled":
+        print("\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n")
+        print("  python cli.py encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'")
+        print("  python cli.py train-student --recipe paper")
 
 
 def _student_rows(result):

@@ -140,11 +140,11 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line"):
 
 def open_sources(config, progress):
     """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
-    paths = [
-        str(collect_docstrings(config.output / "corpora", progress)) if item == "docstrings" else item for item in config.corpus
-    ]
-    if not paths:
+    if not config.corpus:
         raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
+    paths = list(config.corpus)
+    if "docstrings" in paths:
+        paths[paths.index("docstrings")] = str(collect_docstrings(config.output / "corpora", progress))
     return open_corpus(tuple(paths), text_field=config.text_field, boundary=config.document_boundary)
 
 

@@ -133,7 +133,7 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     batch            vectors of a minibatch
     forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
-    evaluate_every   vectors between evaluations, rounded to minibatches; every epoch if that is shorter
+    evaluate_every   most vectors between evaluations, which come at least once an epoch
     progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
     Returns          Dictionary, the evaluated state with the lowest held-out objective
     Raises           ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
@@ -167,15 +167,14 @@ def _check(settings, vectors):
 def _learn(learner, vectors, evaluation, settings, progress):
     """The loop over minibatches: returns the Dictionary."""
     total = int(np.ceil(settings["epochs"] * len(vectors)))
-    interval = min(settings["evaluate_every"], len(vectors))
-    done, next_evaluation, stopped = 0, interval, None
+    evaluations = int(np.ceil(total / min(settings["evaluate_every"], len(vectors))))
+    done, stopped = 0, None
     while stopped is None:
         hidden_nd = vectors.minibatch(done, min(settings["batch"], total - done))
         learner.step(hidden_nd)
         done += len(hidden_nd)
-        if done >= min(next_evaluation, total):
+        if done * evaluations >= total * (len(evaluation.history) + 1):      # equal stretches of the whole
             evaluation.add(learner, done, done / len(vectors))
-            next_evaluation = done + interval
             stopped = evaluation.stop_reason(settings["min_improvement"])
             learner.replace_unused(hidden_nd)
         if stopped is None and done >= total:
