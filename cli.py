@@ -116,7 +116,7 @@ def _run_verb(name, verb, argv):
     if print_config:
         print(_as_yaml(name, settings), end="")
         return 0
-    _quiet_libraries()
+    _quiet_libraries(downloads=name != "train-student")
     with Progress(sys.stderr) as progress:
         progress.note(f"{name}, recipe {recipe}" if recipe else name)
         result = _load(verb.function)(settings, progress)
@@ -260,9 +260,15 @@ def _load(reference):
     return getattr(importlib.import_module(module), name)
 
 
-def _quiet_libraries():
-    """Libraries speak through our errors; their chatter would bury the summary."""
+def _quiet_libraries(downloads):
+    """Libraries speak through our errors; their chatter would bury the summary.
+
+    downloads  whether the command may fetch a model, whose progress bar is wanted
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not downloads:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.simplefilter("default", UserWarning)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
 
