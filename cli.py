@@ -401,8 +401,10 @@ def show_encoding(reports, settings):
     for report in reports:
         print(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
         _table(_store_rows(report["store"], report) + _run_rows(report))
-    lsps = "nnz_per_token" in reports[0]
-    print(f"\nNext:  python cli.py train-student{'' if lsps else ' --objective mlm'}")
+    flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
+    if len(reports) > 1 or settings.output != Path("runs"):
+        flags += f" --store {reports[0]['store']}"
+    print(f"\nNext:  python cli.py train-student{flags}")
 
 
 def _store_rows(path, report):
@@ -453,34 +455,36 @@ def show_training(result, settings):
 
 
 def _student_rows(result):
-    loss, baseline = result["held_out"], result["baseline"]
-    figure = {"mlsm": "held-out KL", "mlm": "held-out loss"}[result["objective"]]
-    marginal = {"mlsm": "the marginal (a constant average LSP distribution)", "mlm": "unigram frequencies"}
     rows = [
-        (
-            "student",
-            f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
-        ),
+        ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
         (
             "trained",
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s, "
             f"first step after {result['seconds_to_first_step']:.1f} s",
         ),
-        (
-            figure,
-            f"{loss['loss']:.4f} nats per masked token, {result['improvement']:.1%} below {baseline['loss']:.4f} of "
-            f"{marginal[result['objective']]}",
-        ),
     ]
-    if "accuracy" in loss:
+    rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
+    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+
+
+def _held_out_rows(objective, figures, baseline, improvement):
+    if not figures:
+        return [("held out", "nothing: the corpus has no held-out windows")]
+    name, reference = {
+        "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
+        "mlm": ("held-out loss", "unigram frequencies"),
+    }[objective]
+    side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
+    rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
+    if "accuracy" in figures:
         rows.append(
             (
                 "held-out accuracy",
-                f"{loss['accuracy']:.1%} of masked tokens (most frequent token: "
-                f"{baseline['accuracy']:.1%}), perplexity {loss['perplexity']:.1f}",
+                f"{figures['accuracy']:.1%} of masked tokens (most frequent token: {baseline['accuracy']:.1%}), "
+                f"perplexity {figures['perplexity']:.1f}",
             )
         )
-    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+    return rows
 
 
 if __name__ == "__main__":

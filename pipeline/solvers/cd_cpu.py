@@ -36,6 +36,7 @@ MAX_ROUNDS = 100
 MAX_SWEEPS = 100                # in one round
 SWEEPS_BEFORE_CG = 2
 MAX_CG_STEPS = 60
+LOWEST = np.float32(-3e38)      # kernels know no infinity
 INNER = 0.1                     # a round solves its working set to this share of the worst violation
 
 
@@ -143,9 +144,9 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, lam, tol, worki
 @inlined
 def _block_maxima(grad_K, block_max):
     """Fill block_max with the maximum of every BLOCK atoms; returns the largest."""
-    largest = np.float32(-np.inf)
+    largest = LOWEST
     for b in range(len(block_max)):
-        top = np.float32(-3e38)
+        top = LOWEST
         for j in range(b * BLOCK, min(b * BLOCK + BLOCK, len(grad_K))):
             top = max(top, grad_K[j])
         block_max[b] = top
@@ -167,7 +168,7 @@ def _nth_largest(block_max, scratch, n, floor):
         nth = scratch[best]
         if nth <= floor:
             return floor
-        scratch[best] = np.float32(-3e38)
+        scratch[best] = LOWEST
     return nth
 
 
