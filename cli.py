@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import logging
 import os
 import sys
 import time
@@ -78,11 +79,9 @@ def main(argv=None):
     debug = _take_flag(argv, "--debug")
     try:
         code = run(argv)
-    except KeyboardInterrupt:
-        code = _complain(
-            "interrupted; finished units and checkpoints are kept. Run the same command to go on.",
-            EXIT_INTERRUPTED,
-        )
+    except KeyboardInterrupt as stop:
+        kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
+        code = _complain(str(stop) or kept, EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE
@@ -119,6 +118,7 @@ def _run_verb(name, verb, argv):
     _quiet_libraries(downloads=name != "train-student")
     with Progress(sys.stderr) as progress:
         progress.note(f"{name}, recipe {recipe}" if recipe else name)
+        _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
     globals()[verb.show](result, settings)
     return 0
@@ -172,7 +172,7 @@ def _parse_flags(name, verb, argv, default):
         if not end.code:  # --help
             raise
         text = " ".join(messages.getvalue().translate(dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")).split())
-        raise ValueError(text) from None
+        raise ValueError(text.removeprefix(f"Value error Error parsing {type(default).__name__}: ")) from None
 
 
 def _recipe_settings(recipe, verb, settings_class):
@@ -184,17 +184,22 @@ def _recipe_settings(recipe, verb, settings_class):
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"recipe {path}: not readable as YAML: {_one_line(error)}") from None
     known = {field.name for field in dataclasses.fields(settings_class)}
-    section = values.get(verb) or {}
-    if verb in ("learn-dictionary",):  # the part of encode-lsp that it does
-        section = {
-            key: value for key, value in (values.get("encode-lsp") or {}).items() if _field(key) in known
-        } | section
+    sections = values if isinstance(values, dict) else {None: values}
+    if not all(isinstance(section, dict | None) for section in sections.values()):
+        raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
+    section = sections.get(verb) or {}
+    if verb == "learn-dictionary":  # the part of encode-lsp that it does
+        shared = sections.get("encode-lsp") or {}
+        section = {key: value for key, value in shared.items() if _field(key) in known} | section
     unknown = sorted(key for key in section if _field(key) not in known)
     if unknown:
         raise ValueError(
             f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
         )
-    return {_field(key): _typed(settings_class, _field(key), value) for key, value in section.items()}
+    try:
+        return {_field(key): _typed(settings_class, _field(key), value) for key, value in section.items()}
+    except ValueError as error:
+        raise ValueError(f"recipe {path}, {verb}: {error}") from None
 
 
 def _field(key):
@@ -208,7 +213,11 @@ def _typed(settings_class, name, value):
         return tuple(value)
     if "tuple" in hint and value is not None:
         return (value,)
-    return Path(value) if "Path" in hint and isinstance(value, str) else value
+    if "Path" in hint and isinstance(value, str):
+        return Path(value)
+    if "float" in hint and isinstance(value, str):  # YAML takes 1e-4, without a dot, for a string
+        return float(value)
+    return value
 
 
 def _recipe_file(recipe):
@@ -271,6 +280,16 @@ def _quiet_libraries(downloads):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.simplefilter("default", UserWarning)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+
+
+def _pass_on_notes(progress):
+    """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
+    handler = logging.Handler()
+    handler.emit = lambda record: progress.note(record.getMessage())
+    for package in ("pipeline", "shards", "student"):
+        logger = logging.getLogger(package)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
 
 
 # -- errors -----------------------------------------------------------------------------------------------
@@ -442,7 +461,7 @@ def show_training(result, settings):
     """The summary of train-student: the store it read, the student, how to load it."""
     from shards.reader import Store
 
-    store = Store.open(result["store"])
+    store = Store.open(result["store"], result["plan"])
     print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
     _table(_store_rows(store.path, store.report()) + _student_rows(result))
     export = repr(result["export"])
@@ -455,12 +474,13 @@ def show_training(result, settings):
 
 
 def _student_rows(result):
+    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
     rows = [
         ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
         (
             "trained",
-            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s, "
-            f"first step after {result['seconds_to_first_step']:.1f} s",
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
+            + (f", first step after {first_step:.1f} s" if first_step else ""),
         ),
     ]
     rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
@@ -474,6 +494,7 @@ def _held_out_rows(objective, figures, baseline, improvement):
         "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
         "mlm": ("held-out loss", "unigram frequencies"),
     }[objective]
+    improvement = improvement or 0.0
     side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
     rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
     if "accuracy" in figures:

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.data import bench_file, conditions
 from pipeline.lsp import distributions
 from pipeline.solvers import nonneg_lasso
-from shards.manifest import Plan, PlannedUnit, StoreFiles
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
@@ -65,12 +65,12 @@ def write_store(directory, rows, k):
     """The rows as windows of 128 tokens, all of them coded, in one committed unit."""
     tokens = len(rows.indptr) - 1
     files = StoreFiles(directory / "store")
-    target = {"target": "bench", "settings": {}, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
+    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
               "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
     files.create(target)
     plan = Plan({}, (PlannedUnit("unit", "train", "bench", 0, 1),), {})
     starts = np.arange(0, tokens, MAX_LENGTH)
-    with UnitWriter(files, ShardMeta("bench", "unit", k, VOCABULARY, MAX_LENGTH)) as writer:
+    with UnitWriter(files, ShardMeta(target["target"], "unit", k, VOCABULARY, MAX_LENGTH)) as writer:
         writer.write_block(
             ids=np.random.default_rng(0).integers(4, VOCABULARY, tokens),
             lengths=np.diff(np.append(starts, tokens)),

@@ -7,7 +7,7 @@
 Sources are files: text (`.txt`, anything not named otherwise), JSONL, each plain or `.gz`, `.xz`, `.bz2`.
 The docstrings of the required packages are collected into such a file first. A document never has to fit in
 memory: it travels in pieces cut at white space. Left out: which documents are held out and units of work
-(plan.py), Parquet, Hub datasets, cleaning.
+(plan.py), Parquet, Hub datasets, cleaning. (A JSON line is read whole, before its text is cut in pieces.)
 """
 
 import ast
@@ -18,8 +18,11 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import platform
 import sysconfig
+import tempfile
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -63,6 +66,10 @@ class TextFile:
     def name(self):
         return str(self.path)
 
+    def stamp(self):
+        """Size and time of the file: while they stay, so does its content."""
+        return _stamp(self.path)
+
     def content_hash(self):
         """SHA-256 over the stored bytes and how they are cut into documents."""
         return _file_hash(self.path, self.boundary)
@@ -72,8 +79,10 @@ class TextFile:
         record, begun, begin = first_record, False, offset
         with _reading(self.path, offset) as file:
             for position, line, fresh in _bounded_lines(file, offset):
-                if self.boundary == "blank-line" and fresh and not line.strip() and line.endswith("\n"):
+                blank = not line.strip()
+                if self.boundary == "blank-line" and fresh and blank:
                     record, begun = record + begun, False
+                if blank and not begun:
                     continue
                 if not begun:
                     begin, begun = position, True
@@ -91,6 +100,10 @@ class JsonLines:
     def name(self):
         return str(self.path)
 
+    def stamp(self):
+        """Size and time of the file: while they stay, so does its content."""
+        return _stamp(self.path)
+
     def content_hash(self):
         return _file_hash(self.path, f"jsonl:{self.field}")
 
@@ -99,8 +112,8 @@ class JsonLines:
         with _reading(self.path, offset) as file:
             for record, line in enumerate(file, first_record):
                 text = self._text(line, record)
-                for begin in range(0, len(text), PIECE_CHARACTERS):
-                    yield Piece(record, offset, text[begin : begin + PIECE_CHARACTERS])
+                for part in _parts(text if text.strip() else ""):
+                    yield Piece(record, offset, part)
                 offset += len(line)
 
     def _text(self, line, record):
@@ -118,7 +131,20 @@ class JsonLines:
                 f"{self.path}, line {record + 1}: no text under {self.field!r} (found {found}). "
                 "Name the field with --text-field."
             )
-        return value[self.field]
+        text = value[self.field]
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise CorpusError(f"{self.path}, line {record + 1}: the text holds a lone surrogate, which no UTF-8 has.")
+        return text
+
+
+def _parts(text):
+    """A text in parts of at most PIECE_CHARACTERS, cut before a space where there is one."""
+    while len(text) > PIECE_CHARACTERS:
+        cut = max(text.rfind(" ", 1, PIECE_CHARACTERS), 0) or PIECE_CHARACTERS
+        yield text[:cut]
+        text = text[cut:]
+    if text:
+        yield text
 
 
 def open_corpus(corpus, *, text_field="text", boundary="blank-line"):
@@ -135,7 +161,8 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line"):
                 f"the corpus {pattern!r} matches no file. Give a text or .jsonl file, or a glob in quotes."
             )
         paths += found
-    return [_source(path, text_field, boundary) for path in sorted(set(paths))]
+    unique = {path.resolve(): path for path in sorted(paths, reverse=True)}
+    return [_source(path, text_field, boundary) for path in sorted(unique.values())]
 
 
 def open_sources(config, progress):
@@ -151,10 +178,14 @@ def open_sources(config, progress):
 def _expand(pattern):
     path = Path(pattern).expanduser()
     if path.is_dir():
-        return [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+        return [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
     if path.is_file():
         return [path]
     return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+
+
+def _hidden(path):
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _source(path, text_field, boundary):
@@ -171,7 +202,7 @@ def _reading(path, offset):
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             file.seek(offset)
             yield file
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise CorpusError(f"{path}: cannot be read ({reason}).") from None
 
@@ -208,6 +239,14 @@ def _decode(raw, file, offset):
             f"{getattr(file, 'name', 'input')}: not UTF-8 at byte {offset + error.start}. "
             "Convert it first, for example with: iconv -f latin1 -t utf-8"
         ) from None
+
+
+def _stamp(path):
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror}).") from None
+    return status.st_size, status.st_mtime_ns
 
 
 def _file_hash(path, how):
@@ -383,6 +422,8 @@ def _is_text(text):
 
 def _write_documents(path, documents):
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write("\n\n".join(documents) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)

@@ -8,7 +8,7 @@ the most that is done twice. Left out: the parts themselves, and several process
 Shapes: W windows, L window length, N coded tokens, d hidden width, K atoms.
 """
 
-import shutil
+import logging
 import time
 import warnings
 from itertools import islice
@@ -17,11 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import plan as planning
-from pipeline.corpus import join_windows, open_sources, silent
-from shards.manifest import StoreFiles, fingerprint
+from pipeline.corpus import CorpusError, join_windows, open_sources, silent
+from shards.manifest import StoreFiles, fingerprint, publish_directory
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError, windows_per_block
 from shards.writer import UnitWriter
+
+logger = logging.getLogger(__name__)
 
 
 class EncodeError(ValueError):
@@ -88,6 +90,7 @@ class Job:
         self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
         sources = open_sources(config, progress)
         self.sources = {source.name: source for source in sources}
+        self._stamps = {source.name: source.stamp() for source in sources}
         self.plan = planning.scan(
             sources,
             tokenizer,
@@ -97,6 +100,13 @@ class Job:
             max_tokens=config.max_tokens,
             progress=progress,
         )
+        for name in self.sources:
+            self._check_unchanged(name)
+
+    def _check_unchanged(self, name):
+        """Raise CorpusError if a source is no longer the file that was scanned."""
+        if self.sources[name].stamp() != self._stamps[name]:
+            raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
     @property
     def expected_tokens(self):
@@ -111,7 +121,7 @@ class Job:
             "settings": settings,
             "lineage": lineage,
             "k": k,
-            "vocab_size": len(self.tokenizer),
+            "vocab_size": max(self.tokenizer.get_vocab().values()) + 1,
             "max_length": self.config.max_length,
             "weight_octaves": LSP_OCTAVES,
             "special_ids": self.special_ids,
@@ -129,11 +139,12 @@ class Job:
         code_windows  function (windows, UnitWriter) to the columns of one block
         """
         started = time.perf_counter()
-        files = StoreFiles(self.config.output / "stores" / f"{name}-{target['target'][:12]}")
+        files = StoreFiles(self._store_directory(name, target["target"]))
         files.create(target)
-        self._copy_once(files.tokenizer, self.tokenizer.save_pretrained)
-        if dictionary is not None:
-            self._copy_once(files.dictionary, dictionary.save)
+        if not files.tokenizer.is_dir():
+            publish_directory(files.tokenizer, self.tokenizer.save_pretrained)
+        if dictionary is not None and not files.dictionary.is_dir():
+            dictionary.save(files.dictionary)
         files.publish_plan(self.plan)
         missing = files.missing_units(self.plan)
         self._done = sum(files.record(unit.id).tokens for unit in self.plan.units if unit not in missing)
@@ -149,22 +160,18 @@ class Job:
                 writer.write_block(**columns)
                 self._done += len(columns["ids"])
                 self.progress("encode", self._done, self.expected_tokens, **_figures(writer.statistics))
+            self._check_unchanged(unit.source)
         return writer.record
 
-    @staticmethod
-    def _copy_once(directory, save):
-        """Let `save` fill a directory that then appears whole."""
-        if directory.is_dir():
-            return
-        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
-        save(temporary)
-        try:
-            temporary.rename(directory)
-        except OSError:  # another writer was first, with the same content
-            shutil.rmtree(temporary)
+    def _store_directory(self, name, target):
+        """Where the store of a target is, whatever teacher's name it was made under, or shall be."""
+        stores = self.config.output / "stores"
+        return next(iter(sorted(stores.glob(f"*-{target[:12]}"))), stores / f"{name}-{target[:12]}")
 
 
 def _refuse_foreign_output(output):
+    if Path(output).is_file():
+        raise StoreError(f"--output {output} is a file. Give a directory, such as ./runs.")
     for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
         if (Path(output) / mark).is_file():
             raise StoreError(
@@ -339,7 +346,7 @@ def _refuse_empty_codes(empty, tokens, lam):
     if empty == tokens:
         raise EncodeError(
             f"--lam {lam} empties the code of every one of the first {tokens:,} tokens. Use a smaller "
-            "one; 0.05 is usual. Nothing was written."
+            "one; 0.05 is usual. No shard was written."
         )
 
 
@@ -387,6 +394,7 @@ def _learned_dictionary(job, teacher):
     name = f"{Path(teacher.name).name}-l{teacher.layer}-k{config.k}-{fingerprint(request)[:12]}"
     directory = config.output / "dictionaries" / name
     if not directory.is_dir():
+        _announce(directory)
         hidden_Nd = sample_hidden(job, teacher)
         if len(hidden_Nd) <= config.k:
             raise EncodeError(
@@ -403,6 +411,17 @@ def _learned_dictionary(job, teacher):
         )
         found.save(directory)
     return directory
+
+
+def _announce(directory):
+    """Say that a new dictionary means a new store, when others were learned for the same teacher, layer and k."""
+    others = sorted(directory.parent.glob(directory.name.rpartition("-")[0] + "-*"))
+    if others:
+        logger.info(
+            "learning a new dictionary for this corpus and these settings, hence a new store; "
+            "--dictionary %s would add to the store of an earlier one",
+            others[-1],
+        )
 
 
 def sample_hidden(job, teacher):

@@ -10,7 +10,7 @@ import hashlib
 from heapq import heappush, heapreplace
 from itertools import chain, groupby, islice
 
-from pipeline.corpus import PIECE_CHARACTERS, CorpusError, packed_windows, tokenised
+from pipeline.corpus import PIECE_CHARACTERS, CorpusError, packed_windows, silent, tokenised
 from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
 
@@ -28,10 +28,10 @@ def windowing(tokenizer_fingerprint, max_length):
     }
 
 
-def scan(sources, tokenizer, special_ids, rules, *, unit_tokens, max_tokens=None, progress=None):
+def scan(sources, tokenizer, special_ids, rules, *, unit_tokens, max_tokens=None, progress=silent):
     """Cut the sources into units.
 
-    sources       readers from corpus.py
+    sources       readers from corpus.py; of those with equal content the first counts
     rules         dict of `windowing`
     unit_tokens   about this many tokens a unit
     max_tokens    stop at the window that reaches it, 99 % of it from training and 1 % from held-out
@@ -40,17 +40,17 @@ def scan(sources, tokenizer, special_ids, rules, *, unit_tokens, max_tokens=None
     Returns       Plan
     Raises        CorpusError when there is no document, or no training document
     """
-    units, counts, hashes = (
-        [],
-        {"sources": len(sources), "documents": 0, "held_out_documents": 0, "bytes": 0},
-        {},
-    )
+    counts = {"sources": len(sources), "repeated_sources": 0, "documents": 0, "held_out_documents": 0, "bytes": 0}
+    units, hashes = [], {}
     for source in sources:
-        hashes[source.name] = source.content_hash()
+        content = source.content_hash()
+        if content in hashes.values():
+            counts["repeated_sources"] += 1
+            continue
+        hashes[source.name] = content
         for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, counts):
-            units.append(_unit(rules, source, hashes[source.name], span))
-        if progress:
-            progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
+            units.append(_unit(rules, source, content, span))
+        progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if not any(unit.split == "train" for unit in units):
         raise CorpusError(
             f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "

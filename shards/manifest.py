@@ -9,11 +9,14 @@ what to encode (pipeline/plan.py).
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from shards.schema import ShardError, StoreError
+from shards.schema import FORMAT_VERSION, ShardError, StoreError
+
+TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
 
 
 def canonical_json(value):
@@ -53,6 +56,45 @@ def publish(temporary, final):
     os.unlink(temporary)
     fsync_directory(final.parent)
     return published
+
+
+def publish_directory(final, fill):
+    """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
+
+    One that is already there is replaced. A failure leaves it as it was, and no temporary.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(final.parent, final.name)
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        _fsync_tree(temporary)
+        if final.exists():
+            replaced = temporary_name(final.parent, final.name)
+            final.rename(replaced)
+            temporary.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            temporary.rename(final)
+        fsync_directory(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fsync_tree(directory):
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    fsync_directory(directory)
+
+
+def file_sha256(path):
+    """SHA-256 of a file's bytes, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def publish_json(path, value):
@@ -125,8 +167,16 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, values):
-        return cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
+    def read(cls, path):
+        """Read a plan file; ShardError when it is not the plan that its name says."""
+        values = read_json(path)
+        try:
+            plan = cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
+        except (KeyError, TypeError) as error:
+            raise ShardError(f"{path} is not a plan ({error}). Delete it and run the encoding command again.") from None
+        if plan.id != path.stem:
+            raise ShardError(f"{path} holds plan {plan.id}. Delete it and run the encoding command again.")
+        return plan
 
 
 @dataclass(frozen=True)
@@ -154,8 +204,21 @@ class UnitRecord:
     def blocks(self):
         return [group for group in self.groups if "windows" in group]
 
+    def as_dict(self):
+        """The JSON of the record, with a checksum over all the rest."""
+        values = asdict(self)
+        return values | {"checksum": fingerprint(values)}
+
     @classmethod
-    def from_dict(cls, values):
+    def read(cls, path):
+        """Read a record file; ShardError when its checksum does not fit."""
+        values = read_json(path)
+        checksum = values.pop("checksum", None) if isinstance(values, dict) else None
+        if checksum != fingerprint(values):
+            raise ShardError(
+                f"{path}: the record does not match its checksum. Delete it and run the encoding command again: "
+                "it encodes that unit and no other."
+            )
         return cls(**{**values, "groups": tuple(values["groups"])})
 
 
@@ -185,7 +248,16 @@ class StoreFiles:
     def target(self):
         if not self.target_file.is_file():
             raise StoreError(f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp")
-        return read_json(self.target_file)
+        target = read_json(self.target_file)
+        settings = target.get("settings", {}) if isinstance(target, dict) else {}
+        if settings.get("format", FORMAT_VERSION) != FORMAT_VERSION:
+            raise ShardError(
+                f"{self.path} is of shard format {settings['format']}, this version reads {FORMAT_VERSION}. "
+                "Install the release of this project that wrote it, or encode again."
+            )
+        if not target.keys() >= TARGET_FIELDS or target["target"] != fingerprint(settings):
+            raise ShardError(f"{self.target_file} does not match its fingerprint. Encode again elsewhere.")
+        return target
 
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
@@ -193,7 +265,7 @@ class StoreFiles:
     def record(self, unit_id):
         """The commit record of a unit, or None when it is not finished."""
         path = self.record_file(unit_id)
-        return UnitRecord.from_dict(read_json(path)) if path.is_file() else None
+        return UnitRecord.read(path) if path.is_file() else None
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""
@@ -210,12 +282,12 @@ class StoreFiles:
                 f"{self.path} has no plan {plan_id}; "
                 f"it has {', '.join(sorted(p.stem for p in self.plans.glob('*.json')))}"
             )
-        return Plan.from_dict(read_json(path))
+        return Plan.read(path)
 
     def newest_plan(self):
         """The newest plan all of whose units are finished; StoreError says what is missing otherwise."""
         files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        plans = [Plan.from_dict(read_json(path)) for path in files]
+        plans = [Plan.read(path) for path in files]
         for plan in plans:
             if not self.missing_units(plan):
                 return plan

@@ -120,7 +120,7 @@ def newest_store(root, needs_lsps=False):
     for plan in Path(root).glob("*/plans/*.json"):
         try:
             store = Store.open(plan)
-        except StoreError as error:
+        except (StoreError, ShardError) as error:
             reason = str(error)
             continue
         if store.k or not needs_lsps:
@@ -261,6 +261,12 @@ class WindowReader:
     def _load_block(self, number):
         unit, group = self._units[number], self._groups[number]
         columns = self._members(unit, group, verify=not self._verified[number])
+        if (len(columns["lengths"]), len(columns["ids"])) != (group["windows"], group["tokens"]):
+            record = self._records[unit]
+            raise ShardError(
+                f"{record.file}: block {group['name']} has {len(columns['lengths'])} windows, its record says "
+                f"{group['windows']}. " + self._repair_hint(record)
+            )
         self._verified[number] = True
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
         entries = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64))) if self.store.k else None

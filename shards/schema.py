@@ -102,13 +102,3 @@ class ShardMeta:
 
     def as_dict(self):
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values, where):
-        """Check and take the fields of a meta.json; `where` names the shard in errors."""
-        if values.get("format") != FORMAT_VERSION:
-            raise ShardError(
-                f"{where}: shard format {values.get('format')!r}, this version reads {FORMAT_VERSION}. "
-                f"Install the release of this project that wrote it, or encode again."
-            )
-        return cls(**values)

@@ -14,14 +14,13 @@ import io
 import json
 import os
 import platform
-from dataclasses import asdict
 from functools import cache
 
 import numpy as np
 import webdataset as wds
 
 from shards import codec
-from shards.manifest import UnitRecord, publish, publish_json, temporary_name
+from shards.manifest import UnitRecord, file_sha256, fsync_directory, publish, publish_json, temporary_name
 from shards.schema import SHARD_MTIME
 
 _END_OF_ARCHIVE = bytes(1024)
@@ -66,7 +65,12 @@ class UnitWriter:
             if kind is None:
                 self.record = self._commit()
         finally:
-            self._file.close()
+            self._discard()
+
+    def _discard(self):
+        try:
+            self._file.close()      # may want to write once more, and fail on a full disk
+        finally:
             self._temporary.unlink(missing_ok=True)
 
     def write_block(self, **columns):
@@ -131,7 +135,7 @@ class UnitWriter:
         self._file.close()
         digest = self._hash.hexdigest()
         name = f"{self.meta.unit}-{digest[:12]}.tar"
-        publish(self._temporary, self.files.units / name)
+        self._publish_shard(self.files.units / name, digest)
         record = UnitRecord(
             self.meta.unit,
             self.meta.target,
@@ -144,9 +148,17 @@ class UnitWriter:
             self.statistics,
             self.environment,
         )
-        if publish_json(self.files.record_file(self.meta.unit), asdict(record)):
+        if publish_json(self.files.record_file(self.meta.unit), record.as_dict()):
             return record
         return self._yield_to_winner(name)
+
+    def _publish_shard(self, final, digest):
+        """The shard under its final name; a damaged file of that name, which its hash betrays, is replaced."""
+        if final.exists() and file_sha256(final) != digest:
+            self._temporary.replace(final)
+            fsync_directory(final.parent)
+        else:
+            publish(self._temporary, final)
 
     def _yield_to_winner(self, name):
         winner = self.files.record(self.meta.unit)

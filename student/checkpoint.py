@@ -13,7 +13,6 @@ so there is no generator and no reader to save. Left out: which steps are saved 
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from shards.manifest import canonical_json, fsync_directory, temporary_name
+from shards.manifest import canonical_json, publish_directory
 
 logger = logging.getLogger(__name__)
 
@@ -82,29 +81,6 @@ def restore(path: Path, model, optimizer) -> None:
     optimizer.load_state_dict(state)
 
 
-def publish_directory(final: Path, fill: Callable[[Path], None]) -> None:
-    """Let a directory appear whole: filled under a temporary name, fsynced, renamed.
-
-    One that is already there is replaced. A failure leaves it as it was, and no temporary.
-    """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(final.parent, final.name)
-    temporary.mkdir()
-    try:
-        fill(temporary)
-        _fsync_tree(temporary)
-        if final.exists():
-            replaced = temporary_name(final.parent, final.name)
-            final.rename(replaced)
-            temporary.rename(final)
-            shutil.rmtree(replaced)
-        else:
-            temporary.rename(final)
-        fsync_directory(final.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def remove_leftovers(directory: Path) -> None:
     """Remove temporaries that a killed process left in a run's directory."""
     for path in directory.glob(".*.tmp"):
@@ -148,13 +124,3 @@ def _checksum(state: dict) -> str:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync_tree(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            fsync_directory(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    fsync_directory(directory)

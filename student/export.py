@@ -88,7 +88,7 @@ def _no_bars():
 def _card(objective: str, store, lineage: dict, stock: bool, family: str) -> str:
     sections = [
         f"---\nlibrary_name: transformers\ntags: [{objective}, masked-latent-semantic-modeling]\n---",
-        _title(objective, family),
+        _title(objective, family, lineage["settings"].get("continue_from")),
         "## Loading\n\n" + _loading(objective, stock, family),
         "## Held-out text\n\n" + _figures(lineage),
         "## How it was made\n\n" + _settings(lineage),
@@ -98,12 +98,13 @@ def _card(objective: str, store, lineage: dict, stock: bool, family: str) -> str
     return "\n\n".join(sections) + "\n"
 
 
-def _title(objective: str, family: str) -> str:
+def _title(objective: str, family: str, continued: str | None) -> str:
     learned = {
         "mlsm": "predicting the distribution over latent semantic properties (LSPs) of masked tokens",
         "mlm": "predicting masked tokens",
     }[objective]
-    return f"# {family} encoder pre-trained with {objective.upper()}\n\nTrained from scratch by {learned}."
+    start = "from scratch" if continued is None else f"further, from `{continued}`,"
+    return f"# {family} encoder pre-trained with {objective.upper()}\n\nTrained {start} by {learned}."
 
 
 def _loading(objective: str, stock: bool, family: str) -> str:

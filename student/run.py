@@ -15,7 +15,7 @@ import os
 import re
 from pathlib import Path
 
-from shards.manifest import fingerprint, fsync_directory, temporary_name
+from shards.manifest import file_sha256, fingerprint, fsync_directory, temporary_name
 from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
 from student.errors import RunError
@@ -73,8 +73,12 @@ class Run:
 def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
     """What two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
+    settings = config.identity()
+    if config.continue_from is not None:    # its content counts, not its place
+        weights = sorted(config.continue_from.glob("*.safetensors"))
+        settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
     return {
-        "settings": config.identity(),
+        "settings": settings,
         "store": {"target": store.target_id, "plan": store.plan_id},
         "encoder": fingerprint(encoder_config),
     }

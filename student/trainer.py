@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
+from shards.manifest import publish_directory
 from shards.reader import Store
 from student.batches import Loader, read_ahead
-from student.checkpoint import Checkpoints, publish_directory, restore
+from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.errors import Interrupted, RunError, TrainingError
 from student.export import export_student
@@ -39,7 +40,8 @@ def train(config: StudentConfig, progress=silent) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
 
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
-    Returns   the summary that result.json holds: run, export, steps, tokens (real ones), tokens_per_second,
+    Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
+              tokens_per_second,
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
               and already_finished, true when there was nothing left to do
@@ -53,15 +55,16 @@ def train(config: StudentConfig, progress=silent) -> dict:
     objective = OBJECTIVES[config.objective](store)
     hf_config = encoder_config(config, store)
     run = Run(config, store, hf_config.to_diff_dict())
+    places = run.places() | {"store": str(store.path), "plan": store.plan_id}
     if (result := run.result()) is not None:
-        return result | run.places() | {"already_finished": True}
+        return result | places | {"already_finished": True}
     run.clean()
     with _own_randomness(device), _StopSignals() as signals:
         encoder = build_encoder(hf_config, config.seed, config.continue_from)
         model = Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
         trainer = Trainer(config, store, objective, model.to(device), run,
                           progress=progress, signals=signals, started=started)
-        return trainer.run_to_end() | {"already_finished": False}
+        return trainer.run_to_end() | places | {"already_finished": False}
 
 
 class Trainer:
@@ -184,7 +187,6 @@ class Trainer:
         loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
         result = {
             **self.run.places(),
-            "store": str(self.store.path),
             "objective": self.config.objective,
             "encoder": self.config.encoder_source,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),

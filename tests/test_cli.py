@@ -147,6 +147,33 @@ def test_another_seed_reuses_the_store_and_starts_within_seconds(session):
     assert all(result["seconds_to_first_step"] < 10 for result in results)
 
 
+def test_a_run_whose_last_files_were_lost_finishes_again(session):
+    directory, _, train, _ = session
+    run_directory = next((directory / "runs" / "students").iterdir())
+    (run_directory / "result.json").unlink()
+    seed = json.loads((run_directory / "config.json").read_text())["settings"]["seed"]
+    run = mlsm(*train, "--seed", seed, cwd=directory, check=0)
+    assert "is finished" in run.stdout and "continuing from" in run.stderr
+    assert (run_directory / "result.json").is_file()
+
+
+def test_a_corpus_without_held_out_text_still_ends_well(session, tmp_path):
+    directory, encode, train, _ = session
+    (tmp_path / "few.txt").write_text("\n\n".join(f"Document {n} of a few words." for n in range(20)))
+    few = [*encode, "--corpus", tmp_path / "few.txt", "--k", "8"]
+    mlsm(*few, cwd=tmp_path, check=0)
+    run = mlsm(*train, cwd=tmp_path, check=0)
+    assert "no held-out windows" in run.stdout
+
+
+def test_numbers_without_a_dot_in_a_recipe(tmp_path):
+    (tmp_path / "r.yaml").write_text("train-student: {lr: 1e-4}\nencode-lsp: [1]\n")
+    assert "expected a mapping" in error_line(mlsm("encode-lsp", "--recipe", tmp_path / "r.yaml", check=2))
+    (tmp_path / "r.yaml").write_text("train-student: {lr: 1e-4}\n")
+    run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", check=0)
+    assert yaml.safe_load(run.stdout)["train-student"]["lr"] == 1e-4
+
+
 def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):
     import shutil
 

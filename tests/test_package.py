@@ -19,8 +19,8 @@ def wheel(tmp_path_factory):
     source, built = tmp_path_factory.mktemp("source") / "mlsm", tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", built, source]
-    subprocess.run(command, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*pip, "-w", built, source], check=True, capture_output=True)
     return next(built.glob("*.whl"))
 
 

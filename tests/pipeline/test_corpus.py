@@ -1,6 +1,7 @@
 """Sources, pieces and windows, against plain readings of the same text."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
@@ -26,7 +27,7 @@ def test_blank_lines_end_documents(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\n\none\nstill one\n\n\n  \ntwo\n\nthree", encoding="utf-8")
     assert documents(TextFile(path)) == {0: "one\nstill one\n", 1: "two\n", 2: "three"}
-    assert documents(TextFile(path, "file")) == {0: path.read_text()}
+    assert documents(TextFile(path, "file")) == {0: path.read_text().lstrip()}
 
 
 @pytest.mark.parametrize(("suffix", "module"), [(".gz", gzip), (".xz", lzma), (".bz2", bz2)])
@@ -89,6 +90,7 @@ def test_json_lines(tmp_path):
         ("{bad", "line 1: not JSON"),
         ('{"a": 1}', r"no text under 'text' \(found \['a'\]\).*--text-field"),
         ("[1]", "found list"),
+        (r'{"text": "bad \ud800 here"}', "line 1: .* lone surrogate"),
     ],
 )
 def test_bad_json_names_the_line(tmp_path, content, message):
@@ -109,6 +111,33 @@ def test_unreadable_corpora(tmp_path):
     broken.write_bytes(b"not gzip")
     with pytest.raises(CorpusError, match="a.txt.gz"):
         list(TextFile(broken).pieces())
+
+
+def test_words_of_a_long_json_document_stay_whole(tmp_path):
+    path = tmp_path / "a.jsonl"
+    words = [f"internationalization{n}" for n in range(20_000)]
+    path.write_text(json.dumps({"text": " ".join(words)}) + "\n")
+    pieces = [piece.text for piece in JsonLines(path).pieces()]
+    assert len(pieces) > 5 and all(len(piece) <= corpus.PIECE_CHARACTERS for piece in pieces)
+    assert [word for piece in pieces for word in piece.split()] == words
+
+
+def test_one_file_under_two_names_is_read_once_and_hidden_files_never(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "b.txt").write_bytes(b"\xff")
+    monkeypatch.chdir(tmp_path)
+    assert len(open_corpus(("a.txt", str(tmp_path / "a.txt"), str(tmp_path)))) == 1
+
+
+def test_damaged_compression_is_one_clear_error(tmp_path):
+    whole = gzip.compress(b"some text of a document\n" * 500)
+    path = tmp_path / "a.txt.gz"
+    for position in range(10, len(whole), 3):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        with contextlib.suppress(CorpusError):
+            list(TextFile(path).pieces())
 
 
 def test_globs_and_directories_are_sorted_without_repeats(tmp_path):

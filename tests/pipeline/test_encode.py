@@ -1,6 +1,7 @@
 """Stage A end to end on real English with a tiny random teacher, against slow independent computations."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,6 +177,38 @@ def test_a_dictionary_of_another_width_is_refused(place, tmp_path):
     Dictionary(np.eye(7, dtype=np.float32), [], "test", {}).save(tmp_path / "d")
     with pytest.raises(EncodeError, match="atoms of width 7, but .* width 32"):
         encode_lsp(replace(place, dictionary=tmp_path / "d", output=tmp_path / "runs"))
+
+
+def test_a_file_that_changes_during_the_run_is_not_committed(place, report, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(place.corpus[0]).read_bytes())
+    given = replace(place, corpus=(str(text),), dictionary=Path(report["dictionary"]), output=tmp_path / "runs")
+
+    def change_once_encoding(stage, *_, **figures):
+        if stage == "encode":
+            text.write_text("Something else.\n")
+
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        encode_lsp(given, change_once_encoding)
+    assert not list(tmp_path.glob("runs/stores/*/units/*"))
+
+
+def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path):
+    moved = tmp_path / "renamed-teacher"
+    shutil.copytree(place.teacher, moved)
+    again = encode_lsp(replace(place, teacher=str(moved), dictionary=Path(report["dictionary"])))[0]
+    assert again["finished_before"] and again["store"] == report["store"]
+
+
+def test_the_bundled_teacher_reads_the_quickstart_windows():
+    from cli import VERBS, parse_settings
+    from pipeline.teacher import BUNDLED, Teacher
+
+    settings, recipe = parse_settings("encode-lsp", VERBS["encode-lsp"], [])
+    assert recipe == "quickstart" and settings.layer == (10,)
+    teacher = Teacher.load("bundled", 10)
+    assert teacher.num_layers == 12 and settings.max_length <= teacher.max_positions
+    assert (BUNDLED / "README.md").is_file()
 
 
 def test_output_that_is_a_store_is_refused(place, report):

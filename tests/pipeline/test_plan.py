@@ -100,8 +100,16 @@ def test_record_numbers_count_from_the_unit(sources):
         assert records == sorted(records) and records[0] >= 0 and records[-1] < unit.stop - unit.start
 
 
-def test_a_corpus_without_text_is_refused(tmp_path):
-    (tmp_path / "empty.txt").write_text("\n\n\n")
+def test_a_copy_of_a_file_counts_once(sources, tmp_path):
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(sources[0].path.read_bytes())
+    plan = scan([*sources, TextFile(copy)])
+    assert plan.id == scan(sources).id and plan.corpus["repeated_sources"] == 1
+
+
+@pytest.mark.parametrize("text", ["\n\n\n", "   ", ""])
+def test_a_corpus_without_text_is_refused(tmp_path, text):
+    (tmp_path / "empty.txt").write_text(text)
     with pytest.raises(CorpusError, match="no training text: 1 files, 0 documents"):
         scan([TextFile(tmp_path / "empty.txt")])
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
-from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
+from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 
 SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
@@ -42,7 +42,7 @@ def make_store(path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0,
     """Write a finished store; returns (StoreFiles, Plan, {split: list of blocks' columns})."""
     rng = np.random.default_rng(seed)
     files = StoreFiles(path)
-    settings = {"kind": "lsp" if k else "ids", "k": k, "seed": seed, "max_length": max_length}
+    settings = {"format": FORMAT_VERSION, "kind": "lsp" if k else "ids", "k": k, "seed": seed, "max_length": max_length}
     target = {
         "target": fingerprint(settings),
         "settings": settings,

@@ -1,7 +1,10 @@
 """Stores: what is written is read, in an order that is counted, and damage is never silent."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,11 +182,62 @@ def test_another_target_in_the_same_directory_is_refused(tmp_path):
         make_store(tmp_path / "s", blocks=1, max_length=64)
 
 
-def test_a_newer_format_is_refused():
-    from shards.schema import ShardMeta
+def _edit(path, change):
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
 
-    with pytest.raises(ShardError, match="format 2"):
-        ShardMeta.from_dict({"format": 2}, "x.tar")
+
+def test_a_newer_format_is_refused(tmp_path):
+    files, *_ = make_store(tmp_path / "s", blocks=1)
+    _edit(files.target_file, lambda target: target["settings"].update(format=2))
+    with pytest.raises(ShardError, match="format 2, this version reads 1"):
+        Store.open(files.path)
+
+
+def test_changed_numbers_in_small_files_are_found(tmp_path):
+    files, plan, _ = make_store(tmp_path / "s", blocks=1)
+    for path, change, message in [
+        (files.target_file, lambda values: values["settings"].update(k=7), "does not match its fingerprint"),
+        (files.target_file, lambda values: values.clear(), "does not match its fingerprint"),
+        (files.plans / f"{plan.id}.json", lambda values: values["units"].pop(), "holds plan"),
+        (files.record_file(plan.units[0].id), lambda values: values["groups"][1].update(windows=3), "checksum"),
+    ]:
+        whole = path.read_bytes()
+        _edit(path, change)
+        with pytest.raises(ShardError, match=message):
+            len(Store.open(files.path).split("train"))
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_following_the_hint_repairs_a_damaged_shard(tmp_path, damage):
+    files, plan, _ = make_store(tmp_path / "s", blocks=1, units=("train",))
+    shard = files.units / files.record(plan.units[0].id).file
+    if damage == "flipped":
+        _flip(shard, 5000)
+    else:
+        os.truncate(shard, 4000)
+    with pytest.raises(ShardError, match=r"Delete .*\.json and run the encoding command again"):
+        Store.open(files.path).split("train").read([0])
+    files.record_file(plan.units[0].id).unlink()
+    make_store(tmp_path / "s", blocks=1, units=("train",))
+    Store.open(files.path).split("train").read([0])
+
+
+def test_a_full_disk_leaves_no_temporary(tmp_path):
+    """The file size limit strikes in the last write, which stands in the buffer until the file is closed."""
+    files, plan, _ = make_store(tmp_path / "whole", blocks=1, units=("train",))
+    limit = files.record(plan.units[0].id).bytes - 700
+    script = (
+        "import resource, signal\nfrom make_store import make_store\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        f"make_store({str(tmp_path / 's')!r}, blocks=1, units=('train',))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], env=_environment(), capture_output=True, text=True)
+    assert run.returncode != 0 and "OSError" in run.stderr
+    assert not list((tmp_path / "s" / "units").iterdir())
 
 
 def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
@@ -206,9 +260,6 @@ def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
 
 
 def _environment():
-    import os
-    from pathlib import Path
-
     here = Path(__file__).resolve()
     return os.environ | {"PYTHONPATH": f"{here.parents[2]}{os.pathsep}{here.parent}"}
 
