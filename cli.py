@@ -215,7 +215,7 @@ def _typed(settings_class, name, value):
         return (value,)
     if "Path" in hint and isinstance(value, str):
         return Path(value)
-    if "float" in hint and isinstance(value, str):  # YAML takes 1e-4, without a dot, for a string
+    if hint in ("<class 'float'>", "float | None") and isinstance(value, str):  # YAML: 1e-4, without a dot
         return float(value)
     return value
 

@@ -142,8 +142,9 @@ def test_running_again_reports_that_it_is_finished(session):
 def test_another_seed_reuses_the_store_and_starts_within_seconds(session):
     directory, _, train, _ = session
     mlsm(*train, "--seed", "1", cwd=directory, check=0)
-    results = [json.loads(path.read_text()) for path in (directory / "runs" / "students").glob("*/result.json")]
-    assert len(results) == 2 and len({result["store"] for result in results}) == 1
+    runs = sorted((directory / "runs" / "students").iterdir())
+    results, configs = ([json.loads((run / name).read_text()) for run in runs] for name in ("result.json", "config.json"))
+    assert len(results) == 2 and configs[0]["store"] == configs[1]["store"]
     assert all(result["seconds_to_first_step"] < 10 for result in results)
 
 
