@@ -429,12 +429,13 @@ def sample_hidden(job, teacher):
     config = job.config
     batch = max(1, config.batch_tokens // config.max_length)
     windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
+    expected = min(config.dictionary_tokens, sum(len(window.ids) - 2 for window in windows))
     parts, rows = [], 0
     for i in range(0, len(windows), batch):
         hidden_Nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, config.max_length, job.special_ids)
         parts.append(hidden_Nd.astype(np.float16))
         rows += len(hidden_Nd)
-        job.progress("sample", min(rows, config.dictionary_tokens), config.dictionary_tokens)
+        job.progress("sample", min(rows, expected), expected)
     return (
         np.concatenate(parts)[: config.dictionary_tokens] if parts else np.zeros((0, teacher.hidden_size), np.float16)
     )

@@ -240,14 +240,14 @@ class WindowReader:
 
     def mean_distribution(self):
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
-        mass = self._sum_over_units("mass.npy")
+        mass = self._sum_over_units("mass", np.float64)
         if mass.sum() == 0:
             raise StoreError(f"{self.store.path}: no token of this split has a code. Encode with a smaller --lam.")
         return mass / mass.sum()
 
     def token_counts(self):
         """How often each token id occurs in the split, int64 (vocabulary,)."""
-        return self._sum_over_units("token_counts.npy")
+        return self._sum_over_units("token_counts", np.int64)
 
     def _by_block(self, window_ids):
         """Pairs (block number, positions in window_ids), one a block."""
@@ -311,10 +311,9 @@ class WindowReader:
             store.weight_octaves,
         )
 
-    def _sum_over_units(self, member):
-        name = member.removesuffix(".npy")
+    def _sum_over_units(self, name, total):
         groups = [record.groups[-1] for record in self._records]
-        return sum(self._members(unit, group)[name] for unit, group in enumerate(groups))
+        return sum(self._members(unit, group)[name].astype(total) for unit, group in enumerate(groups))
 
 
 def _reorder(parts, places):

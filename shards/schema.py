@@ -14,7 +14,7 @@ A shard is a USTAR archive with fixed times, owners and modes, so equal input gi
     __meta__/meta.json     format, target, unit, k, bits per atom index, octaves, vocabulary, length
     000000.<column>.npy    block 0, about 65,536 tokens; WebDataset yields it as one dict of arrays
     ...
-    __stats__/*.npy        token_counts (V,) and, when k > 0, mass (k,): the sums over the unit
+    __stats__/sums.*.npy   uint32 token_counts (V) and, when k > 0, float64 mass (k): sums over the unit
     __end__/end.json       offset, length and SHA-256 of every member group's raw bytes; no end, no shard
 
 WebDataset skips the names between double underscores. Columns of a block of W windows, T tokens, R

@@ -123,7 +123,7 @@ class UnitWriter:
         self._hash.update(raw)
 
     def _commit(self):
-        sums = {"token_counts.npy": _npy_bytes(self._token_counts)}
+        sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
         if self.meta.k:
             sums["mass.npy"] = _npy_bytes(self._mass)
         self._write_group("__stats__", {"__stats__/sums": sums})

@@ -143,7 +143,8 @@ def test_another_seed_reuses_the_store_and_starts_within_seconds(session):
     directory, _, train, _ = session
     mlsm(*train, "--seed", "1", cwd=directory, check=0)
     runs = sorted((directory / "runs" / "students").iterdir())
-    results, configs = ([json.loads((run / name).read_text()) for run in runs] for name in ("result.json", "config.json"))
+    files = ("result.json", "config.json")
+    results, configs = ([json.loads((run / name).read_text()) for run in runs] for name in files)
     assert len(results) == 2 and configs[0]["store"] == configs[1]["store"]
     assert all(result["seconds_to_first_step"] < 10 for result in results)
 
