@@ -52,15 +52,10 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """A file of documents.
-
-    path      the file
-    boundary  "blank-line": an empty line ends a document; "file": the file is one document
-    """
+class _File:
+    """What every source has: a path, a name, a stamp."""
 
     path: Path
-    boundary: str = "blank-line"
 
     @property
     def name(self):
@@ -68,7 +63,22 @@ class TextFile:
 
     def stamp(self):
         """Size and time of the file: while they stay, so does its content."""
-        return _stamp(self.path)
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise CorpusError(f"{self.path}: cannot be read ({error.strerror}).") from None
+        return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class TextFile(_File):
+    """A file of documents.
+
+    path      the file
+    boundary  "blank-line": an empty line ends a document; "file": the file is one document
+    """
+
+    boundary: str = "blank-line"
 
     def content_hash(self):
         """SHA-256 over the stored bytes and how they are cut into documents."""
@@ -90,19 +100,10 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLines(_File):
     """One JSON object a line; its `field` is the document."""
 
-    path: Path
     field: str = "text"
-
-    @property
-    def name(self):
-        return str(self.path)
-
-    def stamp(self):
-        """Size and time of the file: while they stay, so does its content."""
-        return _stamp(self.path)
 
     def content_hash(self):
         return _file_hash(self.path, f"jsonl:{self.field}")
@@ -239,14 +240,6 @@ def _decode(raw, file, offset):
             f"{getattr(file, 'name', 'input')}: not UTF-8 at byte {offset + error.start}. "
             "Convert it first, for example with: iconv -f latin1 -t utf-8"
         ) from None
-
-
-def _stamp(path):
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read ({error.strerror}).") from None
-    return status.st_size, status.st_mtime_ns
 
 
 def _file_hash(path, how):
