@@ -423,7 +423,7 @@ def show_encoding(reports, settings):
     flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
     if len(reports) > 1 or settings.output != Path("runs"):
         flags += f" --store {reports[0]['store']}"
-    print(f"\nNext:  python cli.py train-student{flags}")
+    print(f"\nNext:  {_command()} train-student{flags}")
 
 
 def _store_rows(path, report):
@@ -464,13 +464,17 @@ def show_training(result, settings):
     store = Store.open(result["store"], result["plan"])
     print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
     _table(_store_rows(store.path, store.report()) + _student_rows(result))
-    export = repr(result["export"])
-    print("\nLoad it:\n\n  from transformers import AutoModel, AutoTokenizer")
-    print(f"  model, tokenizer = AutoModel.from_pretrained({export}), AutoTokenizer.from_pretrained({export})")
+    print("\nLoad it:\n\n  from transformers import AutoModel")
+    print(f"  model = AutoModel.from_pretrained({result['export']!r})")
     if store.settings.get("teacher_name") == "bundled":
         print("\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n")
-        print("  python cli.py encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'")
-        print("  python cli.py train-student --recipe paper")
+        print(f"  {_command()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'")
+        print(f"  {_command()} train-student --recipe paper")
+
+
+def _command():
+    """How this program was called: installed or from the checkout."""
+    return "mlsm" if Path(sys.argv[0]).stem == "mlsm" else "python cli.py"
 
 
 def _student_rows(result):

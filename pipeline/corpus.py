@@ -402,11 +402,22 @@ def _docstrings(path):
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
+    for node in _definitions(tree):
+        text = ast.get_docstring(node)
+        if text and len(text) >= _MINIMUM_DOCSTRING and _is_text(text):
+            yield "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def _definitions(tree):
+    """Module, classes and functions of a tree; expressions, most of its nodes, are not visited."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and len(text) >= _MINIMUM_DOCSTRING and _is_text(text):
-                yield "\n".join(line for line in text.splitlines() if line.strip())
+            yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found = getattr(node, block, ())
+            nodes += reversed(found) if isinstance(found, list) else ()
 
 
 def _is_text(text):

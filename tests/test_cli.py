@@ -124,13 +124,12 @@ def test_the_two_commands_end_with_a_summary(session):
 
 def test_the_printed_lines_load_the_student(session):
     directory, *_, (_, trained) = session
-    lines = [
-        line.strip() for line in trained.stdout.splitlines() if line.startswith("  from trans") or "model, tok" in line
-    ]
-    code = "\n".join([*lines, "print(model(**tokenizer('some text', return_tensors='pt')).last_hidden_state.shape)"])
+    marks = ("  from transformers", "  model = ")
+    lines = [line.strip() for line in trained.stdout.splitlines() if line.startswith(marks)]
+    code = "\n".join([*lines, "import torch", "print(model(torch.tensor([[2, 7, 3]])).last_hidden_state.shape)"])
     run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "32])" in run.stdout
+    assert run.returncode == 0 and len(lines) == 2, run.stderr
+    assert "[1, 3, 32]" in run.stdout
 
 
 def test_running_again_reports_that_it_is_finished(session):
