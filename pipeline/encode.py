@@ -165,8 +165,12 @@ class Job:
 
     def _store_directory(self, name, target):
         """Where the store of a target is, whatever teacher's name it was made under, or shall be."""
-        stores = self.config.output / "stores"
-        return next(iter(sorted(stores.glob(f"*-{target[:12]}"))), stores / f"{name}-{target[:12]}")
+        return named_by_content(self.config.output / "stores", name, target)
+
+
+def named_by_content(parent, name, content):
+    """`<parent>/<name>-<12 digits of content>`, or what has those digits already, under whatever name."""
+    return next(iter(sorted(parent.glob(f"*-{content[:12]}"))), parent / f"{name}-{content[:12]}")
 
 
 def _refuse_foreign_output(output):
@@ -391,8 +395,8 @@ def _learned_dictionary(job, teacher):
         "epochs": config.dictionary_epochs,
         "seed": config.seed,
     }
-    name = f"{Path(teacher.name).name}-l{teacher.layer}-k{config.k}-{fingerprint(request)[:12]}"
-    directory = config.output / "dictionaries" / name
+    name = f"{Path(teacher.name).name}-l{teacher.layer}-k{config.k}"
+    directory = named_by_content(config.output / "dictionaries", name, fingerprint(request))
     if not directory.is_dir():
         _announce(directory)
         hidden_Nd = sample_hidden(job, teacher)
@@ -425,7 +429,7 @@ def _announce(directory):
 
 
 def sample_hidden(job, teacher):
-    """Unit-length hidden states of a uniform sample of training windows, float32 (N, d)."""
+    """Unit-length hidden states of a uniform sample of training windows, float16 (N, d)."""
     config = job.config
     batch = max(1, config.batch_tokens // config.max_length)
     windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
