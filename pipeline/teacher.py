@@ -28,6 +28,8 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from pipeline.solvers import onednn
+
 BUNDLED = Path(__file__).parent / "bundled_teacher"
 
 # Families for which a test compares every layer of the cut model with the full one.
@@ -389,17 +391,16 @@ class _OneDnnLinear(torch.nn.Linear):
     """A linear layer computed by oneDNN, for inference."""
 
     def forward(self, rows):
-        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        return onednn.linear(rows, self.weight, self.bias)
 
 
 def _fast_linear(model):
     """Send float32 linear layers on a CPU through oneDNN.
 
-    torch sends them through MKL, which leaves AVX-512 unused on AMD processors: MiniLM cut at layer 5 ran
-    1.6 times as fast this way on two cores of an EPYC, the results within 3e-6 of each other (relative).
+    MiniLM cut at layer 5 ran 1.6 times as fast this way on two cores of an EPYC, the results within 3e-6 of each
+    other (relative).
     """
-    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if available and model.device.type == "cpu" and model.dtype == torch.float32:
+    if model.device.type == "cpu" and model.dtype == torch.float32 and onednn.available():
         for module in model.modules():
             if type(module) is torch.nn.Linear:
                 module.__class__ = _OneDnnLinear

@@ -16,7 +16,7 @@ ALLOWED = {
     "evaluation": OURS - {"cli", "benchmarks"},
 }
 SHARDS_USERS = {"encode", "plan"}  # of pipeline: one writes shards, one makes their plan
-SOLVER_LIBRARIES = {"numpy", "numba", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
+SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 
 
 def imported(path):

@@ -2,61 +2,91 @@
 
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
-problem.py states the problem and measures solutions; cd_cpu.py solves it; fista.py is the official code's
-solver, a reference and baseline. Here the input is checked and a backend chosen, in this one place.
+problem.py states the problem and measures solutions; cd_cpu.py and cd_cuda.py solve it; fista.py is the official
+code's solver, a reference and baseline. Here the input is checked and a backend chosen, in this one place.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
 
+import dataclasses
 import warnings
 
 import numpy as np
+import torch
 
-from pipeline.solvers.problem import Codes, ConvergenceWarning
+from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, duality_gap, numpy_rows
 
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
 
-BACKENDS = ("auto", "cpu", "fista")
+BACKENDS = ("auto", "cpu", "cuda", "fista")
 
 
-def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, backend="auto"):
+def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto"):
     """Sparse-code N tokens: minimise 1/2 ||h - a D||^2 + lam * sum(a) over a >= 0 for every row h.
 
-    hidden_Nd  unit-length rows; computed in float32, other float types are cast chunk by chunk
+    hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
+               strides; computed in float32, to which other types are cast a chunk of rows at a time
     atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
     tol        largest KKT violation to leave, in units of a correlation
-    backend    "cpu": coordinate descent; "fista": 100 steps of the official code's solver, which ignores tol;
-               "auto": the fastest one here
-    Returns    Codes, with the largest KKT violation of every token over all atoms
+    gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
+    backend    "cpu", "cuda": coordinate descent; "fista": 100 steps of the official code's solver, which ignores
+               tol; "auto": coordinate descent where hidden_Nd lies
+    Returns    Codes, with the largest KKT violation of every token over all atoms; of tensors on the GPU if
+               hidden_Nd is one there, else of NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
     Warns      ConvergenceWarning with the number of tokens above tol
     """
-    hidden_Nd = np.asarray(hidden_Nd)
+    if not isinstance(hidden_Nd, torch.Tensor):
+        hidden_Nd = np.asarray(hidden_Nd)
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
-    atoms_Kd = np.ascontiguousarray(atoms_Kd, np.float32)
+    on_gpu = isinstance(hidden_Nd, torch.Tensor) and hidden_Nd.is_cuda
     _check_finite("atoms", atoms_Kd)
     _check_finite("hidden", hidden_Nd)
+    if backend == "cuda" or (backend == "auto" and on_gpu):
+        codes = _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    else:
+        codes = _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
+    _warn_unconverged(codes.kkt, tol)
+    if gap:
+        codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
+    return codes
+
+
+def _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
+    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
     if backend == "fista":
         from pipeline.solvers import fista
-        codes = fista.solve(hidden_Nd, atoms_Kd, lam)
-    else:
-        from pipeline.solvers import cd_cpu
-        gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else np.ascontiguousarray(gram_KK, np.float32)
-        codes = cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
-    _warn_unconverged(codes.kkt, tol)
-    return codes
+
+        return fista.solve(hidden_Nd, atoms_Kd, lam)
+    from pipeline.solvers import cd_cpu
+
+    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
+    return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+
+
+def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
+    from pipeline.solvers import cd_cuda
+
+    from_host = not isinstance(hidden_Nd, torch.Tensor) or not hidden_Nd.is_cuda
+    hidden_Nd = torch.as_tensor(hidden_Nd, device=cd_cuda.device_for(hidden_Nd))
+    atoms_Kd = torch.as_tensor(atoms_Kd, dtype=torch.float32, device=hidden_Nd.device).contiguous()
+    if gram_KK is None:
+        gram_KK = atoms_Kd @ atoms_Kd.T
+    gram_KK = torch.as_tensor(gram_KK, dtype=torch.float32, device=hidden_Nd.device).contiguous()
+    codes = cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    return codes.to_host() if from_host else codes
 
 
 def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
     if np.ndim(hidden_Nd) != 2 or np.ndim(atoms_Kd) != 2 or hidden_Nd.shape[1] != atoms_Kd.shape[1]:
         raise ValueError("hidden and atoms must be matrices of one width, (N, d) and (K, d); found "
-                         f"{np.shape(hidden_Nd)} and {np.shape(atoms_Kd)}")
+                         f"{tuple(np.shape(hidden_Nd))} and {tuple(np.shape(atoms_Kd))}")
     if len(atoms_Kd) == 0:
         raise ValueError("the dictionary has no atoms; expected shape (K, d) with K >= 1")
-    if gram_KK is not None and np.shape(gram_KK) != (len(atoms_Kd),) * 2:
+    if gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; "
-                         f"found {np.shape(gram_KK)}")
+                         f"found {tuple(np.shape(gram_KK))}")
     for name, value in (("lam", lam), ("tol", tol)):
         if not 0 < value < np.inf:
             raise ValueError(f"{name} must be a positive number; found {value}")
@@ -64,18 +94,26 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
         raise ValueError(f"no solver backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
-def _check_finite(name, array_Nd, rows_at_once=4096):
-    for start in range(0, len(array_Nd), rows_at_once):
-        finite_n = np.isfinite(array_Nd[start:start + rows_at_once]).all(1)
-        if not finite_n.all():
-            rows = start + np.flatnonzero(~finite_n)
-            raise ValueError(f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
-                             f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or compute "
-                             "them in float32")
+def _check_finite(name, array_Nd):
+    """Raise ValueError naming the rows that hold NaN or infinity, in float32."""
+    if isinstance(array_Nd, torch.Tensor) and array_Nd.is_cuda:     # one small answer instead of all the data
+        finite_N = torch.isfinite(array_Nd.float()).all(1)
+        rows = [] if finite_N.all() else (~finite_N).nonzero()[:, 0].tolist()
+    else:
+        rows = [row for start in range(0, len(array_Nd), ROWS_AT_ONCE) for row in _not_finite(array_Nd, start)]
+    if rows:
+        raise ValueError(f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
+                         f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or compute "
+                         "them in float32")
+
+
+def _not_finite(array_Nd, start):
+    finite_n = np.isfinite(numpy_rows(array_Nd, slice(start, start + ROWS_AT_ONCE), np.float32)).all(1)
+    return () if finite_n.all() else start + np.flatnonzero(~finite_n)
 
 
 def _warn_unconverged(kkt_N, tol):
     above = int((kkt_N > tol).sum())
     if above:
         warnings.warn(f"{above} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, "
-                      f"at most {kkt_N.max():.2g}", ConvergenceWarning, stacklevel=3)
+                      f"at most {float(kkt_N.max()):.2g}", ConvergenceWarning, stacklevel=3)

@@ -10,7 +10,7 @@ Shapes: N tokens, d hidden width, K atoms.
 import numpy as np
 import torch
 
-from pipeline.solvers.problem import join_codes
+from pipeline.solvers.problem import join_codes, numpy_rows
 
 STEPS = 100
 
@@ -21,8 +21,8 @@ def solve(hidden_Nd, atoms_Kd, lam, *, steps=STEPS, device="cpu", rows_at_once=1
     step = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].clamp_min(1e-12).item()
     parts = []
     for start in range(0, len(hidden_Nd), rows_at_once):
-        hidden_nd = np.array(hidden_Nd[start:start + rows_at_once], np.float32)
-        hidden_nd = torch.as_tensor(hidden_nd, device=device)
+        rows = slice(start, start + rows_at_once)
+        hidden_nd = torch.from_numpy(numpy_rows(hidden_Nd, rows, np.float32)).to(device)
         codes_nK = fista_steps(hidden_nd, atoms_Kd, lam, step, steps)
         parts.append(_sparse(codes_nK, _kkt_violation(hidden_nd, atoms_Kd, codes_nK, lam)))
     return join_codes(parts)

@@ -14,6 +14,7 @@ Shapes: N tokens, d hidden width, K atoms.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 ROWS_AT_ONCE = 512
 
@@ -30,15 +31,25 @@ class Codes:
     indices  int32 (nnz), atoms, strictly increasing in each row
     values   float32 (nnz), all > 0
     kkt      float32 (N), the largest KKT violation of every token, in units of a correlation
+    gap      float64 (N), duality gap, where it was asked for
+
+    NumPy arrays, or torch tensors on the GPU that computed them (then gap is still NumPy).
     """
 
     indptr: np.ndarray
     indices: np.ndarray
     values: np.ndarray
     kkt: np.ndarray
+    gap: np.ndarray | None = None
 
     def __len__(self):
         return len(self.indptr) - 1
+
+    def to_host(self):
+        """These codes as NumPy arrays."""
+        if isinstance(self.indptr, np.ndarray):
+            return self
+        return Codes(*(tensor.cpu().numpy() for tensor in (self.indptr, self.indices, self.values, self.kkt)), self.gap)
 
     def dense(self, num_atoms, start=0, stop=None, dtype=np.float64):
         """Rows start to stop as an array (rows, num_atoms)."""
@@ -84,13 +95,25 @@ def duality_gap(hidden_Nd, atoms_Kd, codes, lam):
     return _per_token(_duality_gap, hidden_Nd, atoms_Kd, codes, lam)
 
 
+def numpy_rows(array_Nd, rows, dtype):
+    """Some rows of a NumPy array or torch tensor, of any float type and strides, as one that may be written to.
+
+    Copies only what is not in this form already.
+    """
+    chunk = array_Nd[rows]
+    if isinstance(chunk, torch.Tensor):
+        chunk = chunk.detach().to("cpu", torch.float64 if dtype == np.float64 else torch.float32).numpy()
+    return np.require(chunk, dtype, ["C", "W"])
+
+
 def _per_token(function, hidden_Nd, atoms_Kd, codes, lam):
     """`function` over a few hundred tokens at a time, so that memory stays bounded for any N."""
-    atoms_Kd = np.asarray(atoms_Kd, np.float64)
+    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float64)
+    codes = codes.to_host() if isinstance(codes, Codes) else codes
     result_N = np.empty(len(hidden_Nd))
     for start in range(0, len(hidden_Nd), ROWS_AT_ONCE):
         rows = slice(start, min(start + ROWS_AT_ONCE, len(hidden_Nd)))
-        hidden_nd = np.asarray(hidden_Nd[rows], np.float64)
+        hidden_nd = numpy_rows(hidden_Nd, rows, np.float64)
         codes_nK = codes.dense(len(atoms_Kd), start, rows.stop) if isinstance(codes, Codes) else codes[rows]
         result_N[rows] = function(hidden_nd, atoms_Kd, codes_nK, lam)
     return result_N

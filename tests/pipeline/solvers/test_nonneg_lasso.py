@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data import ROOT, bench_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -182,6 +183,41 @@ def test_other_float_types(dtype):
     np.testing.assert_array_equal(found.values, expected.values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_torch_tensors_are_coded_as_the_same_rows_in_numpy(dtype):
+    hidden, atoms = problem(300)
+    tensor = torch.from_numpy(hidden).to(dtype)
+    for rows in (tensor, tensor.T.contiguous().T, torch.cat([tensor, tensor], 1)[:, :16]):
+        found = nonneg_lasso(rows, torch.from_numpy(atoms), 0.05)
+        expected = nonneg_lasso(tensor.double().numpy(), atoms, 0.05)
+        assert type(found.values) is np.ndarray
+        assert_equal_bits(found, expected)
+
+
+def test_memory_that_cannot_be_written_is_read(tmp_path, recwarn):
+    hidden, atoms = problem()
+    np.save(tmp_path / "rows.npy", hidden)
+    np.save(tmp_path / "atoms.npy", atoms)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("rows", "atoms")]
+    assert_equal_bits(nonneg_lasso(*mapped, 0.05), nonneg_lasso(hidden, atoms, 0.05))
+    assert not recwarn.list
+
+
+def test_the_duality_gap_comes_on_request():
+    hidden, atoms = problem()
+    assert nonneg_lasso(hidden, atoms, 0.05).gap is None
+    for backend in ("cpu", "fista"):
+        with warnings.catch_warnings(action="ignore"):
+            codes = nonneg_lasso(hidden, atoms, 0.05, gap=True, backend=backend)
+        np.testing.assert_array_equal(codes.gap, duality_gap(hidden, atoms, codes, 0.05))
+    assert codes.gap.mean() > nonneg_lasso(hidden, atoms, 0.05, gap=True).gap.mean()
+
+
+def assert_equal_bits(found, expected):
+    for name in ("indptr", "indices", "values", "kkt"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_layout_and_given_gram_change_no_bit():
     hidden, atoms = problem(70, 16, 40)
     plain = nonneg_lasso(hidden, atoms, 0.05, gram_KK=atoms @ atoms.T)
@@ -274,7 +310,7 @@ def test_shapes_that_do_not_match_are_refused():
         nonneg_lasso(hidden, atoms[:0], 0.05)
     with pytest.raises(ValueError, match="gram must be"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))
-    with pytest.raises(ValueError, match="choose one of auto, cpu, fista"):
+    with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, fista"):
         nonneg_lasso(hidden, atoms, 0.05, backend="gpu")
 
 

@@ -1,0 +1,261 @@
+"""The hot loops of cd_cpu.py as explicit vectors of 16 floats (LLVM, through Numba's `intrinsic`).
+
+Written as Python loops they lose most of their time to checks that LLVM adds because two arrays might overlap
+(`combine` of 33 rows took 3.4 times as long), or stay scalar (the maximum of floats, 6 times). Any processor
+takes such vectors: LLVM splits them to the width it has. Nothing here checks bounds.
+
+All arrays are contiguous; floats are float32, row numbers int32. `width` and the length of a gradient are
+multiples of LANES, `count` is a multiple of the rows that are taken at once, filled up with weights of zero.
+"""
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = 16
+COMBINED_ROWS = 2           # rows of `combine` at once: two sums, so that additions need not wait for each other
+SUBTRACTED_ROWS = 8         # rows of `subtract_rows` at once: the gradient is read and written an eighth as often
+
+FAST = ("reassoc", "contract", "nsz", "nnan", "ninf")
+I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+
+
+@intrinsic
+def combine(typingctx, out, weights, rows_mw, count, width):
+    """out[:width] = weights[:count] @ rows_mw[:count, :width]."""
+
+    def generate(context, builder, signature, args):
+        out, weights, rows = _Array(context, builder, signature, args).first(3)
+        with _loop(builder, _number(0), args[4], LANES) as column:
+            sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(COMBINED_ROWS)]
+            for total in sums:
+                builder.store(ir.Constant(VECTOR, None), total)
+            with _loop(builder, _number(0), args[3], COMBINED_ROWS) as row:
+                for i, total in enumerate(sums):
+                    entry = builder.add(row, _number(i))
+                    product = _product(builder, weights.load(entry, 1), rows.load(rows.place(entry, column)))
+                    builder.store(builder.fadd(builder.load(total), product, flags=FAST), total)
+            out.store(builder.fadd(*map(builder.load, sums), flags=FAST), column)
+        return context.get_dummy_value()
+
+    return types.void(out, weights, rows_mw, count, width), generate
+
+
+@intrinsic
+def subtract_rows(typingctx, grad_K, weights, matrix_KK, rows, count):
+    """grad_K -= weights[:count] @ matrix_KK[rows[:count]]."""
+
+    def generate(context, builder, signature, args):
+        grad, weights, matrix, rows = _Array(context, builder, signature, args).first(4)
+        with _loop(builder, _number(0), args[4], SUBTRACTED_ROWS) as first:
+            entries = [builder.add(first, _number(i)) for i in range(SUBTRACTED_ROWS)]
+            terms = [(weights.load(entry, 1), builder.sext(rows.load(entry, 1), I64)) for entry in entries]
+            whole = builder.and_(matrix.length, _number(-LANES))
+            for start, stop, lanes in ((_number(0), whole, LANES), (whole, matrix.length, 1)):
+                with _loop(builder, start, stop, lanes) as column:
+                    total = grad.load(column, lanes)
+                    for weight, row in terms:
+                        product = _product(builder, weight, matrix.load(matrix.place(row, column), lanes))
+                        total = builder.fsub(total, product, flags=FAST)
+                    grad.store(total, column)
+        return context.get_dummy_value()
+
+    return types.void(grad_K, weights, matrix_KK, rows, count), generate
+
+
+@intrinsic
+def block_maxima(typingctx, grad_K, block_max):
+    """Fill block_max with the maximum of every block: of B blocks, block b is atoms b, b + B, b + 2 B ..."""
+
+    def generate(context, builder, signature, args):
+        grad, block_max = _Array(context, builder, signature, args).first(2)
+        with _loop(builder, _number(0), block_max.length, LANES) as block:
+            top = cgutils.alloca_once(builder, VECTOR)
+            builder.store(grad.load(block), top)
+            with _loop(builder, builder.add(block, block_max.length), grad.length, block_max.length) as atom:
+                builder.store(_maximum(builder, builder.load(top), grad.load(atom)), top)
+            block_max.store(builder.load(top), block)
+        return context.get_dummy_value()
+
+    return types.void(grad_K, block_max), generate
+
+
+@intrinsic
+def largest(typingctx, vector):
+    """The largest entry."""
+
+    def generate(context, builder, signature, args):
+        (vector,) = _Array(context, builder, signature, args).first(1)
+        top = cgutils.alloca_once(builder, VECTOR)
+        builder.store(vector.load(_number(0)), top)
+        with _loop(builder, _number(LANES), vector.length, LANES) as place:
+            builder.store(_maximum(builder, builder.load(top), vector.load(place)), top)
+        return _reduced(builder, "fmax", builder.load(top))
+
+    return types.float32(vector), generate
+
+
+@intrinsic
+def dot(typingctx, left, right, width):
+    """left[:width] @ right[:width]."""
+
+    def generate(context, builder, signature, args):
+        left, right = _Array(context, builder, signature, args).first(2)
+        total = cgutils.alloca_once(builder, VECTOR)
+        builder.store(ir.Constant(VECTOR, None), total)
+        with _loop(builder, _number(0), args[2], LANES) as place:
+            product = builder.fmul(left.load(place), right.load(place), flags=FAST)
+            builder.store(builder.fadd(builder.load(total), product, flags=FAST), total)
+        return _sum(builder, builder.load(total))
+
+    return types.float32(left, right, width), generate
+
+
+@intrinsic
+def axpy(typingctx, out, factor, vector, width):
+    """out[:width] += factor * vector[:width]."""
+
+    def generate(context, builder, signature, args):
+        out = _Array(context, builder, signature, args)
+        vector = _Array(context, builder, signature, args, 2)
+        with _loop(builder, _number(0), args[3], LANES) as place:
+            product = _product(builder, args[1], vector.load(place))
+            out.store(builder.fadd(out.load(place), product, flags=FAST), place)
+        return context.get_dummy_value()
+
+    return types.void(out, types.float32, vector, width), generate
+
+
+@intrinsic
+def turn(typingctx, direction, beta, residual, width):
+    """direction[:width] = residual[:width] + beta * direction[:width]."""
+
+    def generate(context, builder, signature, args):
+        direction = _Array(context, builder, signature, args)
+        residual = _Array(context, builder, signature, args, 2)
+        with _loop(builder, _number(0), args[3], LANES) as place:
+            product = _product(builder, args[1], direction.load(place))
+            direction.store(builder.fadd(residual.load(place), product, flags=FAST), place)
+        return context.get_dummy_value()
+
+    return types.void(direction, types.float32, residual, width), generate
+
+
+@intrinsic
+def residual_on_support(typingctx, residual, excess, code, width):
+    """residual = excess where code > 0, else 0. Returns its squared norm."""
+
+    def generate(context, builder, signature, args):
+        residual, excess, code = _Array(context, builder, signature, args).first(3)
+        zero = ir.Constant(VECTOR, None)
+        total = cgutils.alloca_once(builder, VECTOR)
+        builder.store(zero, total)
+        with _loop(builder, _number(0), args[3], LANES) as place:
+            active = builder.fcmp_ordered(">", code.load(place), zero, flags=FAST)
+            values = builder.select(active, excess.load(place), zero)
+            residual.store(values, place)
+            square = builder.fmul(values, values, flags=FAST)
+            builder.store(builder.fadd(builder.load(total), square, flags=FAST), total)
+        return _sum(builder, builder.load(total))
+
+    return types.float32(residual, excess, code, width), generate
+
+
+@intrinsic
+def step_to_zero(typingctx, code, direction, width):
+    """The shortest step along direction that brings a coefficient to zero; 1e30 if none falls."""
+
+    def generate(context, builder, signature, args):
+        code, direction = _Array(context, builder, signature, args).first(2)
+        zero, far = ir.Constant(VECTOR, None), ir.Constant(VECTOR, [ir.Constant(FLOAT, 1e30)] * LANES)
+        least = cgutils.alloca_once(builder, VECTOR)
+        builder.store(far, least)
+        with _loop(builder, _number(0), args[2], LANES) as place:
+            slope = direction.load(place)
+            falls = builder.fcmp_ordered("<", slope, zero, flags=FAST)
+            divisor = builder.select(falls, builder.fneg(slope), ir.Constant(VECTOR, [ir.Constant(FLOAT, 1)] * LANES))
+            step = builder.select(falls, builder.fdiv(code.load(place), divisor), far)
+            before = builder.load(least)
+            builder.store(builder.select(builder.fcmp_ordered("<", step, before, flags=FAST), step, before), least)
+        return _reduced(builder, "fmin", builder.load(least))
+
+    return types.float32(code, direction, width), generate
+
+
+class _Array:
+    """An argument array in generated code."""
+
+    def __init__(self, context, builder, signature, args, number=0):
+        self._arguments = context, builder, signature, args
+        array = context.make_array(signature.args[number])(context, builder, args[number])
+        self.builder, self.data = builder, array.data
+        shape = cgutils.unpack_tuple(builder, array.shape)
+        self.length = shape[-1]
+
+    def first(self, count):
+        """The first arguments, all of them arrays."""
+        return [_Array(*self._arguments, number) for number in range(count)]
+
+    def place(self, row, column):
+        """Where an entry of a matrix lies."""
+        return self.builder.add(self.builder.mul(row, self.length), column)
+
+    def load(self, place, lanes=LANES):
+        """The vector that begins at an entry, or with one lane the entry."""
+        pointer = self.builder.gep(self.data, [place])
+        if lanes > 1:
+            pointer = self.builder.bitcast(pointer, VECTOR.as_pointer())
+        return self.builder.load(pointer, align=4)
+
+    def store(self, value, place):
+        pointer = self.builder.gep(self.data, [place])
+        self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
+
+
+def _number(value):
+    return ir.Constant(I64, value)
+
+
+def _loop(builder, start, stop, step):
+    """`for i in range(start, stop, step)`; step a Python number or a value."""
+    step = _number(step) if isinstance(step, int) else step
+    ranged = cgutils.for_range_slice(builder, start, stop, step, I64)
+    return _FirstOf(ranged)
+
+
+class _FirstOf:
+    """for_range_slice gives (index, count); only the index is wanted."""
+
+    def __init__(self, context_manager):
+        self._inner = context_manager
+
+    def __enter__(self):
+        return self._inner.__enter__()[0]
+
+    def __exit__(self, *error):
+        return self._inner.__exit__(*error)
+
+
+def _product(builder, scalar, values):
+    """A scalar times a vector or another scalar."""
+    if values.type == FLOAT:
+        return builder.fmul(scalar, values, flags=FAST)
+    nowhere = ir.Constant(VECTOR, ir.Undefined)
+    single = builder.insert_element(nowhere, scalar, ir.Constant(I32, 0))
+    splat = builder.shuffle_vector(single, nowhere, ir.Constant(ir.VectorType(I32, LANES), None))
+    return builder.fmul(splat, values, flags=FAST)
+
+
+def _reduced(builder, operation, vector, *start):
+    kind = ir.FunctionType(FLOAT, [*(FLOAT for _ in start), VECTOR])
+    name = f"llvm.vector.reduce.{operation}.v{LANES}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [*start, vector], fastmath=FAST)
+
+
+def _sum(builder, vector):
+    return _reduced(builder, "fadd", vector, ir.Constant(FLOAT, 0))
+
+
+def _maximum(builder, left, right):
+    return builder.select(builder.fcmp_ordered(">", left, right, flags=FAST), left, right)

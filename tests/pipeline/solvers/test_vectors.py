@@ -1,0 +1,87 @@
+"""The explicit vector loops against NumPy, at sizes that do and do not fill vectors."""
+
+import numba
+import numpy as np
+import pytest
+
+from pipeline.solvers import onednn, vectors
+from pipeline.solvers.parallel import OPTIONS
+
+
+def compiled(function, *kinds):
+    """A function that Python can call, from one that only compiled code can."""
+    names = [f"x{i}" for i in range(len(kinds))]
+    source = f"lambda {', '.join(names)}: function({', '.join(names)})"
+    return numba.njit(**OPTIONS)(eval(source, {"function": function}))
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("count", "width"), [(0, 16), (2, 16), (34, 48), (64, 128)])
+def test_combine(count, width):
+    out, weights, rows = numbers(130), numbers(128), numbers(128, 128)
+    untouched = out[width:].copy()
+    compiled(vectors.combine, *range(5))(out, weights, rows, count, width)
+    np.testing.assert_allclose(out[:width], weights[:count] @ rows[:count, :width], atol=1e-4)
+    np.testing.assert_array_equal(out[width:], untouched)
+
+
+@pytest.mark.parametrize("atoms", [1, 15, 16, 17, 40, 3072])
+@pytest.mark.parametrize("count", [0, 8, 24])
+def test_subtract_rows(atoms, count):
+    grad, weights, matrix = numbers(atoms + 3), numbers(24), numbers(atoms, atoms)
+    rows = np.random.default_rng(1).integers(atoms, size=24).astype(np.int32)
+    rows[0] = atoms - 1
+    expected = grad.copy()
+    expected[:atoms] -= weights[:count] @ matrix[rows[:count]]
+    compiled(vectors.subtract_rows, *range(5))(grad, weights, matrix, rows, count)
+    np.testing.assert_allclose(grad, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("atoms", "blocks"), [(16, 16), (48, 16), (3072, 96), (112, 32)])
+def test_block_maxima_and_largest(atoms, blocks):
+    grad, maxima = numbers(atoms) - 10, np.empty(blocks, np.float32)
+    compiled(vectors.block_maxima, *range(2))(grad, maxima)
+    padded = np.full(-(-atoms // blocks) * blocks, -np.inf, np.float32)
+    padded[:atoms] = grad
+    np.testing.assert_array_equal(maxima, padded.reshape(-1, blocks).max(0))
+    assert compiled(vectors.largest, 0)(maxima) == grad.max()
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_vectors_of_conjugate_gradients(width):
+    first, second, third = numbers(64), numbers(64, seed=1), numbers(64, seed=2)
+    half = np.float32(0.5)
+    np.testing.assert_allclose(compiled(vectors.dot, *range(3))(first, second, width),
+                               first[:width] @ second[:width], rtol=1e-4)
+    out = first.copy()
+    compiled(vectors.axpy, *range(4))(out, half, second, width)
+    np.testing.assert_allclose(out[:width], first[:width] + half * second[:width], rtol=1e-5, atol=1e-6)
+    out = first.copy()
+    compiled(vectors.turn, *range(4))(out, half, second, width)
+    np.testing.assert_allclose(out[:width], second[:width] + half * first[:width], rtol=1e-5, atol=1e-6)
+    out = first.copy()
+    squared = compiled(vectors.residual_on_support, *range(4))(out, second, third, width)
+    expected = np.where(third > 0, second, 0)[:width]
+    np.testing.assert_array_equal(out[:width], expected)
+    np.testing.assert_allclose(squared, expected @ expected, rtol=1e-5)
+
+
+def test_step_to_zero():
+    code, direction = np.array([2, 1, 0, 3] + [0] * 12, np.float32), np.array([-1, 5, 0, -6] + [0] * 12, np.float32)
+    step = compiled(vectors.step_to_zero, *range(3))
+    assert step(code, direction, 16) == 0.5
+    assert step(code, np.abs(direction), 16) > 1e29
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_onednn_products_and_the_way_without(monkeypatch, works):
+    import torch
+
+    if not works:
+        monkeypatch.setattr(onednn, "available", lambda: False)
+    rows, weight, bias = (torch.from_numpy(numbers(*shape)) for shape in ((5, 7), (11, 7), (11,)))
+    np.testing.assert_allclose(onednn.linear(rows, weight, bias), rows @ weight.T + bias, atol=1e-5)
+    np.testing.assert_allclose(onednn.linear(rows, weight), rows @ weight.T, atol=1e-5)
