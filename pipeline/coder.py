@@ -205,10 +205,8 @@ class LspCoder:
 
     def _fetch(self, codes, solved):
         """Codes as NumPy arrays."""
-        if not self._on_gpu:
-            return codes
         self._lanes["finish"].after(solved, codes.indptr, codes.indices, codes.values, codes.kkt)
-        return codes.to_host()
+        return codes.to_host() if self._on_gpu else codes
 
     def _count(self, statistics, codes, rows):
         empty = int((np.diff(codes.indptr) == 0).sum())
