@@ -15,6 +15,7 @@ Left out: reading windows, writing blocks (encode.py), threads (stages.py), stre
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, K atoms.
 """
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +45,7 @@ class Block:
     batches     how many forward passes it takes
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
-    seconds     time for which teacher and solver were busy, for the unit's environment
+    seconds     for which teacher, solver and distributions were busy, for the unit's environment
     """
 
     columns: dict
@@ -74,7 +75,7 @@ class Batch:
     real_WL    bool tensor, True at tokens; None when every window is full
     tokens_N   int64 tensor, which of the W * L places are coded
     coded_T    bool, which of the tokens end to end are coded
-    marks      of each stage on the device, its beginning and its end
+    marks      beginning and end of "teacher" and of "solver"
     """
 
     ids_WL: torch.Tensor
@@ -160,7 +161,7 @@ class LspCoder:
         with self._lanes["teach"] as lane:
             begin = lane.mark()
             batch.hidden = unit_rows(self.teacher, batch)
-            batch.marks["teach"] = begin, lane.mark()
+            batch.marks["teacher"] = begin, lane.mark()
         return batch
 
     def solve(self, batches):
@@ -172,13 +173,13 @@ class LspCoder:
     def _solve(self, batch):
         hidden, batch.hidden = batch.hidden, None
         with self._lanes["solve"] as lane:
-            lane.after(batch.marks["teach"][1], hidden.rows_Nd, hidden.not_finite)
+            lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
             hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
             begin = lane.mark()
             batch.codes = nonneg_lasso(
                 _as_array(hidden.rows_Nd), self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE
             )
-            batch.marks["solve"] = begin, lane.mark()
+            batch.marks["solver"] = begin, lane.mark()
         return batch
 
     def finish(self, batches):
@@ -196,10 +197,12 @@ class LspCoder:
 
     def _finish(self, batch):
         with self._lanes["finish"] as lane:
-            codes = self._fetch(batch.codes, batch.marks["solve"][1])
-            seconds = {stage: lane.seconds(*marks) for stage, marks in batch.marks.items()}
+            codes = self._fetch(batch.codes, batch.marks["solver"][1])
+            seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+        clock = time.perf_counter()
         rows = distributions(codes, self.config.top_n)
-        _add(batch.block.seconds, {"teacher_seconds": seconds["teach"], "solver_seconds": seconds["solve"]})
+        seconds["distributions"] = time.perf_counter() - clock
+        _add(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
         self._count(batch.block.statistics, codes, rows)
         return _spread(rows, batch.coded_T)
 
