@@ -9,7 +9,7 @@ What could go wrong in silence is an error here: a weight that the checkpoint la
 random), a family that nobody compared with its full model, a pickled checkpoint (it can run code),
 a directory without a vocabulary (transformers makes up a tokenizer of five words).
 
-Left out: the masked-LM head, tokenizing text (corpus.py), unit length and dropping specials (encode.py).
+Left out: the masked-LM head, tokenizing text (corpus.py), unit length and dropping specials (coder.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """

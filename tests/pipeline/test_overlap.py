@@ -22,6 +22,7 @@ from pipeline.corpus import CorpusError, Window
 from pipeline.dictionary import Dictionary
 from pipeline.encode import Job, encode_lsp
 from pipeline.lanes import HostLane
+from pipeline.solvers import Codes
 from pipeline.teacher import Teacher, TeacherError, load_tokenizer, special_ids
 from shards.manifest import StoreFiles
 from shards.reader import Store
@@ -237,7 +238,7 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
 # ---- what waits for what
 
 
-def test_every_stage_waits_for_the_one_before(place, tmp_path, monkeypatch):
+def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatch):
     """The solver's lane waits for the teacher's last mark, the copy's for the solver's, and each is told of all
     the arrays that it takes over."""
     lanes = []
@@ -263,17 +264,29 @@ def test_every_stage_waits_for_the_one_before(place, tmp_path, monkeypatch):
             assert self.inside
             self.waits.append((mark, len(arrays)))
 
+    fetched = []
     monkeypatch.setattr(coding, "open_lane", lambda device: Watched())
+    monkeypatch.setattr(Codes, "to_host", lambda codes: fetched.append(1) or codes, raising=False)
+    monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:-1]))  # cannot pin without a GPU
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
-    encode_lsp(replace(place, output=tmp_path))
+    works = coding.LspCoder.__init__
+
+    def as_on_a_gpu(coder, *args):
+        works(coder, *args)
+        coder._on_gpu = True
+
+    monkeypatch.setattr(coding.LspCoder, "__init__", as_on_a_gpu)
+    report = encode_lsp(replace(place, output=tmp_path))[0]
+    assert shards(report["store"]) == shards(alone.path)
     teach, solve, finish = lanes
+    assert len(fetched) == len(finish.waits) > 20
     assert not teach.waits
     assert solve.waits == [(mark, 2) for mark in teach.ends[1::2]]
     assert finish.waits == [(mark, 4) for mark in solve.ends[1::2]]
 
 
 def test_device_memory_is_bounded_by_the_layout(place, tmp_path, monkeypatch):
-    """Batches with hidden states that no solver has taken: one ready for each place, one in the making."""
+    """Batches that hold hidden states: as many as the layout says, ready or in the making, and the solver's."""
     held, most = set(), []
     teach, solve = coding.LspCoder._teach, coding.LspCoder._solve
 
