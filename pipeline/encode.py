@@ -2,8 +2,10 @@
 
     report, = encode_lsp(EncodeConfig(layer=(10,)))
 
-Running it again continues: finished units are found by their records and left alone; the unit in flight is
-the most that is done twice. Left out: the parts themselves, and several processes.
+Running it again continues: finished units are found by their records and left alone. What an interruption
+costs is the unit that is being written and the few batches that were ahead of it. Reading and coding run in
+stages ahead of the writing (coder.py says which beside which), over all units without a pause between two;
+writing and progress stay in the caller's thread. Left out: the parts themselves, and several processes.
 
 Shapes: W windows, L window length, N coded tokens, d hidden width, K atoms.
 """
@@ -11,23 +13,22 @@ Shapes: W windows, L window length, N coded tokens, d hidden width, K atoms.
 import logging
 import time
 import warnings
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from pipeline import plan as planning
+from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, hidden_rows
 from pipeline.corpus import CorpusError, join_windows, open_sources, silent
+from pipeline.stages import Stages
 from shards.manifest import StoreFiles, fingerprint, publish_directory
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError, windows_per_block
 from shards.writer import UnitWriter
 
 logger = logging.getLogger(__name__)
-
-
-class EncodeError(ValueError):
-    """An encoding that cannot give useful shards."""
 
 
 def encode_ids(config, progress=silent):
@@ -37,7 +38,7 @@ def encode_ids(config, progress=silent):
     job = Job(config, load_tokenizer(config.tokenizer), progress)
     settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
     target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
-    return [job.run(f"ids-L{config.max_length}", target, lambda windows, writer: join_windows(windows), {})]
+    return [job.run(f"ids-L{config.max_length}", target, IdsCoder())]
 
 
 def encode_lsp(config, progress=silent):
@@ -133,11 +134,8 @@ class Job:
             unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.config.max_length
         )
 
-    def run(self, name, target, code_windows, environment, dictionary=None):
-        """Encode every unit of the plan that the store lacks; returns the report.
-
-        code_windows  function (windows, UnitWriter) to the columns of one block
-        """
+    def run(self, name, target, coder, dictionary=None):
+        """Encode every unit of the plan that the store lacks; returns the report."""
         started = time.perf_counter()
         files = StoreFiles(self._store_directory(name, target["target"]))
         files.create(target)
@@ -148,24 +146,70 @@ class Job:
         files.publish_plan(self.plan)
         missing = files.missing_units(self.plan)
         self._done = sum(files.record(unit.id).tokens for unit in self.plan.units if unit not in missing)
-        records = [self._encode_unit(files, target, unit, code_windows, environment) for unit in missing]
-        return _report(files, self.plan, missing, records, time.perf_counter() - started)
+        self._records = []
+        write_units(
+            missing,
+            self.windows,
+            coder,
+            self.config.max_length,
+            lambda unit: self._unit_writer(files, target, unit, coder.environment),
+            self._show_progress,
+        )
+        return _report(files, self.plan, missing, self._records, time.perf_counter() - started)
 
-    def _encode_unit(self, files, target, unit, code_windows, environment):
+    @contextmanager
+    def _unit_writer(self, files, target, unit, environment):
         meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
         with UnitWriter(files, meta, environment) as writer:
-            windows = self.windows(unit)
-            while block := list(islice(windows, windows_per_block(meta.max_length))):
-                columns = code_windows(block, writer)
-                writer.write_block(**columns)
-                self._done += len(columns["ids"])
-                self.progress("encode", self._done, self.expected_tokens, **_figures(writer.statistics))
+            yield writer
             self._check_unchanged(unit.source)
-        return writer.record
+        self._records.append(writer.record)
+
+    def _show_progress(self, block, writer):
+        self._done += block.tokens
+        self.progress("encode", self._done, self.expected_tokens, **_figures(writer.statistics))
 
     def _store_directory(self, name, target):
         """Where the store of a target is, whatever teacher's name it was made under, or shall be."""
         return named_by_content(self.config.output / "stores", name, target)
+
+
+def write_units(units, windows_of, coder, max_length, open_writer, after_block):
+    """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
+
+    windows_of   function from a unit to its windows
+    coder        LspCoder or IdsCoder
+    open_writer  function from a unit to a context manager that gives its UnitWriter and commits at its end
+    after_block  called with each Block and its UnitWriter once it is written
+    Raises       what any of these raises, as it is; the units before it are committed
+    """
+    with Stages() as stages:
+        items = _read_blocks(units, windows_of, max_length)
+        for name, stage in coder.stages():
+            items = stages.ahead(stage(items), coder.layout[name])
+        for unit in units:
+            with open_writer(unit) as writer:
+                for block in _blocks_of_unit(items):
+                    writer.write_block(**block.columns)
+                    block.add_to(writer.statistics, writer.environment)
+                    after_block(block, writer)
+
+
+def _read_blocks(units, windows_of, max_length):
+    """Blocks with the ids alone, and UNIT_END after those of each unit."""
+    for unit in units:
+        windows = windows_of(unit)
+        while block := list(islice(windows, windows_per_block(max_length))):
+            yield Block(join_windows(block))
+        yield UNIT_END
+
+
+def _blocks_of_unit(items):
+    for item in items:
+        if item is UNIT_END:
+            return
+        yield item
+    raise AssertionError("the stages ended inside a unit")  # it must not be committed
 
 
 def named_by_content(parent, name, content):
@@ -234,9 +278,7 @@ def _encode_layer(job, teacher):
     }
     coder = LspCoder(teacher, dictionary, config, job.special_ids)
     name = f"lsp-{Path(teacher.name).name}-l{teacher.layer}-k{len(dictionary.atoms_Kd)}"
-    report = job.run(
-        name, job.target(settings, lineage, k=len(dictionary.atoms_Kd)), coder, coder.environment, dictionary
-    )
+    report = job.run(name, job.target(settings, lineage, k=len(dictionary.atoms_Kd)), coder, dictionary)
     _warn_of_empty_codes(report["empty_codes"], report["coded_tokens"], config.lam)
     return report | {
         "layer": teacher.layer,
@@ -254,106 +296,6 @@ def _check_dictionary(dictionary, teacher, source):
         )
 
 
-class LspCoder:
-    """Windows to the columns of a block: teacher, unit length, sparse codes, distributions."""
-
-    TOLERANCE = 1e-3  # KKT violation; 2 % of the usual penalty, objective 2e-5 above the optimum
-
-    def __init__(self, teacher, dictionary, config, special_ids):
-        self.teacher, self.config = teacher, config
-        self.atoms_Kd = dictionary.atoms_Kd
-        self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
-        self.special_ids = special_ids
-        self.environment = {"device": str(teacher.device), **_library_versions()}
-        self._checked = False
-
-    def __call__(self, windows, writer):
-        """Code one block; sums go to the writer's statistics, seconds to its environment."""
-        batch = max(1, self.config.batch_tokens // self.config.max_length)
-        parts = [self._code_batch(windows[i : i + batch], batch, writer) for i in range(0, len(windows), batch)]
-        columns = join_windows(windows)
-        names = ("nnz", "indices", "weights", "tail")
-        return columns | {name: np.concatenate([part[name] for part in parts]) for name in names}
-
-    def _code_batch(self, windows, batch, writer):
-        from pipeline.lsp import distributions
-        from pipeline.solvers import nonneg_lasso
-
-        clock = time.perf_counter()
-        hidden_Nd, coded_T = hidden_rows(self.teacher, windows, batch, self.config.max_length, self.special_ids)
-        teacher_done = time.perf_counter()
-        codes = nonneg_lasso(hidden_Nd, self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE)
-        rows = distributions(codes, self.config.top_n)
-        solver_done = time.perf_counter()
-        _add(
-            writer.environment,
-            teacher_seconds=teacher_done - clock,
-            solver_seconds=solver_done - teacher_done,
-        )
-        self._count(writer, codes, rows)
-        return _spread(rows, coded_T)
-
-    def _count(self, writer, codes, rows):
-        empty = int((np.diff(codes.indptr) == 0).sum())
-        statistics = writer.statistics
-        _add(statistics, empty_codes=empty, truncated_tokens=int(rows.truncated_tokens))
-        statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
-        if not self._checked and len(codes.kkt):
-            _refuse_empty_codes(empty, len(codes.kkt), self.config.lam)
-            self._checked = True
-
-
-def hidden_rows(teacher, windows, batch, max_length, special_ids):
-    """Unit-length hidden states of the non-special tokens of some windows.
-
-    batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    Returns  hidden_Nd float32; coded_T bool over the windows' tokens end to end
-    Raises   EncodeError on a hidden state that is not finite
-    """
-    import torch
-
-    lengths = np.array([len(window.ids) for window in windows])
-    ids_WL = np.full((batch, max_length), special_ids["pad"], np.int64)
-    real_WL = np.zeros((batch, max_length), bool)
-    for row in range(batch):
-        ids = windows[row if row < len(windows) else 0].ids
-        ids_WL[row, : len(ids)] = ids
-        real_WL[row, : len(ids)] = True
-    hidden_WLd = teacher(torch.from_numpy(ids_WL), torch.from_numpy(real_WL)).cpu().numpy()
-    real_WL = np.arange(max_length) < lengths[:, None]
-    ids_T = ids_WL[: len(windows)][real_WL]
-    coded_T = ~np.isin(ids_T, special_ids["all"])
-    hidden_Nd = hidden_WLd[: len(windows)][real_WL][coded_T]
-    norms_N = np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    if not np.isfinite(norms_N).all():
-        raise EncodeError(
-            f"{teacher.name}, layer {teacher.layer}: {int((~np.isfinite(norms_N)).sum())} hidden states are "
-            "not finite. Try --dtype float32."
-        )
-    return hidden_Nd / np.maximum(norms_N, 1e-12), coded_T
-
-
-def _spread(rows, coded_T):
-    """Rows of the coded tokens to columns over all tokens; special tokens get none."""
-    nnz, tail = np.zeros(len(coded_T), np.int64), np.zeros(len(coded_T), np.float32)
-    nnz[coded_T] = np.diff(rows.indptr)
-    tail[coded_T] = rows.tail
-    return {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
-
-
-def _add(totals, **amounts):
-    for name, amount in amounts.items():
-        totals[name] = totals.get(name, 0) + amount
-
-
-def _refuse_empty_codes(empty, tokens, lam):
-    if empty == tokens:
-        raise EncodeError(
-            f"--lam {lam} empties the code of every one of the first {tokens:,} tokens. Use a smaller "
-            "one; 0.05 is usual. No shard was written."
-        )
-
-
 def _warn_of_empty_codes(empty, coded, lam):
     share = empty / max(1, empty + coded)
     if share > 0.5:
@@ -362,19 +304,6 @@ def _warn_of_empty_codes(empty, coded, lam):
             "Use a smaller one; 0.05 is usual.",
             stacklevel=2,
         )
-
-
-def _library_versions():
-    import numba
-    import torch
-    import transformers
-
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numba": numba.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 # -- the dictionary's sample ------------------------------------------------------------------------------

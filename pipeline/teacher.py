@@ -9,7 +9,7 @@ What could go wrong in silence is an error here: a weight that the checkpoint la
 random), a family that nobody compared with its full model, a pickled checkpoint (it can run code),
 a directory without a vocabulary (transformers makes up a tokenizer of five words).
 
-Left out: the masked-LM head, tokenizing text (corpus.py), unit length and dropping specials (encode.py).
+Left out: the masked-LM head, tokenizing text (corpus.py), unit length and dropping specials (coder.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """
@@ -103,27 +103,37 @@ class Teacher:
         )
 
     @torch.inference_mode()
-    def __call__(self, ids_WL, attention_WL):
-        """Hidden states of layer l.
+    def __call__(self, ids_WL, attention_WL=None, tokens_N=None):
+        """Hidden states of layer l, of all tokens or of some.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
-        attention_WL  bool, True at real tokens; every window holds at least one
-        Returns       hidden_WLd float32 on self.device, an inference-mode tensor; void at padding
+        attention_WL  bool, True at real tokens; every window holds at least one; None if all are real
+        tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
+        Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor
         Raises        ValueError on shapes that do not match or windows longer than max_positions
+
+        On a GPU the work is queued on the current stream, from pinned arguments without waiting for the copy.
         """
-        if ids_WL.ndim != 2 or ids_WL.shape != attention_WL.shape:
+        if ids_WL.ndim != 2 or (attention_WL is not None and ids_WL.shape != attention_WL.shape):
             raise ValueError(
                 "ids and attention must be two matrices of one shape (windows, tokens), "
-                f"found {tuple(ids_WL.shape)} and {tuple(attention_WL.shape)}"
+                f"found {tuple(ids_WL.shape)} and {None if attention_WL is None else tuple(attention_WL.shape)}"
             )
         if ids_WL.shape[1] > self.max_positions:
             raise ValueError(
                 f"windows of {ids_WL.shape[1]} tokens, but {self.name} reads at most {self.max_positions}: "
                 f"use --max-length {self.max_positions} or less"
             )
-        # full windows need no mask, and attention without one takes a faster kernel
-        mask_WL = None if bool(attention_WL.all()) else attention_WL.to(self.device, torch.int64)
-        return self._model(input_ids=ids_WL.to(self.device), attention_mask=mask_WL)[0].float()
+        if attention_WL is not None:  # full windows need no mask, and attention without one takes a faster kernel
+            full = bool(attention_WL.all())
+            attention_WL = None if full else self._here(attention_WL).to(torch.int64)
+        hidden_WLd = self._model(input_ids=self._here(ids_WL), attention_mask=attention_WL)[0]
+        if tokens_N is None:
+            return hidden_WLd.float()
+        return hidden_WLd.flatten(0, 1).index_select(0, self._here(tokens_N)).float()
+
+    def _here(self, tensor):
+        return tensor.to(self.device, non_blocking=True)
 
     def check_tokenizer(self, tokenizer):
         """Raise TeacherError if the tokenizer can produce an id that the teacher has no embedding for."""

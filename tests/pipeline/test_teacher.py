@@ -201,6 +201,16 @@ def test_low_precision_returns_float32_and_is_close(bert_dir):
     torch.testing.assert_close(hidden[attention], exact[attention], rtol=0.1, atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chosen_tokens_are_those_of_the_whole(bert_dir, dtype):
+    teacher = Teacher.load(bert_dir, 2, dtype=dtype)
+    tokens = torch.tensor([0, 3, 24, 25, 40])
+    for ids, attention in windows():
+        whole = teacher(ids, attention)
+        chosen = teacher(ids, None if attention.all() else attention, tokens)
+        assert chosen.dtype == torch.float32 and torch.equal(chosen, whole.flatten(0, 1)[tokens])
+
+
 def test_wrong_dtype_and_device(bert_dir):
     with pytest.raises(TeacherError, match="float32, bfloat16, float16 or auto"):
         Teacher.load(bert_dir, 1, dtype="int8")

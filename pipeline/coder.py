@@ -1,0 +1,314 @@
+"""Windows to the columns of a block: teacher, unit length, sparse codes, distributions.
+
+    LspCoder(teacher, dictionary, config, special_ids).stages()
+
+The stages are generators, each over the items of the one before. What runs beside what is one table,
+`LAYOUTS`: how many items each stage may have ready for the next, 0 meaning that both share a thread.
+
+- On a GPU teacher and solver have a thread and a stream each. Hidden states and codes stay on the device; the
+  codes come to the host on a third stream. Not run on a GPU yet.
+- On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
+  that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
+
+Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
+
+Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, K atoms.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pipeline.corpus import join_windows
+from pipeline.lanes import open_lane
+from pipeline.lsp import distributions
+from pipeline.solvers import Codes, nonneg_lasso
+
+LAYOUTS = {
+    "cpu": {"read": 4, "teach": 0, "solve": 0, "finish": 2},
+    "cuda": {"read": 4, "teach": 2, "solve": 2, "finish": 2},
+}
+UNIT_END = object()  # comes after the blocks of a unit
+
+
+class EncodeError(ValueError):
+    """An encoding that cannot give useful shards."""
+
+
+@dataclass(eq=False)
+class Block:
+    """What becomes one block of a shard.
+
+    columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
+    batches     how many forward passes it takes
+    parts       columns of the batches that are done; this and what follows belongs to the last stage
+    statistics  sums over the block, for the unit's statistics, and its largest KKT violation
+    seconds     for which teacher, solver and distributions were busy, for the unit's environment
+    """
+
+    columns: dict
+    batches: int = 0
+    parts: list = field(default_factory=list)
+    statistics: dict = field(default_factory=dict)
+    seconds: dict = field(default_factory=dict)
+
+    @property
+    def tokens(self):
+        return len(self.columns["ids"])
+
+    def add_to(self, statistics, environment):
+        """Add the block's figures to those of its unit."""
+        largest = max(statistics.get("max_kkt", 0.0), self.statistics.get("max_kkt", 0.0))
+        _add(statistics, self.statistics)
+        _add(environment, self.seconds)
+        if "max_kkt" in self.statistics:
+            statistics["max_kkt"] = largest
+
+
+@dataclass(eq=False)
+class Batch:
+    """Windows of one forward pass; each stage replaces what the one before it made.
+
+    ids_WL     int64 tensor, padded, in pinned memory where there is a GPU
+    real_WL    bool tensor, True at tokens; None when every window is full
+    tokens_N   int64 tensor, which of the W * L places are coded
+    coded_T    bool, which of the tokens end to end are coded
+    marks      beginning and end of "teacher" and of "solver"
+    """
+
+    ids_WL: torch.Tensor
+    real_WL: torch.Tensor | None
+    tokens_N: torch.Tensor
+    coded_T: np.ndarray
+    block: Block | None = None
+    hidden: "Hidden | None" = None
+    codes: Codes | None = None
+    marks: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """Unit-length hidden states on the teacher's device.
+
+    rows_Nd     float32 tensor
+    not_finite  int64 tensor without axes: rows that hold NaN or infinity
+    """
+
+    rows_Nd: torch.Tensor
+    not_finite: torch.Tensor
+
+    def check(self, teacher):
+        """Raise EncodeError if a row is not finite. Waits for the device."""
+        if count := int(self.not_finite):
+            raise EncodeError(
+                f"{teacher.name}, layer {teacher.layer}: {count} hidden states are not finite. Try --dtype float32."
+            )
+
+
+class IdsCoder:
+    """Nothing but the ids."""
+
+    layout, environment = {"read": 2}, {}
+
+    def stages(self):
+        return (("read", lambda blocks: blocks),)
+
+
+class LspCoder:
+    """Blocks of windows to blocks with the LSPs of every token; for one chain of stages at a time."""
+
+    TOLERANCE = 1e-3  # KKT violation; 2 % of the usual penalty, objective 2e-5 above the optimum
+
+    def __init__(self, teacher, dictionary, config, special_ids):
+        self.teacher, self.config, self.special_ids = teacher, config, special_ids
+        self.atoms_Kd, self.gram_KK = _dictionary_on(teacher.device, dictionary.atoms_Kd)
+        self._on_gpu = teacher.device.type == "cuda"
+        self.layout = LAYOUTS[teacher.device.type]
+        self.environment = {"device": str(teacher.device), **_library_versions()}
+        self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
+        self._checked = False
+
+    def stages(self):
+        """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
+        return ("read", self.batches), ("teach", self.teach), ("solve", self.solve), ("finish", self.finish)
+
+    def batches(self, blocks):
+        """Blocks to batches, each with the block that it is part of."""
+        size = max(1, self.config.batch_tokens // self.config.max_length)
+        for block in blocks:
+            if block is UNIT_END:
+                yield block
+                continue
+            lengths_W = block.columns["lengths"]
+            block.batches = -(-len(lengths_W) // size)
+            first = 0
+            for start in range(0, len(lengths_W), size):
+                lengths_w = lengths_W[start : start + size]
+                ids_t = block.columns["ids"][first : first + lengths_w.sum()]
+                first += len(ids_t)
+                batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
+                batch.block = block
+                yield batch
+
+    def teach(self, batches):
+        """Batches with their hidden states."""
+        for batch in batches:
+            yield batch if batch is UNIT_END else self._teach(batch)
+
+    def _teach(self, batch):
+        with self._lanes["teach"] as lane:
+            begin = lane.mark()
+            batch.hidden = unit_rows(self.teacher, batch)
+            batch.marks["teacher"] = begin, lane.mark()
+        return batch
+
+    def solve(self, batches):
+        """Batches with their codes, without the hidden states."""
+        for batch in batches:
+            yield batch if batch is UNIT_END else self._solve(batch)
+
+    @torch.inference_mode()
+    def _solve(self, batch):
+        hidden, batch.hidden = batch.hidden, None
+        with self._lanes["solve"] as lane:
+            lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
+            hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
+            begin = lane.mark()
+            batch.codes = nonneg_lasso(
+                _as_array(hidden.rows_Nd), self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE
+            )
+            batch.marks["solver"] = begin, lane.mark()
+        return batch
+
+    def finish(self, batches):
+        """Blocks with all their columns, each when its last batch is done."""
+        for batch in batches:
+            if batch is UNIT_END:
+                yield batch
+                continue
+            block = batch.block
+            block.parts.append(self._finish(batch))
+            if len(block.parts) == block.batches:
+                names = ("nnz", "indices", "weights", "tail")
+                block.columns |= {name: np.concatenate([part[name] for part in block.parts]) for name in names}
+                yield block
+
+    def _finish(self, batch):
+        with self._lanes["finish"] as lane:
+            codes = self._fetch(batch.codes, batch.marks["solver"][1])
+            seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+        clock = time.perf_counter()
+        rows = distributions(codes, self.config.top_n)
+        seconds["distributions"] = time.perf_counter() - clock
+        _add(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
+        self._count(batch.block.statistics, codes, rows)
+        return _spread(rows, batch.coded_T)
+
+    def _fetch(self, codes, solved):
+        """Codes as NumPy arrays."""
+        self._lanes["finish"].after(solved, codes.indptr, codes.indices, codes.values, codes.kkt)
+        return codes.to_host() if self._on_gpu else codes
+
+    def _count(self, statistics, codes, rows):
+        empty = int((np.diff(codes.indptr) == 0).sum())
+        _add(statistics, {"empty_codes": empty, "truncated_tokens": int(rows.truncated_tokens)})
+        statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
+        if not self._checked and len(codes.kkt):
+            _refuse_empty_codes(empty, len(codes.kkt), self.config.lam)
+            self._checked = True
+
+
+# -- batches and hidden states -----------------------------------------------------------------------------
+
+
+def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False):
+    """The Batch of some windows, given end to end.
+
+    windows  in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    pinned   in memory from which a GPU copies by itself
+    """
+    real_WL = np.zeros((windows, max_length), bool)
+    real_WL[: len(lengths_W)] = np.arange(max_length) < lengths_W[:, None]
+    ids_WL = torch.full((windows, max_length), special_ids["pad"], dtype=torch.int64, pin_memory=pinned)
+    ids_WL.numpy()[real_WL] = ids_T
+    coded_T = ~np.isin(ids_T, special_ids["all"])
+    tokens_N = torch.from_numpy(np.flatnonzero(real_WL)[coded_T])
+    ids_WL[len(lengths_W) :], real_WL[len(lengths_W) :] = ids_WL[0], real_WL[0]
+    mask_WL = None if real_WL.all() else torch.from_numpy(real_WL)
+    if pinned:
+        tokens_N, mask_WL = tokens_N.pin_memory(), mask_WL if mask_WL is None else mask_WL.pin_memory()
+    return Batch(ids_WL, mask_WL, tokens_N, coded_T)
+
+
+@torch.inference_mode()
+def unit_rows(teacher, batch):
+    """Unit-length hidden states of a batch's coded tokens: one gather, scaled in place. Returns Hidden."""
+    rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N)
+    norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
+    not_finite = (~norms_N.isfinite()).sum()
+    rows_Nd /= norms_N.clamp_(min=1e-12)
+    return Hidden(rows_Nd, not_finite)
+
+
+def hidden_rows(teacher, windows, batch, max_length, special_ids):
+    """Unit-length hidden states of the non-special tokens of some windows, on the host.
+
+    batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    Returns  hidden_Nd float32; coded_T bool over the windows' tokens end to end
+    Raises   EncodeError on a hidden state that is not finite
+    """
+    columns = join_windows(windows)
+    prepared = make_batch(columns["ids"], columns["lengths"], batch, max_length, special_ids)
+    hidden = unit_rows(teacher, prepared)
+    hidden.check(teacher)
+    return hidden.rows_Nd.cpu().numpy(), prepared.coded_T
+
+
+def _as_array(rows_Nd):
+    """What the solver takes: a NumPy array, or a tensor where that is on a GPU."""
+    return rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy()
+
+
+def _dictionary_on(device, atoms_Kd):
+    """Atoms and their Gram matrix, as the solver takes them."""
+    gram_KK = atoms_Kd @ atoms_Kd.T
+    if device.type == "cpu":
+        return atoms_Kd, gram_KK
+    pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)
+    torch.cuda.synchronize(device)  # once, so that no lane has to wait for them
+    return pair
+
+
+def _spread(rows, coded_T):
+    """Rows of the coded tokens to columns over all tokens; special tokens get none."""
+    nnz, tail = np.zeros(len(coded_T), np.int64), np.zeros(len(coded_T), np.float32)
+    nnz[coded_T] = np.diff(rows.indptr)
+    tail[coded_T] = rows.tail
+    return {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+
+
+def _add(totals, amounts):
+    for name, amount in amounts.items():
+        totals[name] = totals.get(name, 0) + amount
+
+
+def _refuse_empty_codes(empty, tokens, lam):
+    if empty == tokens:
+        raise EncodeError(
+            f"--lam {lam} empties the code of every one of the first {tokens:,} tokens. Use a smaller "
+            "one; 0.05 is usual. No shard was written."
+        )
+
+
+def _library_versions():
+    import numba
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numba": numba.__version__,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,68 @@
+"""Lanes: where a stage's work on the device is queued, and how it waits for another stage's.
+
+On a GPU every stage has a CUDA stream of its own, so that teacher, solver and copies overlap; order between
+them is by events, and memory that crosses over is not used again before its reader is done. On a CPU a call
+returns when its work is done, and a lane only reads the clock. Not run on a GPU yet.
+"""
+
+import time
+
+import torch
+
+
+def open_lane(device):
+    """A new lane of the device; use it as `with lane:` around the calls that queue work."""
+    return GpuLane(device) if device.type == "cuda" else HostLane()
+
+
+class HostLane:
+    """Work is done when the call returns: nothing to order."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def mark(self):
+        """A point in the lane's work, for `after` and `seconds`."""
+        return time.perf_counter()
+
+    def after(self, mark, *tensors):
+        """Let this lane's next work wait for a mark of another lane, from which it takes over tensors."""
+
+    @staticmethod
+    def seconds(begin, end):
+        """Time between two marks of one lane; waits until the second is reached."""
+        return end - begin
+
+
+class GpuLane:
+    """A CUDA stream, for the thread of one stage."""
+
+    def __init__(self, device):
+        self._stream = torch.cuda.Stream(device)
+        self._context = None
+
+    def __enter__(self):
+        self._context = torch.cuda.stream(self._stream)  # the device as well: both belong to the thread
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._context.__exit__(*error)
+
+    def mark(self):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def after(self, mark, *tensors):
+        self._stream.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(self._stream)  # else freed memory would go back to the other stream at once
+
+    @staticmethod
+    def seconds(begin, end):
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000

@@ -1,0 +1,125 @@
+"""Stages that overlap: an iterator that runs ahead in a thread of its own, at most so many items.
+
+    with Stages() as stages:
+        batches = stages.ahead(read(), depth=4)
+        states = stages.ahead(teach(batches), depth=2)      # teach is a generator over batches
+        for state in states:
+            ...
+
+What the loop sees is what it would see without threads: the same items in the same order and, after the
+items before it, the same exception with its traceback. So an error waits for at most `depth` items, and
+work that was finished before it is not lost. In the other direction nothing waits: whatever ends the `with`
+block, an exception, an early exit or Ctrl-C, stops every stage at its next item, closes its iterator in its
+own thread and leaves no thread behind. Left out: what the stages do; items that finish out of order.
+"""
+
+import threading
+from collections import deque
+
+
+class Stopped(BaseException):
+    """Ends a stage whose consumer has left. Not an Exception, so that no handler of errors swallows it."""
+
+
+class Stages:
+    """The threads of one chain of stages, stopped together.
+
+    They share a lock, which they hold for moments: an item is a batch or a block, not a token.
+    """
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._stages, self._stopped = [], False
+
+    def ahead(self, items, depth):
+        """Iterate over `items` in a thread that keeps at most `depth` of them ready; with 0, `items` itself."""
+        if depth == 0:
+            return items
+        stage = _Stage(iter(items), depth, self._changed, lambda: self._stopped)
+        self._stages.append(stage)
+        stage.thread.start()
+        return stage
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for stage in self._stages:
+            stage.thread.join()
+        if kind is None:
+            for stage in self._stages:
+                stage.raise_closing_error()
+
+
+class _Stage:
+    """One iterator in its thread; itself an iterator over the same items, for one consumer."""
+
+    def __init__(self, items, depth, changed, stopped):
+        self._items, self._depth = items, depth
+        self._changed, self._stopped = changed, stopped
+        self._ready, self._ended = deque(), False
+        self._error = self._closing_error = None
+        name = getattr(items, "__name__", type(items).__name__)
+        self.thread = threading.Thread(target=self._run, name=f"stage {name}", daemon=True)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended or self._stopped())
+            if self._stopped():
+                raise Stopped
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame: a cycle would keep the stage's arrays alive
+
+    def raise_closing_error(self):
+        """Raise what the iterator raised when it was closed, if anything."""
+        if self._closing_error is not None:
+            raise self._closing_error
+
+    def _run(self):
+        try:
+            while self._has_room():
+                self._add(next(self._items))
+        except (StopIteration, Stopped):
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._close()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _has_room(self):
+        """Wait until an item may be made, so that the one in the making counts; False when stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ready) < self._depth or self._stopped())
+            return not self._stopped()
+
+    def _add(self, item):
+        with self._changed:
+            self._ready.append(item)
+            self._changed.notify_all()
+
+    def _close(self):
+        try:
+            getattr(self._items, "close", lambda: None)()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._closing_error = error
+        finally:
+            self._items = None
