@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from data import bench_file
 
-from pipeline import dictionary as module
+from pipeline.learner_cpu import CpuLearner
 from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
@@ -124,7 +124,7 @@ def test_progress_reports_vectors_and_figures():
 def test_atom_update_is_one_atom_after_the_other():
     """Algorithm 2 of the paper, against its plain form; the groups are an implementation detail."""
     rng = np.random.default_rng(0)
-    learner = module._Learner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
+    learner = CpuLearner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
     codes = np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)
     codes[:, 7] = 0                                             # an atom without a use stays as it is
     learner.code_code_KK[:] = codes.T @ codes
@@ -141,7 +141,7 @@ def test_atom_update_is_one_atom_after_the_other():
 
 def test_sums_against_their_dense_formula():
     hidden, _ = planted(300)
-    learner = module._Learner(unit_rows(np.random.default_rng(0).normal(size=(50, 24))), 0.05, 1.0)
+    learner = CpuLearner(unit_rows(np.random.default_rng(0).normal(size=(50, 24))), 0.05, 1.0)
     codes = nonneg_lasso(hidden, learner.atoms_Kd, 0.05)
     learner._accumulate(hidden, codes, np.float32(0))
     learner._accumulate(hidden, codes, np.float32(0.25))
