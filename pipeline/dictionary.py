@@ -27,6 +27,7 @@ import numpy as np
 
 from pipeline.learner_cpu import CpuLearner
 from pipeline.learning_checkpoint import Checkpoint
+from pipeline.solvers import BACKENDS
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import TrainingVectors
 
@@ -66,6 +67,13 @@ class Dictionary:
         digest = hashlib.sha256(repr(self.atoms_Kd.shape).encode())
         digest.update(np.ascontiguousarray(self.atoms_Kd, "<f4"))
         return digest.hexdigest()
+
+    def report(self):
+        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation."""
+        best = min(self.history, key=lambda entry: entry["objective"], default={})
+        return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
+                **{name: best[name] for name in best if name != "vectors"},
+                "vectors": self.settings.get("vectors")}
 
     def save(self, directory):
         """Write atoms.npy and dictionary.json into a new directory, which appears whole or not at all.
@@ -136,7 +144,8 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
     evaluate_every   most vectors between evaluations, which come at least once an epoch
-    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
+    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet). The CPU as long
+                     as the solver has no CUDA backend
     checkpoint       directory to keep the state in, about once a minute, and to go on from: an interrupted call
                      made again ends with the same bits. It stays at the end, so that nothing is lost before the
                      dictionary is saved: remove it then. Other settings or vectors start afresh; a change in
@@ -171,11 +180,12 @@ def _check(settings, vectors):
 
 
 def _device(device):
-    if device == "auto":
-        import torch
+    """Where to learn: a GPU only if the solver, most of the work, runs there too."""
+    if device == "cpu" or "cuda" not in BACKENDS:
+        return "cpu"
+    import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 class _Learning:

@@ -1,18 +1,24 @@
-"""The state of an interrupted dictionary learning, in one file that appears whole or not at all.
+"""What an interrupted dictionary learning leaves: a working directory, and the state in one file in it.
+
+    with workplace(directory) as place:     # removed at the end, kept after an interruption
 
     checkpoint = Checkpoint(directory, request)
     state = checkpoint.load() or {...}
     checkpoint.save(state)                  # at most once in SECONDS_BETWEEN
 
-The file belongs to a request (settings and identity of the vectors): another request never goes on from it.
-A file that is damaged or of another request is passed over with a note, and learning starts afresh.
+The state appears whole or not at all. It belongs to a request (settings and identity of the vectors): another
+request never goes on from it. One that is damaged or of another request is passed over with a note, and learning
+starts afresh.
 """
 
+import fcntl
 import json
 import logging
 import os
+import shutil
 import time
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +69,25 @@ class Checkpoint:
             os.fsync(file.fileno())
         temporary.replace(self.path)
         self._saved = time.monotonic()
+
+
+@contextmanager
+def workplace(directory):
+    """A directory for the parts of one learning: removed if the block ends well or leaves nothing, else kept.
+
+    Raises ValueError if another process works in it (on this machine, or where the file system shares locks).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is learning in {directory}. Wait for it, then run this again: "
+                             "it will find the dictionary.") from None
+        try:
+            yield directory
+        except BaseException:
+            if os.listdir(directory) == ["lock"]:
+                shutil.rmtree(directory)
+            raise
+        shutil.rmtree(directory)

@@ -15,23 +15,41 @@ import numpy as np
 
 HELD_OUT_VECTORS = 2048         # at most a tenth of the vectors
 IDENTITY_ROWS = 512             # that a checkpoint compares
+MAGIC = b"\x93NUMPY"             # a .npy file begins with it
 FLOATS = ("float16", "float32", "float64")
 
 
 def open_vectors(path):
-    """The array of a .npy file, memory-mapped. Raises ValueError in one line if it is not (N, d) of floats."""
+    """The array of a .npy file, memory-mapped. Raises ValueError in one line if it is not one of numbers."""
     path = Path(path)
+    advice = "Write one with: numpy.save(path, array) of shape (vectors, width), float16, float32 or float64"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file. Give a .npy file of shape (vectors, width).")
+        raise ValueError(f"{path} is not a file. {advice}")
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path} is not a .npy file. {advice}")
     try:
-        hidden_Nd = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a .npy file of numbers ({error}). Write one with: "
-                         "numpy.save(path, array) of float16, float32 or float64") from error
-    if not isinstance(hidden_Nd, np.ndarray):
-        raise ValueError(f"{path} is an archive of several arrays. Save the one of hidden states: "
-                         "numpy.save('hidden.npy', archive[name])")
-    return hidden_Nd
+        raise ValueError(f"{path} cannot be read as numbers: {error} {advice}") from error
+
+
+def file_digest(path):
+    """sha256 of a file's content, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
+    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite."""
+    try:
+        _check(hidden_Nd)
+        for start in range(0, len(hidden_Nd), rows_at_once):
+            finite_n = np.isfinite(hidden_Nd[start:start + rows_at_once]).all(1)
+            if not finite_n.all():
+                raise ValueError(_not_finite(start + np.flatnonzero(~finite_n)))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 class TrainingVectors:
@@ -100,7 +118,9 @@ def unit_length(hidden_nd, row_numbers):
     hidden_nd = hidden_nd.astype(np.promote_types(hidden_nd.dtype, np.float32), copy=False)
     norms_n = np.linalg.norm(hidden_nd, axis=1, keepdims=True)
     if not np.isfinite(norms_n).all():
-        bad = row_numbers[~np.isfinite(norms_n[:, 0])]
-        raise ValueError(f"training vectors: NaN or infinity in row {', '.join(map(str, bad[:10]))}; "
-                         "leave them out")
+        raise ValueError(_not_finite(row_numbers[~np.isfinite(norms_n[:, 0])]))
     return (hidden_nd / np.maximum(norms_n, 1e-12)).astype(np.float32, copy=False)
+
+
+def _not_finite(rows):
+    return f"training vectors: NaN or infinity in row {', '.join(map(str, rows[:10]))}; leave them out"

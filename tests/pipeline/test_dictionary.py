@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from data import bench_file
 
-from pipeline.learner_cpu import CpuLearner
 from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
+from pipeline.learner_cpu import CpuLearner
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
 
