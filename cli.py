@@ -433,7 +433,7 @@ def _dictionary_rows(report):
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
-        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of the variance explained"),
+        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
         ("non-zeros", f"{report['nnz']:.1f} a vector"),
         ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
         ("stopped", report["stopped"]),

@@ -31,7 +31,7 @@ def open_vectors(path):
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as numbers: {error} {advice}") from error
+        raise ValueError(f"{path} cannot be read as numbers ({error}). {advice}") from error
 
 
 def file_digest(path):
