@@ -1,38 +1,16 @@
 """Dictionary learning: the algorithm against plain NumPy, what it promises, and its files."""
 
 import json
-import logging
-import os
-import signal
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from data import bench_file
+from planted import planted, unit_rows
 
-from pipeline import learning_checkpoint
 from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
-from pipeline.learner_cpu import CpuLearner
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def unit_rows(array):
-    return (array / np.linalg.norm(array, axis=1, keepdims=True)).astype(np.float32)
-
-
-def planted(vectors=3000, width=24, atoms=40, seed=0):
-    """Vectors that are sums of three of the planted atoms with a little noise, and these atoms."""
-    rng = np.random.default_rng(seed)
-    truth = unit_rows(rng.normal(size=(atoms, width)))
-    chosen = np.array([rng.choice(atoms, 3, replace=False) for _ in range(vectors)])
-    hidden = (rng.uniform(0.3, 1, (vectors, 3, 1)) * truth[chosen]).sum(1)
-    return unit_rows(hidden + 0.01 * rng.normal(size=(vectors, width))), truth
 
 
 @pytest.fixture(scope="module")
@@ -130,51 +108,6 @@ def test_progress_reports_vectors_and_figures():
     assert all(figures["unit"] == "vectors" and figures["objective"] > 0 for _, figures in calls)
 
 
-def test_atom_update_is_one_atom_after_the_other():
-    """Algorithm 2 of the paper, against its plain form; the groups are an implementation detail."""
-    rng = np.random.default_rng(0)
-    learner = CpuLearner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
-    codes = np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)
-    codes[:, 7] = 0                                             # an atom without a use stays as it is
-    learner.code_code_KK[:] = codes.T @ codes
-    learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
-    expected = learner.atoms_Kd.astype(float)
-    for j in range(150):
-        if codes[:, j].any():
-            step = learner.code_hidden_Kd[j] - learner.code_code_KK[j] @ expected
-            new = expected[j] + step / learner.code_code_KK[j, j]
-            expected[j] = new / max(1, np.linalg.norm(new))
-    learner._update_atoms()
-    np.testing.assert_allclose(learner.atoms_Kd, expected, atol=1e-4)
-
-
-def test_sums_against_their_dense_formula():
-    hidden, _ = planted(300)
-    learner = CpuLearner(unit_rows(np.random.default_rng(0).normal(size=(50, 24))), 0.05, 1.0)
-    codes = nonneg_lasso(hidden, learner.atoms_Kd, 0.05)
-    learner._accumulate(hidden, codes, np.float32(0))
-    learner._accumulate(hidden, codes, np.float32(0.25))
-    dense = codes.dense(50)
-    np.testing.assert_allclose(learner.code_code_KK, 1.25 * dense.T @ dense, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(learner.code_hidden_Kd, 1.25 * dense.T @ hidden, rtol=1e-4, atol=1e-5)
-
-
-def test_gram_matrix_in_blocks_is_the_product():
-    atoms = unit_rows(np.random.default_rng(0).normal(size=(300, 20)))
-    np.testing.assert_allclose(CpuLearner(atoms, 0.05, 1.0).gram_KK, atoms @ atoms.T, atol=1e-6)
-
-
-def test_thread_count_does_not_change_the_atoms(tmp_path):
-    hidden, _ = planted(width=130)
-    np.save(tmp_path / "hidden.npy", hidden)
-    code = ("import sys; from pipeline.dictionary import learn_dictionary\n"
-            "print(learn_dictionary(sys.argv[1], 300, 0.05, seed=0, epochs=1, batch=512).fingerprint)")
-    prints = {subprocess.run([sys.executable, "-c", code, tmp_path / "hidden.npy"], cwd=ROOT, text=True, check=True,
-                             env=os.environ | {"NUMBA_NUM_THREADS": threads}, capture_output=True).stdout
-              for threads in ("1", "2", "3")}
-    assert len(prints) == 1
-
-
 def test_double_precision_vectors_are_accepted():
     hidden, _ = planted(500)
     double = learn_dictionary(hidden.astype(np.float64), 20, 0.05, seed=0, batch=256)
@@ -224,194 +157,6 @@ def test_other_nonsense_is_refused():
             learn_dictionary(hidden, 20, **{"lam": 0.05, "seed": 0, **wrong})
     with pytest.raises(ValueError, match="shape"):
         learn_dictionary(hidden[0], 20, 0.05, seed=0)
-
-
-# -- interruption --------------------------------------------------------------------------------------------
-
-
-LONG = {"epochs": 6, "batch": 256, "evaluate_every": 1024, "min_improvement": 0}
-
-
-def fail_after(vectors):
-    def progress(stage, done, total, **figures):
-        if done >= vectors:
-            raise KeyboardInterrupt
-    return progress
-
-
-@pytest.fixture
-def save_always(monkeypatch):
-    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
-
-
-@pytest.fixture
-def interrupted(save_always, tmp_path):
-    """The checkpoint of a learning that was interrupted between two evaluations."""
-    hidden, _ = planted()
-    with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(hidden, 40, 0.05, seed=1, checkpoint=tmp_path / "work", progress=fail_after(8000), **LONG)
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["learning.npz"]
-    return tmp_path / "work"
-
-
-@pytest.fixture(scope="module")
-def unbroken():
-    return learn_dictionary(planted()[0], 40, 0.05, seed=1, **LONG)
-
-
-def first_position(checkpoint, hidden=None, **settings):
-    """Vectors done at the first report of a learning with this checkpoint, and what it learned."""
-    calls = []
-    arguments = {"k": 40, "lam": 0.05, "seed": 1, **LONG, **settings}
-    found = learn_dictionary(planted()[0] if hidden is None else hidden, checkpoint=checkpoint, **arguments,
-                             progress=lambda stage, done, *_, **figures: calls.append(done))
-    return calls[0] if calls else None, found
-
-
-def test_interrupted_and_resumed_equals_unbroken(interrupted, unbroken):
-    position, found = first_position(interrupted)
-    assert 6000 < position <= 8000 + 256
-    assert found.fingerprint == unbroken.fingerprint
-    assert (found.history, found.stopped, found.settings) == (unbroken.history, unbroken.stopped, unbroken.settings)
-
-
-def test_a_finished_learning_is_not_done_again(interrupted, unbroken):
-    first_position(interrupted)
-    position, found = first_position(interrupted)
-    assert position is None and found.fingerprint == unbroken.fingerprint and found.stopped == unbroken.stopped
-
-
-def test_killed_and_resumed_equals_unbroken(tmp_path):
-    np.save(tmp_path / "hidden.npy", planted()[0])
-    code = """
-import os, signal, sys
-from pipeline import learning_checkpoint
-from pipeline.dictionary import learn_dictionary
-learning_checkpoint.SECONDS_BETWEEN = 0
-def progress(stage, done, *_, **figures):
-    print(done, flush=True)
-    if done > int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-print(learn_dictionary(sys.argv[1] + "/hidden.npy", 40, 0.05, seed=1, checkpoint=sys.argv[1] + "/" + sys.argv[3],
-                       progress=progress, epochs=6, batch=256, evaluate_every=1024, min_improvement=0).fingerprint)
-"""
-    def learn(kill_after, place):
-        return subprocess.run([sys.executable, "-c", code, tmp_path, str(kill_after), place], cwd=ROOT, text=True,
-                              capture_output=True)
-    assert learn(5000, "a").returncode == -signal.SIGKILL
-    resumed, unbroken = learn(10**9, "a"), learn(10**9, "b")
-    assert int(resumed.stdout.split()[0]) > 4000 and int(unbroken.stdout.split()[0]) == 256
-    assert resumed.stdout.split()[-1] == unbroken.stdout.split()[-1] and len(resumed.stdout.split()[-1]) == 64
-
-
-@pytest.mark.parametrize("change", [{"lam": 0.06}, {"seed": 2}, {"k": 39}, {"epochs": 7}, {"init": "kmeans"},
-                                    {"hidden": planted(seed=3)[0]}, {"hidden": planted(2999)[0]},
-                                    {"held_out_Hd": planted(50)[0]}])
-def test_another_request_starts_afresh(interrupted, change, caplog):
-    caplog.set_level(logging.INFO, "pipeline")
-    position, _ = first_position(interrupted, **change)
-    assert position == 256 and "other settings or vectors" in caplog.text
-
-
-@pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(path.read_bytes()[:-1000]),
-    lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(b"no archive"),
-    lambda path: path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\x80\x40")
-                                  [:5000] + b"garbage" + path.read_bytes()[5007:]),
-    lambda path: np.savez(path, request=np.array("{}")),
-])
-def test_a_damaged_checkpoint_starts_afresh(interrupted, damage, unbroken, caplog):
-    caplog.set_level(logging.INFO, "pipeline")
-    damage(interrupted / "learning.npz")
-    position, found = first_position(interrupted)
-    assert position == 256 and "is damaged" in caplog.text and found.fingerprint == unbroken.fingerprint
-
-
-def test_saves_are_rare(tmp_path, monkeypatch):
-    saves = []
-    monkeypatch.setattr(learning_checkpoint.Checkpoint, "save", lambda *_: saves.append(1))
-    first_position(tmp_path / "work")
-    assert len(saves) == 1                                      # the one at the end
-
-
-def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
-    place = tmp_path / "deep" / "place"
-    with learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        with pytest.raises(ValueError, match="another process is learning"), learning_checkpoint.workplace(place):
-            pass
-    assert not place.exists()
-    with pytest.raises(KeyError), learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        raise KeyError
-    assert (place / "something").exists()
-
-
-# -- in torch operations -------------------------------------------------------------------------------------
-
-
-def copied(state):
-    return {name: array.copy() for name, array in state.items()}
-
-
-def test_torch_learner_equals_the_numba_learner(monkeypatch):
-    from pipeline import learner_cpu, learner_torch
-    from pipeline.learner_torch import TorchLearner
-
-    for module in (learner_cpu, learner_torch):         # else codes may differ by their tolerance
-        monkeypatch.setattr(module, "KKT_TOLERANCE", 1e-5)
-    hidden, _ = planted(2000)
-    atoms = unit_rows(np.random.default_rng(1).normal(size=(150, 24)))
-    atoms[7] = 0                                                # never used, then replaced
-    numba = CpuLearner(atoms, 0.05, 4.0)
-    for start in range(0, 1500, 500):           # step by step: codes of many steps drift apart by rounding
-        torch = TorchLearner.from_state(copied(numba.state()), 0.05, 4.0, "cpu")
-        for learner in (numba, torch):
-            learner.step(hidden[start:start + 500])
-        for name, array in numba.state().items():
-            np.testing.assert_allclose(torch.state()[name], array, atol=1e-3, err_msg=name)
-    assert (numba.uses_K == 0).sum() == (torch.uses_K == 0).sum() >= 1
-    for learner in (numba, torch):
-        learner.replace_unused(hidden[1500:])
-        assert (np.linalg.norm(learner.atoms(), axis=1) > 0.5).all() and not learner.uses_K.any()
-    np.testing.assert_allclose(torch.atoms()[7], numba.atoms()[7], atol=1e-6)
-
-
-def test_torch_update_is_one_atom_after_the_other():
-    from pipeline.learner_torch import TorchLearner
-
-    rng = np.random.default_rng(0)
-    learner = CpuLearner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
-    codes = (np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)).astype(np.float32)
-    codes[:, 7] = 0
-    learner.code_code_KK[:] = codes.T @ codes
-    learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
-    other = TorchLearner.from_state(copied(learner.state()), 0.05, 1.0, "cpu")
-    learner._update_atoms()
-    other._update_atoms()
-    np.testing.assert_allclose(other.atoms(), learner.atoms(), atol=1e-5)
-
-
-def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
-    from pipeline import dictionary as module
-    from pipeline.learner_torch import TorchLearner
-
-    hidden, _ = planted()
-    reference = learn_dictionary(hidden, 40, 0.05, seed=1, **LONG)
-    monkeypatch.setattr(module, "_device", lambda device: device)
-    monkeypatch.setattr(TorchLearner, "__init__", on_cpu(TorchLearner.__init__))
-    unbroken = learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", **LONG)
-    assert unbroken.history[-1]["objective"] == pytest.approx(reference.history[-1]["objective"], rel=0.02)
-    with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", checkpoint=tmp_path, progress=fail_after(8000),
-                         **LONG)
-    position, found = first_position(tmp_path, hidden, device="torch")
-    assert position > 6000 and found.fingerprint == unbroken.fingerprint
-
-
-def on_cpu(initialise):
-    return lambda self, atoms, lam, forgetting, device: initialise(self, atoms, lam, forgetting, "cpu")
 
 
 # -- files ---------------------------------------------------------------------------------------------------
