@@ -421,11 +421,13 @@ def show_dictionaries(reports, settings):
     for report in reports:
         print(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
         _table(_dictionary_rows(report))
-    print(f"\nNext:  {_command()} encode-lsp --dictionary {reports[0]['dictionary']}")
+    given = f"{_command()} encode-lsp --dictionary {reports[0]['dictionary']}"
     if settings.hidden is not None:
+        print(f"\nNext:  {given}")
         print(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
     else:
-        print("       or encode-lsp with the flags of this command, which finds it")
+        print(f"\nNext:  {_command()} encode-lsp with the flags of this command, which finds it; for another corpus:")
+        print(f"       {given}")
 
 
 def _dictionary_rows(report):
