@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer"}
+OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
 
 
@@ -48,10 +48,10 @@ VERBS = {
         "show_training",
     ),
     "learn-dictionary": Verb(
-        "learn the LSP atoms alone (encode-lsp does it when needed)",
-        "pipeline.config:DictionaryConfig",
+        "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
+        "pipeline.config:LearnConfig",
         "pipeline.encode:learn_dictionary",
-        "show_paths",
+        "show_dictionaries",
     ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
@@ -142,8 +142,8 @@ def train_student(settings, progress):
 def parse_settings(name, verb, argv, recipe=None):
     """Recipe and flags to a settings object.
 
-    Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher or
-    --tokenizer ask for other material: real text must not be cut to the demonstration's two million tokens.
+    Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher,
+    --tokenizer or --hidden ask for other material: real text must not be cut to the demonstration's two million tokens.
     Returns  (settings, name of the recipe or None)
     """
     if recipe is None and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
@@ -414,6 +414,32 @@ def show_paths(paths, settings):
     """Commands that make directories."""
     for path in paths:
         print(path)
+
+
+def show_dictionaries(reports, settings):
+    """The summary of learn-dictionary."""
+    for report in reports:
+        print(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
+        _table(_dictionary_rows(report))
+    given = f"{_command()} encode-lsp --dictionary {reports[0]['dictionary']}"
+    if settings.hidden is not None:
+        print(f"\nNext:  {given}")
+        print(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
+    else:
+        print(f"\nNext:  {_command()} encode-lsp with the flags of this command, which finds it; for another corpus:")
+        print(f"       {given}")
+
+
+def _dictionary_rows(report):
+    """What a dictionary holds, from `Dictionary.report`."""
+    return [
+        ("dictionary", report["dictionary"]),
+        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
+        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
+        ("non-zeros", f"{report['nnz']:.1f} a vector"),
+        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
+        ("stopped", report["stopped"]),
+    ]
 
 
 def show_encoding(reports, settings):

@@ -91,6 +91,24 @@ class DictionaryConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnConfig(DictionaryConfig):
+    """Learn a dictionary of LSP atoms from a teacher's hidden states, or from a file of vectors."""
+
+    hidden: Path | None = None
+    """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
+    every row, scaled to unit length. No teacher or corpus is read; only --k, --lam, --dictionary-epochs, --seed,
+    --device and --output apply."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        defaults = DictionaryConfig
+        if self.hidden is not None and (self.teacher, self.corpus) != (defaults.teacher, defaults.corpus):
+            raise ValueError(
+                "--hidden names the vectors to learn from, and --teacher or --corpus others. Leave one of them out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodeConfig(DictionaryConfig):
     """Encode a corpus into LSP shards."""
 

@@ -4,17 +4,19 @@
     dictionary.save("atoms")
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
-forgetting and the replacement of unused atoms of section 3.4: code a minibatch, add its codes to A = sum a a'
-and B = sum h a' after scaling these down, then one pass of block coordinate descent over the atoms, each
-projected on the unit ball. Memory is bounded by A (K x K) and 8 bytes a vector, whatever the length of the
-(memory-mapped) input. Randomness comes from (seed, epoch): equal input and thread count give equal atoms.
-Left out: the codes themselves (solvers/), the GPU, where the vectors come from (encode.py).
+forgetting and the replacement of unused atoms of section 3.4. Here: the order of the work, the evaluation on
+held-out vectors, when to stop, and the file format; one minibatch is the learner's (learner_cpu.py). Memory is
+bounded by A and the Gram matrix (K x K each) and 16 bytes a vector, whatever the length of the (memory-mapped)
+input; a start by k-means holds 64 vectors an atom beside that. Randomness comes from (seed, epoch): equal input
+and thread count give equal atoms, interrupted or not.
+Left out: the codes themselves (solvers/), where the vectors come from (encode.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -23,16 +25,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.solvers import nonneg_lasso
-from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
+from pipeline.learner_cpu import CpuLearner
+from pipeline.learning_checkpoint import Checkpoint
+from pipeline.solvers import BACKENDS
 from pipeline.solvers.problem import objective
+from pipeline.training_vectors import TrainingVectors
 
 FORMAT = 1
-HELD_OUT_VECTORS = 2048         # at most a tenth of the vectors
-ATOMS_PER_UPDATE = 64           # atoms whose common term is one matrix product
-KMEANS_ITERATIONS = 10
+KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
-KKT_TOLERANCE = 1e-2            # of codes that only train: 1e-3 costs 20 % more time for the same objective
+logger = logging.getLogger(__name__)
 
 
 class DictionaryError(ValueError):
@@ -65,6 +67,13 @@ class Dictionary:
         digest = hashlib.sha256(repr(self.atoms_Kd.shape).encode())
         digest.update(np.ascontiguousarray(self.atoms_Kd, "<f4"))
         return digest.hexdigest()
+
+    def report(self):
+        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation."""
+        best = min(self.history, key=lambda entry: entry["objective"], default={})
+        return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
+                **{name: best[name] for name in best if name != "vectors"},
+                "vectors": self.settings.get("vectors")}
 
     def save(self, directory):
         """Write atoms.npy and dictionary.json into a new directory, which appears whole or not at all.
@@ -121,10 +130,11 @@ def _holds(directory, fingerprint):
 
 
 def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, init="sample", batch=2048,
-                     forgetting=4.0, min_improvement=3e-4, evaluate_every=65_536, progress=silent):
+                     forgetting=4.0, min_improvement=3e-4, evaluate_every=65_536, device="cpu", checkpoint=None,
+                     progress=silent):
     """Learn k atoms from hidden states; rows are scaled to unit length as they are read.
 
-    hidden_Nd        float16 or float32, an array, a memory-mapped array or the path of a .npy file
+    hidden_Nd        float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
     k, lam           number of atoms; penalty of the codes, in units of a correlation
     seed             of the split, the initialisation and the order
     held_out_Hd      vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
@@ -134,6 +144,12 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
     evaluate_every   most vectors between evaluations, which come at least once an epoch
+    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet). The CPU as long
+                     as the solver has no CUDA backend
+    checkpoint       directory to keep the state in, about once a minute, and to go on from: an interrupted call
+                     made again ends with the same bits. It stays at the end, so that nothing is lost before the
+                     dictionary is saved: remove it then. Other settings or vectors start afresh; a change in
+                     few of the vectors may go unnoticed (TrainingVectors.identity)
     progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
     Returns          Dictionary, the evaluated state with the lowest held-out objective
     Raises           ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
@@ -141,11 +157,10 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     settings = {"k": k, "lam": lam, "seed": seed, "epochs": epochs, "init": init, "batch": batch,
                 "forgetting": forgetting, "min_improvement": min_improvement,
                 "evaluate_every": evaluate_every}
-    vectors = _Vectors(hidden_Nd, held_out_Hd, seed)
+    vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
     _check(settings, vectors)
-    learner = _Learner(_initial_atoms(vectors, k, init, seed), lam, forgetting)
-    evaluation = _Evaluation(vectors.held_out_Hd, lam)
-    return _learn(learner, vectors, evaluation, settings, progress)
+    learning = _Learning(vectors, settings, _device(device), progress)
+    return learning.run(checkpoint)
 
 
 def _check(settings, vectors):
@@ -164,82 +179,93 @@ def _check(settings, vectors):
         raise ValueError(f"init must be 'sample' or 'kmeans'; found {settings['init']!r}")
 
 
-def _learn(learner, vectors, evaluation, settings, progress):
-    """The loop over minibatches: returns the Dictionary."""
-    total = int(np.ceil(settings["epochs"] * len(vectors)))
-    evaluations = int(np.ceil(total / min(settings["evaluate_every"], len(vectors))))
-    done, stopped = 0, None
-    while stopped is None:
-        hidden_nd = vectors.minibatch(done, min(settings["batch"], total - done))
-        learner.step(hidden_nd)
-        done += len(hidden_nd)
-        if done * evaluations >= total * (len(evaluation.history) + 1):      # equal stretches of the whole
-            evaluation.add(learner, done, done / len(vectors))
-            stopped = evaluation.stop_reason(settings["min_improvement"])
-            learner.replace_unused(hidden_nd)
-        if stopped is None and done >= total:
-            stopped = f"epochs: {settings['epochs']:g} passes over {len(vectors):,} vectors are done"
-        progress("dictionary", done, total, unit="vectors", **evaluation.figures())
-    settings = settings | {"vectors": len(vectors), "held_out": len(vectors.held_out_Hd)}
-    return Dictionary(evaluation.best_atoms_Kd, evaluation.history, stopped, settings)
+def _device(device):
+    """Where to learn: a GPU only if the solver, most of the work, runs there too."""
+    if device == "cpu" or "cuda" not in BACKENDS:
+        return "cpu"
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-class _Vectors:
-    """Training vectors in an order that follows from (seed, epoch), and held-out ones."""
+class _Learning:
+    """The loop over minibatches: where it is, and when to evaluate, save and stop."""
 
-    def __init__(self, hidden_Nd, held_out_Hd, seed):
-        if isinstance(hidden_Nd, str | os.PathLike):
-            hidden_Nd = np.load(hidden_Nd, mmap_mode="r", allow_pickle=False)
-        if np.ndim(hidden_Nd) != 2:
-            raise ValueError(f"training vectors must have shape (N, d); found {np.shape(hidden_Nd)}")
-        self.hidden_Nd, self.seed, self.epoch = hidden_Nd, seed, -1
-        count, self.width = hidden_Nd.shape
-        if held_out_Hd is None:
-            held_out = min(HELD_OUT_VECTORS, max(1, count // 10))
-            chosen = np.random.default_rng([seed, 0]).permutation(count)[:held_out]
-            self.train_rows = np.setdiff1d(np.arange(count), chosen, assume_unique=True)
-            self.held_out_Hd = self._unit_rows(chosen)
-        else:
-            self.train_rows = np.arange(count)
-            self.held_out_Hd = _unit_length(held_out_Hd, np.arange(len(held_out_Hd)))
+    def __init__(self, vectors, settings, device, progress):
+        self.vectors, self.settings, self.device, self.progress = vectors, settings, device, progress
+        self.total = int(np.ceil(settings["epochs"] * len(vectors)))
+        self.evaluations = int(np.ceil(self.total / min(settings["evaluate_every"], len(vectors))))
+        self.done = 0
+        self.evaluation = _Evaluation(vectors.held_out_Hd, settings["lam"])
 
-    def __len__(self):
-        return len(self.train_rows)
+    def run(self, checkpoint=None):
+        """Go on from the checkpoint or begin; returns the Dictionary."""
+        if checkpoint is not None:
+            request = {"settings": self.settings, "vectors": self.vectors.identity(), "device": self.device}
+            checkpoint = Checkpoint(checkpoint, request)
+        self._restore(checkpoint and checkpoint.load())
+        while (stopped := self._stop_reason()) is None:
+            evaluated = self._minibatch()
+            if checkpoint and evaluated:
+                checkpoint.save_if_due(self._state)
+        if checkpoint:
+            checkpoint.save(*self._state())
+        settings = self.settings | {"vectors": len(self.vectors), "held_out": len(self.vectors.held_out_Hd)}
+        return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
-    def minibatch(self, start, length):
-        """Unit-length vectors start to start + length of the endless order; ends at an epoch's end."""
-        epoch, place = divmod(start, len(self))
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.train_rows)
-        return self._unit_rows(self.order[place:place + length])
+    def _minibatch(self):
+        """One step and, in equal stretches of the whole, an evaluation; returns whether there was one."""
+        hidden_nd = self.vectors.minibatch(self.done, min(self.settings["batch"], self.total - self.done))
+        self.learner.step(hidden_nd)
+        self.done += len(hidden_nd)
+        due = self.done * self.evaluations >= self.total * (len(self.evaluation.history) + 1)
+        if due:
+            self.evaluation.add(self.learner, self.done, self.done / len(self.vectors))
+            self.learner.replace_unused(hidden_nd)
+        self.progress("dictionary", self.done, self.total, unit="vectors", **self.evaluation.figures())
+        return due
 
-    def sample(self, count):
-        """`count` distinct training vectors."""
-        return self._unit_rows(np.random.default_rng([self.seed, 2]).permutation(self.train_rows)[:count])
+    def _stop_reason(self):
+        epochs, count = self.settings["epochs"], len(self.vectors)
+        if converged := self.evaluation.stop_reason(self.settings["min_improvement"]):
+            return converged
+        return f"epochs: {epochs:g} passes over {count:,} vectors are done" if self.done >= self.total else None
 
-    def _unit_rows(self, rows):
-        rows = np.sort(rows)            # neighbours on disk together
-        return _unit_length(self.hidden_Nd[rows], rows)
+    def _state(self):
+        """Arrays and facts that _restore goes on from."""
+        evaluation = self.evaluation
+        return ({**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
+                {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective})
+
+    def _restore(self, state):
+        """Set the learner up from a state, or at the beginning if there is none."""
+        make = CpuLearner
+        arguments = [self.settings["lam"], self.settings["forgetting"]]
+        if self.device != "cpu":
+            from pipeline.learner_torch import TorchLearner
+
+            make = TorchLearner
+            arguments.append(self.device)
+        if state is None:
+            atoms_Kd = _initial_atoms(self.vectors, self.settings)
+            self.learner = make(atoms_Kd, *arguments)
+            return
+        arrays, facts = state
+        self.learner = make.from_state(arrays, *arguments)
+        self.done, self.evaluation.history = facts["done"], facts["history"]
+        self.evaluation.best_objective = facts["best_objective"]
+        self.evaluation.best_atoms_Kd = arrays["best_atoms_Kd"]
+        logger.info("dictionary: going on after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
 
 
-def _unit_length(hidden_nd, row_numbers):
-    hidden_nd = np.asarray(hidden_nd, np.float32)
-    norms_n = np.linalg.norm(hidden_nd, axis=1, keepdims=True)
-    if not np.isfinite(norms_n).all():
-        bad = row_numbers[~np.isfinite(norms_n[:, 0])]
-        raise ValueError(f"training vectors: NaN or infinity in row {', '.join(map(str, bad[:10]))}; "
-                         "leave them out")
-    return hidden_nd / np.maximum(norms_n, 1e-12)
-
-
-def _initial_atoms(vectors, k, init, seed):
-    if init == "sample":
+def _initial_atoms(vectors, settings):
+    k = settings["k"]
+    if settings["init"] == "sample":
         return vectors.sample(k)
     import faiss
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
-    kmeans = faiss.Kmeans(hidden_nd.shape[1], k, niter=KMEANS_ITERATIONS, spherical=True, seed=seed,
+    kmeans = faiss.Kmeans(hidden_nd.shape[1], k, niter=KMEANS_ITERATIONS, spherical=True, seed=settings["seed"],
                           min_points_per_centroid=1, max_points_per_centroid=KMEANS_VECTORS_PER_ATOM)
     kmeans.train(hidden_nd)
     return np.ascontiguousarray(kmeans.centroids)
@@ -255,15 +281,15 @@ class _Evaluation:
 
     def add(self, learner, vectors, epoch):
         """Code the held-out vectors with the learner's atoms."""
-        codes = nonneg_lasso(self.held_out_Hd, learner.atoms_Kd, self.lam, gram_KK=learner.gram_KK)
-        value = float(objective(self.held_out_Hd, learner.atoms_Kd, codes, self.lam).mean())
+        atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
+        value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
         self.history.append({"vectors": vectors, "epoch": round(epoch, 4), "objective": value,
                              "nnz": len(codes.values) / len(codes),
                              "explained_variance": float(1 - squared_residual / max(self.variance, 1e-12)),
                              "dead_atoms": int((learner.uses_K == 0).sum())})
         if value < self.best_objective:
-            self.best_objective, self.best_atoms_Kd = value, learner.atoms_Kd.copy()
+            self.best_objective, self.best_atoms_Kd = value, atoms_Kd
 
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""
@@ -277,104 +303,3 @@ class _Evaluation:
         """The latest figures, for progress."""
         last = self.history[-1] if self.history else {}
         return {name: last[name] for name in last if name not in ("vectors", "epoch")}
-
-
-class _Learner:
-    """Atoms and the sums that they are updated from."""
-
-    def __init__(self, atoms_Kd, lam, forgetting):
-        k, _ = atoms_Kd.shape
-        self.atoms_Kd, self.gram_KK = atoms_Kd, atoms_Kd @ atoms_Kd.T
-        self.lam, self.forgetting = lam, forgetting
-        self.code_code_KK = np.zeros((k, k), np.float32)            # A of the paper
-        self.code_hidden_Kd = np.zeros_like(atoms_Kd)               # B of the paper, transposed
-        self.uses_K = np.zeros(k, np.int64)                         # since the last evaluation
-        self.steps = 0
-
-    def step(self, hidden_nd):
-        """Code a minibatch and update the atoms."""
-        codes = nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=KKT_TOLERANCE)
-        self.uses_K += np.bincount(codes.indices, minlength=len(self.uses_K))
-        self.steps += 1
-        keep = (1 - 1 / self.steps) ** self.forgetting
-        self._accumulate(hidden_nd, codes, np.float32(keep))
-        with one_blas_thread():
-            self._update_atoms()
-            self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
-
-    def _accumulate(self, hidden_nd, codes, keep):
-        """Each thread owns a range of atoms, so that the order of summation does not depend on threads."""
-        threads = thread_count()
-        bounds = np.linspace(0, len(self.atoms_Kd), 4 * threads + 1).astype(int)
-        ranges = zip(bounds[:-1], bounds[1:], strict=True)
-
-        def work():
-            for first, last in ranges:
-                _add_codes(self.code_code_KK, self.code_hidden_Kd, hidden_nd, codes.indptr, codes.indices,
-                           codes.values, keep, first, last)
-
-        run_in_threads(work, threads)
-
-    def _update_atoms(self):
-        """One pass of block coordinate descent (algorithm 2): d_j += (b_j - a_j D) / a_jj, projected.
-
-        For ATOMS_PER_UPDATE atoms at a time b - a D is one matrix product; inside such a group the kernel
-        corrects it for the atoms that moved already, so the result is that of one atom after the other.
-        """
-        for first in range(0, len(self.atoms_Kd), ATOMS_PER_UPDATE):
-            group = slice(first, first + ATOMS_PER_UPDATE)
-            descent_gd = self.code_hidden_Kd[group] - self.code_code_KK[group] @ self.atoms_Kd
-            _descend_group(self.atoms_Kd[group], descent_gd, self.code_code_KK[group, group])
-
-    def replace_unused(self, hidden_nd):
-        """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
-        unused = np.flatnonzero(self.uses_K == 0)[:len(hidden_nd)]
-        self.uses_K[:] = 0
-        if len(unused) == 0:
-            return
-        codes = nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=KKT_TOLERANCE)
-        worst = np.argsort(-objective(hidden_nd, self.atoms_Kd, codes, self.lam), kind="stable")[:len(unused)]
-        self.atoms_Kd[unused] = hidden_nd[worst]
-        self.code_code_KK[unused] = self.code_code_KK[:, unused] = 0
-        self.code_hidden_Kd[unused] = 0
-        self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
-
-
-@kernel
-def _add_codes(code_code_KK, code_hidden_Kd, hidden_nd, indptr, indices, values, keep, first, last):
-    """A = keep A + sum a a', B = keep B + sum h a', for the rows first to last of both."""
-    for j in range(first, last):
-        for i in range(code_code_KK.shape[1]):
-            code_code_KK[j, i] *= keep
-        for i in range(code_hidden_Kd.shape[1]):
-            code_hidden_Kd[j, i] *= keep
-    for n in range(len(hidden_nd)):
-        for entry in range(indptr[n], indptr[n + 1]):
-            j, value = indices[entry], values[entry]
-            if j < first or j >= last:
-                continue
-            for other in range(indptr[n], indptr[n + 1]):
-                code_code_KK[j, indices[other]] += value * values[other]
-            for i in range(hidden_nd.shape[1]):
-                code_hidden_Kd[j, i] += value * hidden_nd[n, i]
-
-
-@kernel
-def _descend_group(atoms_gd, descent_gd, code_code_gg):
-    """Update some atoms in turn; descent_gd is b - a D for the atoms as they come in."""
-    for j in range(len(atoms_gd)):
-        curvature = code_code_gg[j, j]
-        if curvature <= np.float32(1e-10):          # not used lately: nothing to learn from
-            continue
-        squared = np.float32(0)
-        for i in range(atoms_gd.shape[1]):
-            new = atoms_gd[j, i] + descent_gd[j, i] / curvature
-            squared += new * new
-        scale = 1 / np.sqrt(max(squared, np.float32(1)))
-        for i in range(atoms_gd.shape[1]):
-            change = (atoms_gd[j, i] + descent_gd[j, i] / curvature) * scale - atoms_gd[j, i]
-            atoms_gd[j, i] += change
-            descent_gd[j, i] = change
-        for later in range(j + 1, len(atoms_gd)):
-            for i in range(atoms_gd.shape[1]):
-                descent_gd[later, i] -= code_code_gg[later, j] * descent_gd[j, i]

@@ -53,9 +53,15 @@ def encode_lsp(config, progress=silent):
 
 
 def learn_dictionary(config, progress=silent):
-    """Learn, or find, the dictionary of every layer that the settings name. Returns their directories."""
+    """Learn, or find, the dictionary of every layer that the settings name, or that of the file config.hidden.
+
+    Returns  list of report dicts: directory, finished_before, the figures of its atoms
+    Raises   as encode_lsp, DictionaryError; ValueError on a file that cannot be used
+    """
+    if config.hidden is not None:
+        return [_dictionary_of_file(config, progress)]
     job = _teacher_job(config, progress)
-    return [_learned_dictionary(job, _load_teacher(job, layer)) for layer in config.layer]
+    return [_dictionary_of_layer(job, _load_teacher(job, layer)) for layer in config.layer]
 
 
 def _teacher_job(config, progress):
@@ -255,7 +261,7 @@ def _encode_layer(job, teacher):
     from pipeline.dictionary import Dictionary
 
     config = job.config
-    source = config.dictionary or _learned_dictionary(job, teacher)
+    source = config.dictionary or Path(_dictionary_of_layer(job, teacher)["dictionary"])
     dictionary = Dictionary.load(source)
     _check_dictionary(dictionary, teacher, source)
     settings = {
@@ -309,10 +315,8 @@ def _warn_of_empty_codes(empty, coded, lam):
 # -- the dictionary's sample ------------------------------------------------------------------------------
 
 
-def _learned_dictionary(job, teacher):
-    """Directory of the dictionary that these settings ask for; learned now if it is not there."""
-    from pipeline import dictionary as learning
-
+def _dictionary_of_layer(job, teacher):
+    """Report of the dictionary that these settings ask for; learned now if it is not there."""
     config = job.config
     request = {
         "teacher": teacher.fingerprint,
@@ -328,22 +332,51 @@ def _learned_dictionary(job, teacher):
     directory = named_by_content(config.output / "dictionaries", name, fingerprint(request))
     if not directory.is_dir():
         _announce(directory)
-        hidden_Nd = sample_hidden(job, teacher)
-        if len(hidden_Nd) <= config.k:
-            raise EncodeError(
-                f"--k {config.k} atoms need more training vectors than that, but the sample has "
-                f"{len(hidden_Nd):,}. Use a smaller --k, more text or more --dictionary-tokens."
+    return _learn_once(directory, config, job.progress, lambda place: sample_hidden(job, teacher, place))
+
+
+def _dictionary_of_file(config, progress):
+    """Report of the dictionary of the vectors in a .npy file; no teacher and no corpus is loaded."""
+    from pipeline.training_vectors import file_digest, open_vectors, refuse_unusable
+
+    _refuse_foreign_output(config.output)
+    hidden_Nd = open_vectors(config.hidden)
+    refuse_unusable(hidden_Nd, config.hidden)
+    request = {
+        "content": file_digest(config.hidden),
+        "k": config.k,
+        "lam": config.lam,
+        "epochs": config.dictionary_epochs,
+        "seed": config.seed,
+    }
+    name = f"{config.hidden.stem}-k{config.k}"
+    directory = named_by_content(config.output / "dictionaries", name, fingerprint(request))
+    return _learn_once(directory, config, progress, lambda place: hidden_Nd)
+
+
+def _learn_once(directory, config, progress, make_vectors):
+    """Report of a dictionary: the one in `directory`, or else learned from make_vectors(working directory)."""
+    from pipeline import dictionary as learning
+    from pipeline.learning_checkpoint import workplace
+
+    finished_before = directory.is_dir()
+    if not finished_before:
+        with workplace(directory.with_name(f".{directory.name}.learning")) as place:
+            found = learning.learn_dictionary(
+                make_vectors(place),
+                config.k,
+                config.lam,
+                seed=config.seed,
+                epochs=config.dictionary_epochs,
+                device=config.device,
+                checkpoint=place,
+                progress=progress,
             )
-        found = learning.learn_dictionary(
-            hidden_Nd,
-            config.k,
-            config.lam,
-            seed=config.seed,
-            epochs=config.dictionary_epochs,
-            progress=job.progress,
-        )
-        found.save(directory)
-    return directory
+            found.save(directory)
+    return learning.Dictionary.load(directory).report() | {
+        "dictionary": str(directory),
+        "finished_before": finished_before,
+    }
 
 
 def _announce(directory):
@@ -357,18 +390,38 @@ def _announce(directory):
         )
 
 
-def sample_hidden(job, teacher):
-    """Unit-length hidden states of a uniform sample of training windows, float16 (N, d)."""
-    config = job.config
-    batch = max(1, config.batch_tokens // config.max_length)
-    windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
-    expected = min(config.dictionary_tokens, sum(len(window.ids) - 2 for window in windows))
-    parts, rows = [], 0
+def sample_hidden(job, teacher, directory):
+    """Unit-length hidden states of a uniform sample of training windows, float16 (N, d), memory-mapped.
+
+    They are written to sample.npy in `directory` batch by batch; the file appears when it is complete, and one
+    that is there already is used.
+    """
+    path = directory / "sample.npy"
+    if not path.is_file():
+        config = job.config
+        windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
+        special = job.special_ids["all"]
+        count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
+        if count <= config.k:
+            raise EncodeError(
+                f"--k {config.k} atoms need more training vectors than that, but the sample has "
+                f"{count:,}. Use a smaller --k, more text or more --dictionary-tokens."
+            )
+        _write_sample(path, job, teacher, windows, count)
+    return np.load(path, mmap_mode="r")
+
+
+def _write_sample(path, job, teacher, windows, count):
+    batch = max(1, job.config.batch_tokens // job.config.max_length)
+    temporary, done = path.with_name(f".{path.name}.tmp"), 0
+    hidden_Nd = np.lib.format.open_memmap(temporary, "w+", np.float16, (count, teacher.hidden_size))
     for i in range(0, len(windows), batch):
-        hidden_Nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, config.max_length, job.special_ids)
-        parts.append(hidden_Nd.astype(np.float16))
-        rows += len(hidden_Nd)
-        job.progress("sample", min(rows, expected), expected)
-    return (
-        np.concatenate(parts)[: config.dictionary_tokens] if parts else np.zeros((0, teacher.hidden_size), np.float16)
-    )
+        rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
+        stop = min(done + len(rows_nd), count)
+        hidden_Nd[done:stop] = rows_nd[: stop - done]
+        done = stop
+        job.progress("sample", done, count)
+    if done != count:
+        raise AssertionError(f"{done} hidden states where {count} were counted")
+    hidden_Nd.flush()  # msync: on disk before it has its name
+    temporary.replace(path)

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -82,6 +83,51 @@ def test_a_printed_configuration_is_a_recipe(tmp_path):
 def test_mistakes_give_one_clear_line(tmp_path, arguments, code, message):
     run = mlsm(*arguments, cwd=tmp_path, check=code)
     assert message in error_line(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.npy", "missing.npy is not a file. Write one with: numpy.save"),
+        ("text.npy", "text.npy is not a .npy file"),
+        ("objects.npy", "cannot be read as numbers"),
+        ("cut.npy", "cannot be read as numbers"),
+        ("flat.npy", "must have shape (N, d); found (90,)"),
+        ("whole.npy", "must be float16, float32, float64; found int64"),
+        ("nan.npy", "nan.npy: training vectors: NaN or infinity in row 3, 70; leave them out"),
+        ("few.npy", "k = 95 atoms need at least as many training vectors; found 90"),
+        ("none.npy", "found 0"),
+    ],
+)
+def test_vectors_that_cannot_be_used(vector_files, name, message):
+    run = mlsm("learn-dictionary", "--hidden", name, "--k", "95", cwd=vector_files, check=2)
+    assert message in error_line(run)
+    assert not list(vector_files.glob("runs/dictionaries/.*"))
+
+
+@pytest.fixture(scope="module")
+def vector_files(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("vectors")
+    hidden = np.random.default_rng(0).normal(size=(100, 8))
+    holed = hidden.copy()
+    holed[[3, 70], 2] = np.nan
+    arrays = {"flat": hidden[:90, 0], "whole": np.ones((90, 8), int), "nan": holed, "few": hidden, "none": hidden[:0]}
+    for name, array in arrays.items():
+        np.save(directory / f"{name}.npy", array)
+    np.save(directory / "objects.npy", np.array([{}, 1], object), allow_pickle=True)
+    (directory / "text.npy").write_text("no numbers")
+    (directory / "cut.npy").write_bytes((directory / "few.npy").read_bytes()[:-100])
+    return directory
+
+
+def test_a_dictionary_of_a_file_of_vectors(vector_files):
+    command = ["learn-dictionary", "--hidden", "few.npy", "--k", "20", "--lam", "0.1"]
+    run = mlsm(*command, cwd=vector_files, check=0)
+    for words in ("is finished", "runs/dictionaries/few-k20-", "20 of width 8", "held out", "non-zeros", "stopped"):
+        assert words in run.stdout
+    assert "encode-lsp --dictionary runs/dictionaries/few-k20-" in run.stdout and "recipe" not in run.stderr
+    assert "was finished already" in mlsm(*command, cwd=vector_files, check=0).stdout
+    assert "names the vectors" in error_line(mlsm(*command, "--teacher", "x", cwd=vector_files, check=2))
 
 
 def test_an_unknown_setting_in_a_recipe_is_named(tmp_path):

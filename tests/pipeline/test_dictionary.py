@@ -6,24 +6,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from data import bench_file
+from planted import planted, unit_rows
 
-from pipeline import dictionary as module
 from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
-
-
-def unit_rows(array):
-    return (array / np.linalg.norm(array, axis=1, keepdims=True)).astype(np.float32)
-
-
-def planted(vectors=3000, width=24, atoms=40, seed=0):
-    """Vectors that are sums of three of the planted atoms with a little noise, and these atoms."""
-    rng = np.random.default_rng(seed)
-    truth = unit_rows(rng.normal(size=(atoms, width)))
-    chosen = np.array([rng.choice(atoms, 3, replace=False) for _ in range(vectors)])
-    hidden = (rng.uniform(0.3, 1, (vectors, 3, 1)) * truth[chosen]).sum(1)
-    return unit_rows(hidden + 0.01 * rng.normal(size=(vectors, width))), truth
 
 
 @pytest.fixture(scope="module")
@@ -121,33 +108,16 @@ def test_progress_reports_vectors_and_figures():
     assert all(figures["unit"] == "vectors" and figures["objective"] > 0 for _, figures in calls)
 
 
-def test_atom_update_is_one_atom_after_the_other():
-    """Algorithm 2 of the paper, against its plain form; the groups are an implementation detail."""
-    rng = np.random.default_rng(0)
-    learner = module._Learner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
-    codes = np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)
-    codes[:, 7] = 0                                             # an atom without a use stays as it is
-    learner.code_code_KK[:] = codes.T @ codes
-    learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
-    expected = learner.atoms_Kd.astype(float)
-    for j in range(150):
-        if codes[:, j].any():
-            step = learner.code_hidden_Kd[j] - learner.code_code_KK[j] @ expected
-            new = expected[j] + step / learner.code_code_KK[j, j]
-            expected[j] = new / max(1, np.linalg.norm(new))
-    learner._update_atoms()
-    np.testing.assert_allclose(learner.atoms_Kd, expected, atol=1e-4)
-
-
-def test_sums_against_their_dense_formula():
-    hidden, _ = planted(300)
-    learner = module._Learner(unit_rows(np.random.default_rng(0).normal(size=(50, 24))), 0.05, 1.0)
-    codes = nonneg_lasso(hidden, learner.atoms_Kd, 0.05)
-    learner._accumulate(hidden, codes, np.float32(0))
-    learner._accumulate(hidden, codes, np.float32(0.25))
-    dense = codes.dense(50)
-    np.testing.assert_allclose(learner.code_code_KK, 1.25 * dense.T @ dense, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(learner.code_hidden_Kd, 1.25 * dense.T @ hidden, rtol=1e-4, atol=1e-5)
+def test_double_precision_vectors_are_accepted():
+    hidden, _ = planted(500)
+    double = learn_dictionary(hidden.astype(np.float64), 20, 0.05, seed=0, batch=256)
+    single = learn_dictionary(hidden, 20, 0.05, seed=0, batch=256)
+    np.testing.assert_allclose(double.atoms_Kd, single.atoms_Kd, atol=1e-3)
+    large = learn_dictionary(1e30 * hidden.astype(np.float64), 20, 0.05, seed=0, batch=256)
+    assert large.atoms_Kd.dtype == np.float32
+    assert large.history[-1]["objective"] == pytest.approx(double.history[-1]["objective"], rel=1e-2)
+    with pytest.raises(ValueError, match="must be float16, float32, float64; found int64"):
+        learn_dictionary(np.ones((50, 4), int), 5, 0.05, seed=0)
 
 
 def test_real_vectors_beat_sampled_atoms_soon():

@@ -1,0 +1,192 @@
+"""One minibatch of online dictionary learning on all CPU cores (NumPy and Numba).
+
+Code a minibatch, add its codes to A = sum a a' and B = sum h a' after scaling these down, then one pass of block
+coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2).
+Every product is cut into the same pieces whatever the number of threads, so that it has the same bits.
+Left out: order, evaluation and stopping (dictionary.py), the same on a GPU (learner_torch.py).
+
+Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+
+from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
+from pipeline.solvers.problem import objective
+
+ATOMS_PER_UPDATE = 64           # atoms whose common term is one matrix product
+COLUMNS_AT_ONCE = 64            # of such a product, in one thread
+GRAM_ROWS = 128                 # of a block of the Gram matrix, in one thread
+KKT_TOLERANCE = 1e-2            # of codes that only train: 1e-3 costs 20 % more time for the same objective
+
+
+class CpuLearner:
+    """Atoms and the sums that they are updated from.
+
+    atoms_Kd        float32, row norms <= 1
+    gram_KK         atoms_Kd @ atoms_Kd.T
+    code_code_KK    A of the paper; code_hidden_Kd is its B, transposed
+    uses_K          codes that used each atom since the last `replace_unused`
+    steps           minibatches so far
+    """
+
+    def __init__(self, atoms_Kd, lam, forgetting):
+        k, _ = atoms_Kd.shape
+        self.lam, self.forgetting, self.steps = lam, forgetting, 0
+        self.atoms_Kd = atoms_Kd
+        self.code_code_KK = np.zeros((k, k), np.float32)
+        self.code_hidden_Kd = np.zeros_like(atoms_Kd)
+        self.uses_K = np.zeros(k, np.int64)
+        self.gram_KK = np.empty((k, k), np.float32)
+        self._refresh_gram()
+
+    def state(self):
+        """Everything that the next step depends on, as NumPy arrays by name."""
+        return {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK, "steps": np.array(self.steps),
+                "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.uses_K}
+
+    @classmethod
+    def from_state(cls, state, lam, forgetting):
+        """A learner that goes on where the one that gave `state` was."""
+        learner = cls(state["atoms_Kd"], lam, forgetting)
+        learner.code_code_KK, learner.code_hidden_Kd = state["code_code_KK"], state["code_hidden_Kd"]
+        learner.uses_K, learner.steps = state["uses_K"], int(state["steps"])
+        return learner
+
+    def atoms(self):
+        """The atoms of now, a NumPy array of its own."""
+        return self.atoms_Kd.copy()
+
+    def code(self, hidden_Nd, tol=1e-3):
+        """Codes of vectors with the atoms of now."""
+        return nonneg_lasso(hidden_Nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
+
+    def step(self, hidden_nd):
+        """Code a minibatch and update the atoms."""
+        codes = self.code(hidden_nd, KKT_TOLERANCE)
+        self.uses_K += np.bincount(codes.indices, minlength=len(self.uses_K))
+        self.steps += 1
+        self._accumulate(hidden_nd, codes, np.float32(kept_share(self.steps, self.forgetting)))
+        self._update_atoms()
+        self._refresh_gram()
+
+    def _accumulate(self, hidden_nd, codes, keep):
+        """Each thread owns a range of atoms, so that the order of summation does not depend on threads."""
+        threads = thread_count()
+        bounds = np.linspace(0, len(self.atoms_Kd), 4 * threads + 1).astype(int)
+        ranges = zip(bounds[:-1], bounds[1:], strict=True)
+
+        def work():
+            for first, last in ranges:
+                _add_codes(self.code_code_KK, self.code_hidden_Kd, hidden_nd, codes.indptr, codes.indices,
+                           codes.values, keep, first, last)
+
+        run_in_threads(work, threads)
+
+    def _update_atoms(self):
+        """One pass of block coordinate descent (algorithm 2): d_j += (b_j - a_j D) / a_jj, projected.
+
+        For ATOMS_PER_UPDATE atoms at a time b - a D is one matrix product; inside such a group the kernel
+        corrects it for the atoms that moved already, so the result is that of one atom after the other.
+        """
+        k, width = self.atoms_Kd.shape
+        pieces = [slice(first, first + COLUMNS_AT_ONCE) for first in range(0, width, COLUMNS_AT_ONCE)]
+        with worker_threads() as each:
+            for first in range(0, k, ATOMS_PER_UPDATE):
+                group = slice(first, first + ATOMS_PER_UPDATE)
+                descent_gd = self.code_hidden_Kd[group].copy()
+
+                def subtract_fit(columns, group=group, descent_gd=descent_gd):
+                    descent_gd[:, columns] -= self.code_code_KK[group] @ self.atoms_Kd[:, columns]
+
+                each(subtract_fit, pieces)
+                _descend_group(self.atoms_Kd[group], descent_gd, self.code_code_KK[group, group])
+
+    def _refresh_gram(self):
+        """gram = D D', half of it by products in blocks of rows, the other half mirrored."""
+
+        def fill(first):
+            stop = first + GRAM_ROWS
+            rows = self.atoms_Kd[first:stop] @ self.atoms_Kd[first:].T
+            self.gram_KK[first:stop, first:] = rows
+            self.gram_KK[stop:, first:stop] = rows[:, GRAM_ROWS:].T
+
+        with worker_threads() as each:
+            each(fill, range(0, len(self.atoms_Kd), GRAM_ROWS))
+
+    def replace_unused(self, hidden_nd):
+        """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
+        unused = np.flatnonzero(self.uses_K == 0)[:len(hidden_nd)]
+        self.uses_K[:] = 0
+        if len(unused) == 0:
+            return
+        codes = self.code(hidden_nd, KKT_TOLERANCE)
+        self.atoms_Kd[unused] = hidden_nd[worst_rows(hidden_nd, self.atoms_Kd, codes, self.lam, len(unused))]
+        self.code_code_KK[unused] = self.code_code_KK[:, unused] = 0
+        self.code_hidden_Kd[unused] = 0
+        self._refresh_gram()
+
+
+def kept_share(steps, forgetting):
+    """What remains of A and B when minibatch `steps` is added: section 3.4 of the paper."""
+    return (1 - 1 / steps) ** forgetting
+
+
+def worst_rows(hidden_nd, atoms_Kd, codes, lam, count):
+    """Numbers of the `count` rows with the highest objective, NumPy."""
+    return np.argsort(-objective(hidden_nd, atoms_Kd, codes, lam), kind="stable")[:count]
+
+
+@contextmanager
+def worker_threads():
+    """Gives each(work, items), which calls work(item) for all items in our threads; BLAS uses none of its own."""
+    threads = thread_count()
+    with one_blas_thread():
+        if threads == 1:
+            yield lambda work, items: [work(item) for item in items]
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                yield lambda work, items: list(pool.map(work, items))
+
+
+@kernel
+def _add_codes(code_code_KK, code_hidden_Kd, hidden_nd, indptr, indices, values, keep, first, last):
+    """A = keep A + sum a a', B = keep B + sum h a', for the rows first to last of both."""
+    for j in range(first, last):
+        for i in range(code_code_KK.shape[1]):
+            code_code_KK[j, i] *= keep
+        for i in range(code_hidden_Kd.shape[1]):
+            code_hidden_Kd[j, i] *= keep
+    for n in range(len(hidden_nd)):
+        for entry in range(indptr[n], indptr[n + 1]):
+            j, value = indices[entry], values[entry]
+            if j < first or j >= last:
+                continue
+            for other in range(indptr[n], indptr[n + 1]):
+                code_code_KK[j, indices[other]] += value * values[other]
+            for i in range(hidden_nd.shape[1]):
+                code_hidden_Kd[j, i] += value * hidden_nd[n, i]
+
+
+@kernel
+def _descend_group(atoms_gd, descent_gd, code_code_gg):
+    """Update some atoms in turn; descent_gd is b - a D for the atoms as they come in."""
+    for j in range(len(atoms_gd)):
+        curvature = code_code_gg[j, j]
+        if curvature <= np.float32(1e-10):          # not used lately: nothing to learn from
+            continue
+        squared = np.float32(0)
+        for i in range(atoms_gd.shape[1]):
+            new = atoms_gd[j, i] + descent_gd[j, i] / curvature
+            squared += new * new
+        scale = 1 / np.sqrt(max(squared, np.float32(1)))
+        for i in range(atoms_gd.shape[1]):
+            change = (atoms_gd[j, i] + descent_gd[j, i] / curvature) * scale - atoms_gd[j, i]
+            atoms_gd[j, i] += change
+            descent_gd[j, i] = change
+        for later in range(j + 1, len(atoms_gd)):
+            for i in range(atoms_gd.shape[1]):
+                descent_gd[later, i] -= code_code_gg[later, j] * descent_gd[j, i]

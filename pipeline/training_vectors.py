@@ -1,0 +1,126 @@
+"""Vectors to learn a dictionary from: memory-mapped, in an order that follows from (seed, epoch).
+
+The input may be larger than memory: rows are read a minibatch at a time, those of one minibatch in the order of
+the file, and scaled to unit length as they are read. Beside them this keeps two row numbers a vector (16 bytes)
+and the held-out rows. Left out: what is learned from them (dictionary.py, learner_cpu.py, learner_torch.py).
+
+Shapes: N training vectors, n of a minibatch, H held-out vectors, d width.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+HELD_OUT_VECTORS = 2048         # at most a tenth of the vectors
+IDENTITY_ROWS = 512             # that a checkpoint compares
+MAGIC = b"\x93NUMPY"             # a .npy file begins with it
+FLOATS = ("float16", "float32", "float64")
+
+
+def open_vectors(path):
+    """The array of a .npy file, memory-mapped. Raises ValueError in one line if it is not one of numbers."""
+    path = Path(path)
+    advice = "Write one with: numpy.save(path, array) of shape (vectors, width), float16, float32 or float64"
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file. {advice}")
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path} is not a .npy file. {advice}")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as numbers ({error}). {advice}") from error
+
+
+def file_digest(path):
+    """sha256 of a file's content, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
+    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite."""
+    try:
+        _check(hidden_Nd)
+        for start in range(0, len(hidden_Nd), rows_at_once):
+            finite_n = np.isfinite(hidden_Nd[start:start + rows_at_once]).all(1)
+            if not finite_n.all():
+                raise ValueError(_not_finite(start + np.flatnonzero(~finite_n)))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+class TrainingVectors:
+    """Training vectors in an order that follows from (seed, epoch), and held-out ones."""
+
+    def __init__(self, hidden_Nd, held_out_Hd, seed):
+        """hidden_Nd is an array or the path of a .npy file; without held_out_Hd some rows are set aside."""
+        if isinstance(hidden_Nd, str | os.PathLike):
+            hidden_Nd = open_vectors(hidden_Nd)
+        _check(hidden_Nd)
+        self.hidden_Nd, self.seed, self.epoch = hidden_Nd, seed, -1
+        count, self.width = hidden_Nd.shape
+        if held_out_Hd is None:
+            held_out = min(HELD_OUT_VECTORS, max(1, count // 10))
+            chosen = np.random.default_rng([seed, 0]).permutation(count)[:held_out]
+            is_training = np.ones(count, bool)
+            is_training[chosen] = False
+            self.train_rows = np.flatnonzero(is_training)
+            self.held_out_Hd = self._unit_rows(chosen)
+        else:
+            self.train_rows = np.arange(count)
+            self.held_out_Hd = unit_length(held_out_Hd, np.arange(len(held_out_Hd)))
+
+    def __len__(self):
+        return len(self.train_rows)
+
+    def minibatch(self, start, length):
+        """Unit-length vectors start to start + length of the endless order; ends at an epoch's end."""
+        epoch, place = divmod(start, len(self))
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.train_rows)
+        return self._unit_rows(self.order[place:place + length])
+
+    def sample(self, count):
+        """`count` distinct training vectors."""
+        return self._unit_rows(np.random.default_rng([self.seed, 2]).permutation(self.train_rows)[:count])
+
+    def identity(self):
+        """What tells other vectors apart at little cost: sha256 over type, shape, evenly spread rows, held-out rows.
+
+        It does not notice a change in rows that are not among the IDENTITY_ROWS spread ones or the held-out ones.
+        """
+        count = len(self.hidden_Nd)
+        spread = np.linspace(0, count - 1, min(count, IDENTITY_ROWS)).astype(np.int64)
+        digest = hashlib.sha256(f"{self.hidden_Nd.dtype} {self.hidden_Nd.shape}".encode())
+        digest.update(np.ascontiguousarray(self.hidden_Nd[spread]))
+        digest.update(self.held_out_Hd)
+        return digest.hexdigest()
+
+    def _unit_rows(self, rows):
+        rows = np.sort(rows)            # neighbours on disk together
+        return unit_length(self.hidden_Nd[rows], rows)
+
+
+def _check(hidden_Nd):
+    if np.ndim(hidden_Nd) != 2 or hidden_Nd.shape[1] == 0:
+        raise ValueError(f"training vectors must have shape (N, d); found {np.shape(hidden_Nd)}")
+    if hidden_Nd.dtype.name not in FLOATS:
+        raise ValueError(f"training vectors must be {', '.join(FLOATS)}; found {hidden_Nd.dtype}")
+
+
+def unit_length(hidden_nd, row_numbers):
+    """Rows of unit length, float32; rows of zeros stay. Raises ValueError naming rows that are not finite."""
+    hidden_nd = np.asarray(hidden_nd)
+    hidden_nd = hidden_nd.astype(np.promote_types(hidden_nd.dtype, np.float32), copy=False)
+    norms_n = np.linalg.norm(hidden_nd, axis=1, keepdims=True)
+    if not np.isfinite(norms_n).all():
+        raise ValueError(_not_finite(row_numbers[~np.isfinite(norms_n[:, 0])]))
+    return (hidden_nd / np.maximum(norms_n, 1e-12)).astype(np.float32, copy=False)
+
+
+def _not_finite(rows):
+    return f"training vectors: NaN or infinity in row {', '.join(map(str, rows[:10]))}; leave them out"

@@ -1,0 +1,154 @@
+"""Dictionary learning that is interrupted: it goes on with the same bits, or starts afresh and says so."""
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import planted
+
+from pipeline import learning_checkpoint
+from pipeline.dictionary import learn_dictionary
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = {"epochs": 6, "batch": 256, "evaluate_every": 1024, "min_improvement": 0}
+
+
+def fail_after(vectors):
+    def progress(stage, done, total, **figures):
+        if done >= vectors:
+            raise KeyboardInterrupt
+    return progress
+
+
+@pytest.fixture
+def save_always(monkeypatch):
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
+
+
+@pytest.fixture
+def interrupted(save_always, tmp_path):
+    """The checkpoint of a learning that was interrupted between two evaluations."""
+    hidden, _ = planted()
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(hidden, 40, 0.05, seed=1, checkpoint=tmp_path / "work", progress=fail_after(8000), **LONG)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["learning.npz"]
+    return tmp_path / "work"
+
+
+@pytest.fixture(scope="module")
+def unbroken():
+    return learn_dictionary(planted()[0], 40, 0.05, seed=1, **LONG)
+
+
+def first_position(checkpoint, hidden=None, **settings):
+    """Vectors done at the first report of a learning with this checkpoint, and what it learned."""
+    calls = []
+    arguments = {"k": 40, "lam": 0.05, "seed": 1, **LONG, **settings}
+    found = learn_dictionary(planted()[0] if hidden is None else hidden, checkpoint=checkpoint, **arguments,
+                             progress=lambda stage, done, *_, **figures: calls.append(done))
+    return calls[0] if calls else None, found
+
+
+def test_interrupted_and_resumed_equals_unbroken(interrupted, unbroken):
+    position, found = first_position(interrupted)
+    assert 6000 < position <= 8000 + 256
+    assert found.fingerprint == unbroken.fingerprint
+    assert (found.history, found.stopped, found.settings) == (unbroken.history, unbroken.stopped, unbroken.settings)
+
+
+def test_a_finished_learning_is_not_done_again(interrupted, unbroken):
+    first_position(interrupted)
+    position, found = first_position(interrupted)
+    assert position is None and found.fingerprint == unbroken.fingerprint and found.stopped == unbroken.stopped
+
+
+def test_killed_and_resumed_equals_unbroken(tmp_path):
+    np.save(tmp_path / "hidden.npy", planted()[0])
+    code = """
+import os, signal, sys
+from pipeline import learning_checkpoint
+from pipeline.dictionary import learn_dictionary
+learning_checkpoint.SECONDS_BETWEEN = 0
+def progress(stage, done, *_, **figures):
+    print(done, flush=True)
+    if done > int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+print(learn_dictionary(sys.argv[1] + "/hidden.npy", 40, 0.05, seed=1, checkpoint=sys.argv[1] + "/" + sys.argv[3],
+                       progress=progress, epochs=6, batch=256, evaluate_every=1024, min_improvement=0).fingerprint)
+"""
+    def learn(kill_after, place):
+        return subprocess.run([sys.executable, "-c", code, tmp_path, str(kill_after), place], cwd=ROOT, text=True,
+                              capture_output=True)
+    assert learn(5000, "a").returncode == -signal.SIGKILL
+    resumed, unbroken = learn(10**9, "a"), learn(10**9, "b")
+    assert int(resumed.stdout.split()[0]) > 4000 and int(unbroken.stdout.split()[0]) == 256
+    assert resumed.stdout.split()[-1] == unbroken.stdout.split()[-1] and len(resumed.stdout.split()[-1]) == 64
+
+
+@pytest.mark.parametrize("change", [{"lam": 0.06}, {"seed": 2}, {"k": 39}, {"epochs": 7}, {"init": "kmeans"},
+                                    {"hidden": planted(seed=3)[0]}, {"hidden": planted(2999)[0]},
+                                    {"held_out_Hd": planted(50)[0]}])
+def test_another_request_starts_afresh(interrupted, change, caplog):
+    caplog.set_level(logging.INFO, "pipeline")
+    position, _ = first_position(interrupted, **change)
+    assert position == 256 and "other settings or vectors" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(path.read_bytes()[:-1000]),
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"no archive"),
+    lambda path: path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\x80\x40")
+                                  [:5000] + b"garbage" + path.read_bytes()[5007:]),
+    lambda path: np.savez(path, request=np.array("{}")),
+])
+def test_a_damaged_checkpoint_starts_afresh(interrupted, damage, unbroken, caplog):
+    caplog.set_level(logging.INFO, "pipeline")
+    damage(interrupted / "learning.npz")
+    position, found = first_position(interrupted)
+    assert position == 256 and "is damaged" in caplog.text and found.fingerprint == unbroken.fingerprint
+
+
+def test_saves_are_rare(tmp_path, monkeypatch):
+    saves = []
+    monkeypatch.setattr(learning_checkpoint.Checkpoint, "save", lambda *_: saves.append(1))
+    first_position(tmp_path / "work")
+    assert len(saves) == 1                                      # the one at the end
+
+
+def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
+    place = tmp_path / "deep" / "place"
+    with learning_checkpoint.workplace(place):
+        (place / "something").touch()
+        with pytest.raises(ValueError, match="another process is learning"), learning_checkpoint.workplace(place):
+            pass
+    assert not place.exists()
+    with pytest.raises(KeyError), learning_checkpoint.workplace(place):
+        (place / "something").touch()
+        raise KeyError
+    assert (place / "something").exists()
+
+
+def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
+    from pipeline import dictionary as module
+    from pipeline.learner_torch import TorchLearner
+
+    hidden, _ = planted()
+    reference = learn_dictionary(hidden, 40, 0.05, seed=1, **LONG)
+    monkeypatch.setattr(module, "_device", lambda device: device)
+    monkeypatch.setattr(TorchLearner, "__init__", on_cpu(TorchLearner.__init__))
+    unbroken = learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", **LONG)
+    assert unbroken.history[-1]["objective"] == pytest.approx(reference.history[-1]["objective"], rel=0.02)
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", checkpoint=tmp_path, progress=fail_after(8000),
+                         **LONG)
+    position, found = first_position(tmp_path, hidden, device="torch")
+    assert position > 6000 and found.fingerprint == unbroken.fingerprint
+
+
+def on_cpu(initialise):
+    return lambda self, atoms, lam, forgetting, device: initialise(self, atoms, lam, forgetting, "cpu")
