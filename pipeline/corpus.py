@@ -286,14 +286,9 @@ def tokenised(pieces, tokenizer, batch_characters=1 << 20):
 
 
 def _tokenise(batch, tokenizer):
-    encoded = tokenizer(
-        [piece.text for piece in batch],
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
-    return zip((piece.record for piece in batch), encoded, strict=True)
+    """The backend itself: transformers' wrapper around it took a third of the time."""
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+    return ((piece.record, encoding.ids) for piece, encoding in zip(batch, encoded, strict=True))
 
 
 def packed_windows(tokens, max_length, cls_id, sep_id):
