@@ -1,0 +1,71 @@
+"""Numba's CUDA simulator with threads of a block that run one at a time, in an order of our choice.
+
+Between two barriers the threads of a block may run in any order, so a kernel without races gives the same
+bits whatever that order is. The simulator's own scheduler polls, and so neither chooses an order nor is quick.
+This one also fails if threads of a block wait at different barriers, which a GPU would not survive.
+Works by replacing two classes of numba.cuda.simulator.kernel (numba-cuda 0.30).
+"""
+
+import sys
+import threading
+
+import numpy as np
+from numba.cuda.simulator import kernel as simulator
+
+
+class Thread(simulator.BlockThread):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.turn, self.barrier, self.ended = threading.Semaphore(0), None, False
+
+    def run(self):
+        self.turn.acquire()
+        super().run()
+        self.ended = True
+        self._manager.turn_over.release()
+
+    def syncthreads(self):
+        self.barrier = _lines(sys._getframe(2))
+        self._manager.turn_over.release()
+        self.turn.acquire()
+
+
+def _lines(frame):
+    """Line numbers of the calls that led to a barrier."""
+    lines = []
+    while frame is not None and frame.f_code is not Thread.run.__code__:
+        lines.append(frame.f_lineno)
+        frame = frame.f_back
+    return lines
+
+
+class Block(simulator.BlockManager):
+    order = staticmethod(list)              # of the threads, drawn anew after every barrier
+
+    def run(self, grid_point, *arguments):
+        self.turn_over = threading.Semaphore(0)
+        threads = [Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
+                   for place in np.ndindex(*self._block_dim)]
+        for thread in threads:
+            thread.start()
+        while not threads[0].ended:
+            for thread in type(self).order(threads):
+                thread.turn.release()
+                self.turn_over.acquire()
+                if thread.exception:
+                    raise thread.exception[0].with_traceback(thread.exception[1])
+            assert len({thread.ended for thread in threads}) == 1, "some threads ended, others wait at a barrier"
+            assert all(thread.barrier == threads[0].barrier for thread in threads), "different barriers"
+
+
+def shuffled(seed):
+    rng = np.random.default_rng(seed)
+    return lambda threads: [threads[i] for i in rng.permutation(len(threads))]
+
+
+ORDERS = {"ascending": list, "descending": lambda threads: threads[::-1], "shuffled": shuffled(0)}
+
+
+def install(order="ascending"):
+    simulator.BlockManager = Block
+    Block.order = staticmethod(ORDERS[order])
