@@ -8,6 +8,7 @@ Works by replacing two classes of numba.cuda.simulator.kernel (numba-cuda 0.30).
 
 import sys
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 from numba.cuda.simulator import kernel as simulator
@@ -58,6 +59,9 @@ class Block(simulator.BlockManager):
             assert all(thread.barrier == threads[0].barrier for thread in threads), "different barriers"
 
 
+NUMBAS = simulator.BlockManager
+
+
 def shuffled(seed):
     rng = np.random.default_rng(seed)
     return lambda threads: [threads[i] for i in rng.permutation(len(threads))]
@@ -69,3 +73,16 @@ ORDERS = {"ascending": list, "descending": lambda threads: threads[::-1], "shuff
 def install(order="ascending"):
     simulator.BlockManager = Block
     Block.order = staticmethod(ORDERS[order])
+
+
+@contextmanager
+def uninstalled():
+    """Numba's own scheduler for a while; its polling is slow unless threads change often."""
+    ours, interval = simulator.BlockManager, sys.getswitchinterval()
+    simulator.BlockManager = NUMBAS
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        simulator.BlockManager = ours
+        sys.setswitchinterval(interval)
