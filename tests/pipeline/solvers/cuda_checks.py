@@ -15,18 +15,17 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0"
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import torch
 
+from pipeline.solvers import cd_cuda, cuda_kernels, nonneg_lasso
+from pipeline.solvers.cuda_kernels import SIMULATED
+from pipeline.solvers.problem import Codes, kkt_violation, objective
+
 if SIMULATED:
     import lockstep
-
-from pipeline.solvers import cd_cuda, cuda_kernels, nonneg_lasso
-from pipeline.solvers.problem import Codes, kkt_violation, objective
 
 DEVICE = "cpu" if SIMULATED else "cuda"
 PRECISION = 5e-6 if SIMULATED else 7e-5         # of the certificate; see cd_cuda._correlate
@@ -236,6 +235,22 @@ def threads_in_any_order():
 
 
 @simulator_check
+def nothing_is_read_before_it_is_written():
+    """NaN and absurd indices in all memory that `load` does not clear; shared memory is NaN in every check."""
+    hidden, atoms = problem(3, 12, 40)
+    expected, load = solve(hidden, atoms, 0.02), cd_cuda._Tokens.load
+
+    def spoil_and_load(tokens, chunk_nd):
+        for name in ("gradient_nK", "residual_nd", "excess_nW", "gram_nWW", "kkt_n", "vectors_nV"):
+            getattr(tokens, name).fill_(float("nan"))
+        tokens.atoms_nW.fill_(1 << 30)
+        load(tokens, chunk_nd)
+
+    with changed(cd_cuda._Tokens, load=spoil_and_load):
+        same_bits(solve(hidden, atoms, 0.02), expected)
+
+
+@simulator_check
 def with_the_scheduler_of_numba():
     hidden, atoms = problem(2, 6, 9)
     expected = solve(hidden, atoms, 0.05)
@@ -269,13 +284,15 @@ def real_size(tokens=6000, width=768, count=3072):
 @gpu_check
 def real_data():
     """The bench data: objective within 1e-4 of the stored optimum."""
-    places = [Path(os.environ.get("MLSM_DATA", "/nowhere")), ROOT / "shared", ROOT.parent / "shared"]
+    root = Path(__file__).resolve().parents[3]
+    places = [Path(os.environ.get("MLSM_DATA", "/nowhere")), root / "shared", root.parent / "shared"]
     bench = next((place / "bench" for place in places if (place / "bench" / "reference.json").is_file()), None)
     if bench is None:
         print("real_data: no bench data, nothing checked")
         return
+    reference = json.loads((bench / "reference.json").read_text())
     hidden = unit_rows(np.load(bench / "hidden_test_8192x384_f16.npy").astype(np.float32))
-    atoms, reference = np.load(bench / "spams_atoms_3072x384_f32.npy"), json.loads((bench / "reference.json").read_text())
+    atoms = np.load(bench / "spams_atoms_3072x384_f32.npy")
     codes = solve(hidden, atoms, reference["lambda"])
     certify(hidden, atoms, codes, reference["lambda"])
     mean = objective(hidden, atoms, codes, reference["lambda"]).mean()

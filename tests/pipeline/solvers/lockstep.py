@@ -2,7 +2,8 @@
 
 Between two barriers the threads of a block may run in any order, so a kernel without races gives the same
 bits whatever that order is. The simulator's own scheduler polls, and so neither chooses an order nor is quick.
-This one also fails if threads of a block wait at different barriers, which a GPU would not survive.
+This one also fails if threads of a block wait at different barriers, which a GPU would not survive, and hands
+out shared memory full of NaN.
 Works by replacing two classes of numba.cuda.simulator.kernel (numba-cuda 0.30).
 """
 
@@ -31,6 +32,13 @@ class Thread(simulator.BlockThread):
         self.turn.acquire()
 
 
+def _spoil(shared):
+    """Shared memory starts as NaN: a kernel that reads before it writes gives itself away."""
+    for array in shared._allocations.values():
+        array[:] = np.nan
+    shared._dynshared[:] = -1           # bytes: all bits set, a NaN
+
+
 def _lines(frame):
     """Line numbers of the calls that led to a barrier."""
     lines = []
@@ -45,6 +53,7 @@ class Block(simulator.BlockManager):
 
     def run(self, grid_point, *arguments):
         self.turn_over = threading.Semaphore(0)
+        _spoil(simulator._get_kernel_context().shared)
         threads = [Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
                    for place in np.ndindex(*self._block_dim)]
         for thread in threads:
