@@ -330,65 +330,73 @@ def pack(starts_n, status_n, atoms_nW, code_nW, size_n, indices, values):
             indices[place], values[place] = atoms_nW[token, i], code_nW[token, i]
 
 
-# -- what the threads of a block do together: in shared memory in the simulator, in registers on a GPU ------
+# -- what the threads of a block do together: in registers on a GPU, in shared memory in the simulator -------
+
+WARP = 0xffffffff                       # all 32 threads
+
+
+@_inlined
+def _wait():
+    cuda.syncthreads()
+
+
+@_inlined
+def _warp_sum(value):
+    for distance in (16, 8, 4, 2, 1):   # all threads add the same pairs, so all get the same bits
+        value += cuda.shfl_xor_sync(WARP, value, distance)
+    return value
+
+
+@_inlined
+def _warp_max(value):
+    for distance in (16, 8, 4, 2, 1):
+        value = max(value, cuda.shfl_xor_sync(WARP, value, distance))
+    return value
+
+
+@_inlined
+def _warp_places(flag):
+    """How many threads before this one have the flag, and how many in all."""
+    votes = cuda.ballot_sync(WARP, flag) & WARP
+    return cuda.popc(votes & ((1 << cuda.threadIdx.x) - 1)), cuda.popc(votes)
+
+
+@_inlined
+def _gather(value):
+    """What every thread has, for all of them."""
+    values = cuda.shared.array(LANES, float32)
+    cuda.syncthreads()
+    values[cuda.threadIdx.x] = value
+    cuda.syncthreads()
+    return values
+
+
+@_inlined
+def _shared_sum(value):
+    values, total = _gather(value), ZERO
+    for lane in range(LANES):
+        total += values[lane]
+    return total
+
+
+@_inlined
+def _shared_max(value):
+    values, largest = _gather(value), LOWEST
+    for lane in range(LANES):
+        largest = max(largest, values[lane])
+    return largest
+
+
+@_inlined
+def _shared_places(flag):
+    values, before, together = _gather(ONE if flag else ZERO), 0, 0
+    for lane in range(LANES):
+        before += int(values[lane]) if lane < cuda.threadIdx.x else 0
+        together += int(values[lane])
+    return before, together
+
 
 if SIMULATED:
-    @_inlined
-    def _wait():
-        cuda.syncthreads()
-
-    @_inlined
-    def _gather(value):
-        """What every thread has, for all of them."""
-        values = cuda.shared.array(LANES, float32)
-        cuda.syncthreads()
-        values[cuda.threadIdx.x] = value
-        cuda.syncthreads()
-        return values
-
-    @_inlined
-    def _sum(value):
-        values, total = _gather(value), ZERO
-        for lane in range(LANES):
-            total += values[lane]
-        return total
-
-    @_inlined
-    def _max(value):
-        values, largest = _gather(value), LOWEST
-        for lane in range(LANES):
-            largest = max(largest, values[lane])
-        return largest
-
-    @_inlined
-    def _places(flag):
-        """How many threads before this one have the flag, and how many in all."""
-        values, before, together = _gather(ONE if flag else ZERO), 0, 0
-        for lane in range(LANES):
-            before += int(values[lane]) if lane < cuda.threadIdx.x else 0
-            together += int(values[lane])
-        return before, together
+    _sum, _max, _places = _shared_sum, _shared_max, _shared_places
 else:
-    WARP = 0xffffffff
-
-    @_inlined
-    def _wait():
-        cuda.syncthreads()
-
-    @_inlined
-    def _sum(value):
-        for distance in (16, 8, 4, 2, 1):
-            value += cuda.shfl_xor_sync(WARP, value, distance)
-        return value
-
-    @_inlined
-    def _max(value):
-        for distance in (16, 8, 4, 2, 1):
-            value = max(value, cuda.shfl_xor_sync(WARP, value, distance))
-        return value
-
-    @_inlined
-    def _places(flag):
-        """How many threads before this one have the flag, and how many in all."""
-        votes = cuda.ballot_sync(WARP, flag) & WARP
-        return cuda.popc(votes & ((1 << cuda.threadIdx.x) - 1)), cuda.popc(votes)
+    _sum, _max, _places = _warp_sum, _warp_max, _warp_places

@@ -2,9 +2,9 @@
 
 Between two barriers the threads of a block may run in any order, so a kernel without races gives the same
 bits whatever that order is. The simulator's own scheduler polls, and so neither chooses an order nor is quick.
-This one also fails if threads of a block wait at different barriers, which a GPU would not survive, and hands
-out shared memory full of NaN.
-Works by replacing two classes of numba.cuda.simulator.kernel (numba-cuda 0.30).
+This one also fails if threads of a block wait at different barriers, which a GPU would not survive, hands out
+shared memory full of NaN, and adds the warp instructions that we use, for blocks of 32 threads.
+Works by replacing classes of numba.cuda.simulator.kernel (numba-cuda 0.30).
 """
 
 import sys
@@ -54,8 +54,8 @@ class Block(simulator.BlockManager):
     def run(self, grid_point, *arguments):
         self.turn_over = threading.Semaphore(0)
         _spoil(simulator._get_kernel_context().shared)
-        threads = [Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
-                   for place in np.ndindex(*self._block_dim)]
+        self.threads = threads = [Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
+                                  for place in np.ndindex(*self._block_dim)]
         for thread in threads:
             thread.start()
         while not threads[0].ended:
@@ -71,6 +71,25 @@ class Block(simulator.BlockManager):
 NUMBAS = simulator.BlockManager
 
 
+def _exchange(value):
+    """The values of all threads of a block, as a warp exchanges them."""
+    thread = threading.current_thread()
+    thread.sent = value
+    thread.syncthreads()
+    values = [other.sent for other in thread._manager.threads]
+    thread.syncthreads()
+    return values
+
+
+def shfl_xor_sync(module, mask, value, distance):
+    return _exchange(value)[threading.current_thread().thread_id ^ distance]
+
+
+def ballot_sync(module, mask, flag):
+    """An int32, like Numba's."""
+    return int(np.packbits(_exchange(bool(flag)), bitorder="little").view(np.int32)[0])
+
+
 def shuffled(seed):
     rng = np.random.default_rng(seed)
     return lambda threads: [threads[i] for i in rng.permutation(len(threads))]
@@ -81,6 +100,8 @@ ORDERS = {"ascending": list, "descending": lambda threads: threads[::-1], "shuff
 
 def install(order="ascending"):
     simulator.BlockManager = Block
+    simulator.FakeCUDAModule.shfl_xor_sync = shfl_xor_sync
+    simulator.FakeCUDAModule.ballot_sync = ballot_sync
     Block.order = staticmethod(ORDERS[order])
 
 
