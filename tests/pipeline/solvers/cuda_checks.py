@@ -2,7 +2,7 @@
 
     NUMBA_ENABLE_CUDASIM=1 python tests/pipeline/solvers/cuda_checks.py          every check that fits, tiny
     python tests/pipeline/solvers/cuda_checks.py                                 on a GPU, the real sizes too
-    compute-sanitizer --tool racecheck python tests/pipeline/solvers/cuda_checks.py small_rows real_size
+    compute-sanitizer --tool racecheck python tests/pipeline/solvers/cuda_checks.py working_sets_grow few_of_real_size
 
 Prints as its last line a JSON object: the name of each check, and null or what went wrong.
 """
@@ -295,6 +295,12 @@ def real_size(tokens=6000, width=768, count=3072):
     same_objective(hidden[some], atoms, codes.dense(count)[some], nonneg_lasso(hidden[some], atoms, 0.05), 0.05, 1e-3)
     half = solve(torch.as_tensor(hidden).bfloat16(), atoms, 0.05)
     certify(torch.as_tensor(hidden).bfloat16().float().numpy(), atoms, half, 0.05)
+
+
+@gpu_check
+def few_of_real_size():
+    """For compute-sanitizer, which takes a hundred times as long."""
+    real_size(tokens=48)
 
 
 @gpu_check
