@@ -20,12 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import torch
+from numba import config
 
 from pipeline.solvers import cd_cuda, cuda_kernels, nonneg_lasso
 from pipeline.solvers.cuda_kernels import SIMULATED
 from pipeline.solvers.problem import Codes, kkt_violation, objective
 
-if SIMULATED:
+if config.ENABLE_CUDASIM:       # not when kernels_on_cpu.py runs this
     import lockstep
 
 DEVICE = "cpu" if SIMULATED else "cuda"
@@ -195,7 +196,7 @@ def working_sets_grow():
     """From room for 4 atoms; one token at a time, when there is little memory; vectors in global memory."""
     hidden, atoms = problem(3, 12, 30)
     hidden[1] = 0
-    fewer = {"FIRST_JOINING": 3, "JOINING": 2} if SIMULATED else {}     # a GPU has them compiled in
+    fewer = {"FIRST_JOINING": 3, "JOINING": 2} if config.ENABLE_CUDASIM else {}     # else they are compiled in
     with changed(cuda_kernels, **fewer), changed(cd_cuda, _correlate=row_by_row):
         whole = solve(hidden, atoms, 0.02)
         certify(hidden, atoms, whole, 0.02)
@@ -213,6 +214,16 @@ def unfinished_tokens_know_it():
             codes = solve(hidden, atoms, 0.01, tol=1e-6 if SIMULATED else 1e-4)
         np.testing.assert_allclose(codes.kkt, kkt_violation(hidden, atoms, codes, 0.01), atol=PRECISION)
         assert rounds or (codes.kkt > 0.1).all()
+
+
+@check
+def halves_lose_little():
+    """The product of bfloat16 parts that a GPU computes, in float64: what the parts leave out."""
+    for width, atoms in [(16, 40), (768, 500)]:
+        left, right = map(torch.as_tensor, problem(200, width, atoms))
+        (high, low), (other_high, other_low) = cd_cuda._halves(left), cd_cuda._halves(right)
+        joined = torch.cat([high, high, low], 1).double() @ torch.cat([other_high, other_low, other_high], 1).double().T
+        assert (joined - left.double() @ right.double().T).abs().max() < 1e-5
 
 
 # -- in the simulator only ---------------------------------------------------------------------------------
@@ -352,8 +363,8 @@ def products_as_exact_as_promised():
 
 
 def main(names):
-    checks = CHECKS | (SIMULATOR_CHECKS if SIMULATED else GPU_CHECKS)
-    if SIMULATED:
+    checks = CHECKS | (SIMULATOR_CHECKS if config.ENABLE_CUDASIM else GPU_CHECKS)
+    if config.ENABLE_CUDASIM:
         lockstep.install()
     warnings.simplefilter("error", ResourceWarning)
     results = {}

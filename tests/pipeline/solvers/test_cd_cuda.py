@@ -46,6 +46,11 @@ def test_in_the_simulator(name):
     assert results(1)[name] is None, results(1)[name]
 
 
+def test_arithmetic_at_real_size_on_a_cpu():
+    output = python(HERE / "kernels_on_cpu.py", *names("check"), "few_of_real_size", NUMBA_ENABLE_CUDASIM="0")
+    assert not any(json.loads(output.splitlines()[-1]).values()), output
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", names("check", "gpu_check"))
 def test_on_a_gpu(name):
