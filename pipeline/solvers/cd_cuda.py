@@ -15,7 +15,8 @@ overflows waits, and goes on with twice the capacity. Arrays never visit the hos
 current stream. Equal input gives equal bits on equal hardware and libraries.
 
 Simulator-tested; no GPU has run it yet. (In Numba's CUDA simulator, NUMBA_ENABLE_CUDASIM=1, tensors are on the
-CPU. Without a GPU the kernels have also been compiled for sm_90; tests/pipeline/solvers/compile_kernels.py.)
+CPU. The kernels have also been compiled for sm_90 without a GPU, and, as blocks of one thread, run on a CPU at real
+sizes: compile_kernels.py and kernels_on_cpu.py in tests/pipeline/solvers.)
 Left out: float64, warm starts, tolerances below the precision of `_correlate` (5e-5), several GPUs in one call.
 
 Shapes: N tokens, n tokens of a chunk, m of them active, d hidden width, K atoms, W atoms of a working set at
@@ -33,7 +34,7 @@ from pipeline.solvers.cuda_kernels import LANES, OVERFLOWED, SIMULATED, WORKING,
 from pipeline.solvers.problem import Codes
 
 GRADIENT_BYTES = 48 << 20               # of a chunk, (n, K) float32: about what an H200's L2 cache holds
-GRAM_BYTES = 1 << 30                    # of the working sets of a chunk, (n, W, W) float32, at most
+GRAM_BYTES = 1 << 30                    # of the working sets of a chunk, (n, W, W) float32; again for each doubling
 SHARED_BYTES = 40 << 10                 # of shared memory for a working set's vectors; beyond: global memory
 FIRST_CAPACITY = 128                    # atoms of a working set before its memory grows
 UNASKED_ROUNDS = 3                      # rounds before the host asks which tokens are finished
@@ -53,7 +54,7 @@ def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
         tokens, parts = _Tokens(rows, capacity, problem), []
         for chunk_nd in hidden_Nd.detach().split(rows):
             tokens.load(chunk_nd)
-            parts.append(_merge(list(_solve_tokens(tokens)), len(chunk_nd)))
+            parts.append(_merge(list(_solve_tokens(tokens))))
         counts, indices, values, kkt = (torch.cat(members) for members in zip(*parts, strict=True))
         return Codes(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), indices, values, kkt)
 
@@ -72,7 +73,7 @@ def _solve_tokens(tokens):
         yield from _solve_tokens(tokens.grown(rows, capacity))
 
 
-def _merge(parts, count):
+def _merge(parts):
     """Counts, indices, values and kkt of a chunk, from parts that each hold those of some of its tokens."""
     rows_n, counts_n, kkt_n, indices, values = parts[0]
     if len(parts) == 1:
@@ -144,11 +145,11 @@ class _Tokens:
         def memory(*shape, dtype=torch.float32):
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        self.gram_nWW = torch.empty(count, capacity, capacity, device=device)       # written before it is read
         self.hidden_nd, self.residual_nd = memory(2, count, problem.width)
         self.gradient_nK = memory(count, problem.num_atoms)
         self.atoms_nW = memory(count, capacity, dtype=torch.int32)  # which atoms may be active
         self.code_nW, self.excess_nW = memory(2, count, capacity)   # excess: gradient minus lam
-        self.gram_nWW = memory(count, capacity, capacity)           # Gram matrix of the working set
         self.size_n, self.filled_n, self.status_n = memory(3, count, dtype=torch.int32)
         self.kkt_n = memory(count)
         self.shared_bytes = 4 * kernels.VECTORS * capacity
@@ -177,6 +178,8 @@ class _Tokens:
 
     def solve(self):
         """Rounds until every token is finished or has overflowed its working set."""
+        if self.count == 0:
+            return
         active_m = torch.arange(self.count, device=self.status_n.device)
         self._launch(kernels.subtract, active_m, "hidden_nd", self.problem.atoms, "atoms_nW", "code_nW", "size_n",
                      "residual_nd")
