@@ -1,0 +1,71 @@
+"""Compile the CUDA kernels without a GPU, and report what would make them slow: float64, spilled registers.
+
+    pip install "numba-cuda[cu13]" nvidia-cuda-nvcc      # nvcc for ptxas, which counts registers; may be left out
+    python tests/pipeline/solvers/compile_kernels.py
+
+Numba compiles a kernel for a given compute capability without a device, but asks the current device's when it
+meets a device function; here the answer is made up. Prints as its last line a JSON object.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import numba.cuda.dispatcher
+from numba import cuda, float32, int32, int64
+
+from pipeline.solvers import cuda_kernels
+
+CAPABILITY = (9, 0)             # of an H100 or H200
+
+int64s, int32s, float32s = int64[::1], int32[::1], float32[::1]
+integers, matrix, matrices = int32[:, ::1], float32[:, ::1], float32[:, :, ::1]
+SIGNATURES = {
+    "select": (int64s, matrix, matrix, integers, matrix, matrix, int32s, float32s, int32s, float32, float32),
+    "minimise_in_shared": (int64s, matrix, integers, matrix, matrix, matrices, int32s, int32s, float32s, int32s,
+                           float32),
+    "minimise_in_global": (int64s, matrix, matrix, integers, matrix, matrix, matrices, int32s, int32s, float32s,
+                           int32s, float32),
+    "subtract": (int64s, matrix, matrix, integers, matrix, int32s, matrix),
+    "pack": (int64s, int32s, integers, matrix, int32s, int32s, float32s),
+}
+
+
+def main():
+    numba.cuda.dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=CAPABILITY)
+    print(json.dumps({name: report(ptx(name)) for name in SIGNATURES}))
+
+
+def ptx(name):
+    kernel = getattr(cuda_kernels, name)
+    options = {option: kernel.targetoptions[option] for option in ("fastmath", "launch_bounds")}
+    return cuda.compile_ptx(kernel.py_func, SIGNATURES[name], cc=CAPABILITY, **options)[0]
+
+
+def report(code):
+    """Lines of PTX with float64, local memory and calls; registers and spilled bytes, if ptxas is there."""
+    patterns = {"float64": r"\.f64", "local": r"\.local\b", "calls": r"\bcall\b", "barriers": r"\bbar\."}
+    return {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()} | registers(code)
+
+
+def registers(code):
+    beside = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/ptxas")
+    ptxas = next(beside, shutil.which("ptxas"))     # the one beside is not older than what wrote the code
+    if ptxas is None:
+        return {}
+    run = subprocess.run([ptxas, "-v", "-arch=sm_{}{}".format(*CAPABILITY), "-o", "/dev/null", "-"], input=code,
+                         capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(run.stderr)
+    return {"registers": int(re.search(r"Used (\d+) registers", run.stderr)[1]),
+            "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", run.stderr)))}
+
+
+if __name__ == "__main__":
+    main()

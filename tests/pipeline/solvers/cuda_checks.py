@@ -1,0 +1,382 @@
+"""Checks of the GPU solver, for a GPU and for Numba's simulator of one; test_cd_cuda.py runs them.
+
+    NUMBA_ENABLE_CUDASIM=1 python tests/pipeline/solvers/cuda_checks.py          every check that fits, tiny
+    python tests/pipeline/solvers/cuda_checks.py                                 on a GPU, the real sizes too
+    compute-sanitizer --tool racecheck python tests/pipeline/solvers/cuda_checks.py working_sets_grow few_of_real_size
+
+Prints as its last line a JSON object: the name of each check, and null or what went wrong.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import numpy as np
+import torch
+from numba import config
+
+from pipeline.solvers import cd_cuda, cuda_kernels, nonneg_lasso
+from pipeline.solvers.cuda_kernels import SIMULATED
+from pipeline.solvers.problem import Codes, kkt_violation, objective
+
+if config.ENABLE_CUDASIM:       # not when kernels_on_cpu.py runs this
+    import lockstep
+
+DEVICE = "cpu" if SIMULATED else "cuda"
+PRECISION = 5e-6 if SIMULATED else 7e-5         # of the certificate; see cd_cuda._correlate
+CHECKS, GPU_CHECKS, SIMULATOR_CHECKS = {}, {}, {}
+
+
+def check(function, where=CHECKS):
+    where[function.__name__] = function
+    return function
+
+
+def unit_rows(array):
+    return (array / np.maximum(np.linalg.norm(array, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+def problem(tokens, width, atoms, seed=0):
+    rng = np.random.default_rng(seed)
+    return unit_rows(rng.normal(size=(tokens, width))), unit_rows(rng.normal(size=(atoms, width)))
+
+
+def solve(hidden, atoms, lam, tol=1e-3):
+    """Codes as NumPy arrays; hidden and atoms are arrays or tensors."""
+    hidden, atoms = (torch.as_tensor(array).to(DEVICE) for array in (hidden, atoms))
+    codes = cd_cuda.solve(hidden, atoms, atoms.float() @ atoms.float().T, lam, tol)
+    members = (codes.indptr, codes.indices, codes.values, codes.kkt)
+    assert all(torch.is_tensor(member) and member.device == hidden.device for member in members)
+    return Codes(*(member.cpu().numpy() for member in members))
+
+
+def certify(hidden, atoms, codes, lam, tol=1e-3):
+    """Well-formed, optimal to the tolerance, and honest about it."""
+    assert codes.indptr.dtype == np.int64 and codes.indices.dtype == np.int32
+    assert codes.values.dtype == codes.kkt.dtype == np.float32
+    assert len(codes.indptr) == len(hidden) + 1 and len(codes.kkt) == len(hidden)
+    assert len(codes.values) == len(codes.indices) == codes.indptr[-1] and (codes.values > 0).all()
+    rows = np.repeat(np.arange(len(hidden)), np.diff(codes.indptr))
+    assert (np.diff(rows * len(atoms) + codes.indices) > 0).all()
+    true = kkt_violation(hidden, atoms, codes, lam)
+    rounding = PRECISION + 1e-6 * codes.dense(len(atoms)).sum(1).max(initial=0)
+    assert np.abs(true - codes.kkt).max(initial=0) <= rounding, np.abs(true - codes.kkt).max()
+    assert true.max(initial=0) <= tol + rounding, true.max()
+
+
+def same_objective(hidden, atoms, codes, others, lam, rtol):
+    np.testing.assert_allclose(objective(hidden, atoms, codes, lam), objective(hidden, atoms, others, lam), rtol=rtol)
+
+
+def same_bits(codes, others):
+    for name in ("indptr", "indices", "values", "kkt"):
+        np.testing.assert_array_equal(getattr(codes, name), getattr(others, name), err_msg=name)
+
+
+def row_by_row(problem, residual_md, out_mK):
+    """In place of `_correlate`: a token's bits no longer depend on how many tokens share its product."""
+    for residual_d, out_K in zip(residual_md, out_mK, strict=True):
+        out_K.copy_((problem.atoms_Kd * residual_d).sum(1))
+
+
+@contextmanager
+def changed(module, **constants):
+    before = {name: getattr(module, name) for name in constants}
+    for name, value in constants.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+# -- small problems, for both ------------------------------------------------------------------------------
+
+
+@check
+def agrees_with_the_cpu_and_with_scikit_learn():
+    from sklearn.linear_model import Lasso
+    for width, count, lam in [(16, 41, 0.05), (8, 50, 0.02)]:
+        hidden, atoms = problem(5, width, count)
+        codes = solve(hidden, atoms, lam, tol=1e-4)
+        certify(hidden, atoms, codes, lam, tol=1e-4)
+        same_objective(hidden, atoms, codes, nonneg_lasso(hidden, atoms, lam, tol=1e-5), lam, 1e-4)
+        lasso = Lasso(alpha=lam / width, positive=True, fit_intercept=False, tol=1e-12, max_iter=100_000)
+        oracle = lasso.fit(atoms.T.astype(float), hidden.T.astype(float)).coef_
+        same_objective(hidden, atoms, codes, oracle, lam, 1e-4)
+
+
+@check
+def nasty_atoms():
+    """Duplicate, zero, collinear, short and opposite ones; a token that is zero and one that is an atom."""
+    for seed, lam in [(0, 0.05), (1, 0.5), (2, 0.01)]:
+        hidden, atoms = problem(4, 10, 37, seed)
+        atoms[5], atoms[6], atoms[7], atoms[8] = atoms[4], 0, 0.3 * atoms[9], -atoms[10]
+        atoms[11] = unit_rows(atoms[12:13] + 1e-4 * atoms[13:14])[0]
+        hidden[0], hidden[1] = 0, atoms[4]
+        codes = solve(hidden, atoms, lam)
+        certify(hidden, atoms, codes, lam)
+        assert codes.indptr[1] == 0 and 6 not in codes.indices
+        same_objective(hidden, atoms, codes, nonneg_lasso(hidden, atoms, lam, tol=1e-5), lam, 2e-3)
+
+
+@check
+def more_ties_than_may_join():
+    """Sixty copies of each of three atoms: the first in order join, and that is enough."""
+    hidden, atoms = problem(3, 6, 3)
+    once, many = solve(hidden, atoms, 0.05, tol=1e-4), solve(hidden, np.repeat(atoms, 60, axis=0), 0.05, tol=1e-4)
+    certify(hidden, np.repeat(atoms, 60, axis=0), many, 0.05, tol=1e-4)
+    np.testing.assert_allclose(objective(hidden, np.repeat(atoms, 60, axis=0), many, 0.05),
+                               objective(hidden, atoms, once, 0.05), rtol=1e-4)
+
+
+@check
+def penalty_above_every_correlation():
+    hidden, atoms = problem(6, 16, 40)
+    codes = solve(hidden, atoms, float((hidden @ atoms.T).max()) + 1e-2)
+    assert len(codes.values) == 0 and (codes.kkt == 0).all() and (codes.indptr == 0).all() and len(codes) == 6
+
+
+@check
+def more_width_than_atoms():
+    hidden, atoms = problem(3, 30, 7)
+    certify(hidden, atoms, solve(hidden, atoms, 0.01), 0.01)
+    hidden, atoms = problem(2, 5, 1)
+    certify(hidden, atoms, solve(hidden, atoms, 0.01), 0.01)
+
+
+@check
+def small_rows():
+    """One row, no rows, rows of zeros."""
+    hidden, atoms = problem(1, 16, 40)
+    certify(hidden, atoms, solve(hidden, atoms, 0.05), 0.05)
+    none = solve(hidden[:0], atoms, 0.05)
+    assert len(none) == 0 and len(none.values) == len(none.kkt) == 0 and none.indptr.tolist() == [0]
+    zeros = np.zeros((3, 16), np.float32)
+    certify(zeros, atoms, solve(zeros, atoms, 0.05), 0.05)
+
+
+@check
+def types_and_layouts():
+    """Half precision gives the bits of the same numbers in float32; strides and gradients change nothing."""
+    hidden, atoms = map(torch.as_tensor, problem(2, 16, 40))
+    for dtype in (torch.float16, torch.bfloat16):
+        same_bits(solve(hidden.to(dtype), atoms, 0.05), solve(hidden.to(dtype).float(), atoms, 0.05))
+    strided = solve(hidden.repeat_interleave(2, 1)[:, ::2], atoms.T.contiguous().T, 0.05)
+    same_bits(strided, solve(hidden, atoms, 0.05))
+    same_bits(solve(hidden.T.contiguous().T.requires_grad_(), atoms.clone().requires_grad_(), 0.05), strided)
+    with torch.inference_mode():
+        same_bits(solve(hidden.clone(), atoms, 0.05), strided)
+
+
+@check
+def chunks_change_nothing():
+    hidden, atoms = problem(5, 12, 30)
+    expected = solve(hidden, atoms, 0.05)
+    same_bits(solve(hidden, atoms, 0.05), expected)
+    with changed(cd_cuda, GRADIENT_BYTES=2 * 4 * 30):
+        certify(hidden, atoms, solve(hidden, atoms, 0.05), 0.05)
+    with changed(cd_cuda, _correlate=row_by_row):
+        whole = solve(hidden, atoms, 0.05)
+        for rows in (1, 2):
+            with changed(cd_cuda, GRADIENT_BYTES=rows * 4 * 30):
+                same_bits(solve(hidden, atoms, 0.05), whole)
+
+
+@check
+def working_sets_grow():
+    """From room for 4 atoms; one token at a time, when there is little memory; vectors in global memory."""
+    hidden, atoms = problem(3, 12, 30)
+    hidden[1] = 0
+    fewer = {"FIRST_JOINING": 3, "JOINING": 2} if config.ENABLE_CUDASIM else {}     # else they are compiled in
+    with changed(cuda_kernels, **fewer), changed(cd_cuda, _correlate=row_by_row):
+        whole = solve(hidden, atoms, 0.02)
+        certify(hidden, atoms, whole, 0.02)
+        for constants in [{}, {"GRAM_BYTES": 4 * 8 ** 2}, {"SHARED_BYTES": 4 * 5 * 8}]:
+            with changed(cd_cuda, FIRST_CAPACITY=4, **constants):
+                same_bits(solve(hidden, atoms, 0.02), whole)
+
+
+@check
+def unfinished_tokens_know_it():
+    """Stopped early, the certificate is that of the code that is returned."""
+    hidden, atoms = problem(4, 12, 60)
+    for rounds in (0, 1, 2):
+        with changed(cd_cuda, MAX_ROUNDS=rounds):
+            codes = solve(hidden, atoms, 0.01, tol=1e-6 if SIMULATED else 1e-4)
+        np.testing.assert_allclose(codes.kkt, kkt_violation(hidden, atoms, codes, 0.01), atol=PRECISION)
+        assert rounds or (codes.kkt > 0.1).all()
+
+
+@check
+def halves_lose_little():
+    """The product of bfloat16 parts that a GPU computes, in float64: what the parts leave out."""
+    for width, atoms in [(16, 40), (768, 500)]:
+        left, right = map(torch.as_tensor, problem(200, width, atoms))
+        (high, low), (other_high, other_low) = cd_cuda._halves(left), cd_cuda._halves(right)
+        joined = torch.cat([high, high, low], 1).double() @ torch.cat([other_high, other_low, other_high], 1).double().T
+        assert (joined - left.double() @ right.double().T).abs().max() < 1e-5
+
+
+# -- in the simulator only ---------------------------------------------------------------------------------
+
+
+def simulator_check(function):
+    return check(function, SIMULATOR_CHECKS)
+
+
+@simulator_check
+def threads_in_any_order():
+    """No races: the same bits, whatever the order in which a block's threads run between barriers."""
+    hidden, atoms = problem(3, 12, 40)
+    with changed(cuda_kernels, FIRST_JOINING=5, JOINING=3), changed(cd_cuda, FIRST_CAPACITY=12):
+        ascending = solve(hidden, atoms, 0.02)
+        for order in ("descending", "shuffled"):
+            lockstep.install(order)
+            same_bits(solve(hidden, atoms, 0.02), ascending)
+    lockstep.install()
+    certify(hidden, atoms, ascending, 0.02)
+
+
+@simulator_check
+def a_warp_with_the_instructions_of_a_gpu():
+    """Blocks of 32 threads that reduce by shuffles and votes, in two orders; more atoms than threads."""
+    hidden, atoms = problem(1, 12, 70)
+    expected = solve(hidden, atoms, 0.1)
+    warp = {f"_{name}": getattr(cuda_kernels, f"_warp_{name}") for name in ("sum", "max", "places")}
+    with changed(cuda_kernels, LANES=32, **warp), changed(cd_cuda, LANES=32):
+        codes = solve(hidden, atoms, 0.1)
+        lockstep.install("descending")
+        same_bits(solve(hidden, atoms, 0.1), codes)
+    lockstep.install()
+    certify(hidden, atoms, codes, 0.1)
+    np.testing.assert_allclose(codes.dense(70), expected.dense(70), atol=1e-4)
+
+
+@simulator_check
+def nothing_is_read_before_it_is_written():
+    """NaN and absurd indices in all memory that `load` does not clear; shared memory is NaN in every check."""
+    hidden, atoms = problem(3, 12, 40)
+    expected, load = solve(hidden, atoms, 0.02), cd_cuda._Tokens.load
+
+    def spoil_and_load(tokens, chunk_nd):
+        for name in ("gradient_nK", "residual_nd", "excess_nW", "gram_nWW", "kkt_n", "vectors_nV"):
+            getattr(tokens, name).fill_(float("nan"))
+        tokens.atoms_nW.fill_(1 << 30)
+        load(tokens, chunk_nd)
+
+    with changed(cd_cuda._Tokens, load=spoil_and_load):
+        same_bits(solve(hidden, atoms, 0.02), expected)
+
+
+@simulator_check
+def with_the_scheduler_of_numba():
+    hidden, atoms = problem(2, 6, 9)
+    expected = solve(hidden, atoms, 0.05)
+    with lockstep.uninstalled():
+        same_bits(solve(hidden, atoms, 0.05), expected)
+
+
+# -- on a GPU only -----------------------------------------------------------------------------------------
+
+
+def gpu_check(function):
+    return check(function, GPU_CHECKS)
+
+
+@gpu_check
+def real_size(tokens=6000, width=768, count=3072):
+    """More than a chunk, at the paper's sizes: certificate in float64, the CPU's objective, the same bits again."""
+    hidden, atoms = problem(tokens, width, count)
+    rng = np.random.default_rng(1)                          # sparse mixtures of atoms, so that codes are realistic
+    mixture = np.where(rng.random((tokens, count)) < 0.01, rng.random((tokens, count)), 0) @ atoms
+    hidden = unit_rows(unit_rows(mixture) + 0.5 * hidden)
+    codes = solve(hidden, atoms, 0.05)
+    certify(hidden, atoms, codes, 0.05)
+    same_bits(solve(hidden, atoms, 0.05), codes)
+    some = slice(0, tokens, 8)
+    same_objective(hidden[some], atoms, codes.dense(count)[some], nonneg_lasso(hidden[some], atoms, 0.05), 0.05, 1e-3)
+    half = solve(torch.as_tensor(hidden).bfloat16(), atoms, 0.05)
+    certify(torch.as_tensor(hidden).bfloat16().float().numpy(), atoms, half, 0.05)
+
+
+@gpu_check
+def few_of_real_size():
+    """For compute-sanitizer, which takes a hundred times as long."""
+    real_size(tokens=48)
+
+
+@gpu_check
+def real_data():
+    """The bench data: objective within 1e-4 of the stored optimum."""
+    root = Path(__file__).resolve().parents[3]
+    places = [Path(os.environ.get("MLSM_DATA", "/nowhere")), root / "shared", root.parent / "shared"]
+    bench = next((place / "bench" for place in places if (place / "bench" / "reference.json").is_file()), None)
+    if bench is None:
+        print("real_data: no bench data, nothing checked")
+        return
+    reference = json.loads((bench / "reference.json").read_text())
+    hidden = unit_rows(np.load(bench / "hidden_test_8192x384_f16.npy").astype(np.float32))
+    atoms = np.load(bench / "spams_atoms_3072x384_f32.npy")
+    codes = solve(hidden, atoms, reference["lambda"])
+    certify(hidden, atoms, codes, reference["lambda"])
+    mean = objective(hidden, atoms, codes, reference["lambda"]).mean()
+    assert abs(mean / reference["mean_objective_per_token"] - 1) <= 1e-4, mean
+
+
+@gpu_check
+def hundreds_of_non_zeros():
+    """Working sets that outgrow the first capacity, and shared memory."""
+    hidden, atoms = problem(40, 400, 900)
+    codes = solve(hidden, atoms, 1e-3, tol=1e-4)
+    assert np.diff(codes.indptr).min() > cd_cuda.FIRST_CAPACITY
+    certify(hidden, atoms, codes, 1e-3, tol=1e-4)
+    with changed(cd_cuda, SHARED_BYTES=0):
+        certify(hidden, atoms, solve(hidden, atoms, 1e-3, tol=1e-4), 1e-3, tol=1e-4)
+
+
+@gpu_check
+def another_stream():
+    hidden, atoms = problem(300, 64, 500)
+    expected = solve(hidden, atoms, 0.05)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        same_bits(solve(hidden, atoms, 0.05), expected)
+
+
+@gpu_check
+def products_as_exact_as_promised():
+    for width, count in [(384, 3072), (768, 3072), (1024, 5000)]:
+        hidden, atoms = (torch.as_tensor(array).to(DEVICE) for array in problem(1000, width, count))
+        lasso = cd_cuda._Problem(atoms, atoms @ atoms.T, 0.05, 1e-3)
+        out = torch.empty(1000, count, device=DEVICE)
+        with cd_cuda._no_rounded_sums():
+            cd_cuda._correlate(lasso, hidden, out)
+        assert (out - hidden.double() @ atoms.double().T).abs().max() < 2e-5
+
+
+def main(names):
+    checks = CHECKS | (SIMULATOR_CHECKS if config.ENABLE_CUDASIM else GPU_CHECKS)
+    if config.ENABLE_CUDASIM:
+        lockstep.install()
+    warnings.simplefilter("error", ResourceWarning)
+    results = {}
+    for name in names or checks:
+        try:
+            checks[name]()
+            results[name] = None
+        except Exception:
+            results[name] = traceback.format_exc()
+        print(f"{name} {'failed' if results[name] else 'passed'} after {time.process_time():.1f} s", flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

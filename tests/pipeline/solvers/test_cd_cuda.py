@@ -1,0 +1,76 @@
+"""The GPU solver: its kernels in Numba's CUDA simulator, and the same checks on a GPU where there is one.
+
+The checks are functions of cuda_checks.py. They run in one process for all tests, since a process simulates or
+does not.
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from data import ROOT
+
+pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm[test]"')
+pytest.importorskip("numba.cuda")
+
+HERE = Path(__file__).resolve().parent
+SOURCE = (HERE / "cuda_checks.py").read_text()
+
+
+def names(*decorators):
+    return [name for decorator in decorators for name in re.findall(rf"^@{decorator}\ndef (\w+)", SOURCE, re.M)]
+
+
+def python(*arguments, **environment):
+    run = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@functools.cache
+def results(simulated):
+    output = python(HERE / "cuda_checks.py", NUMBA_ENABLE_CUDASIM=str(simulated), OMP_NUM_THREADS="1")
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", names("check", "simulator_check"))
+def test_in_the_simulator(name):
+    assert results(1)[name] is None, results(1)[name]
+
+
+def test_arithmetic_at_real_size_on_a_cpu():
+    output = python(HERE / "kernels_on_cpu.py", *names("check"), "few_of_real_size", NUMBA_ENABLE_CUDASIM="0")
+    assert not any(json.loads(output.splitlines()[-1]).values()), output
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", names("check", "gpu_check"))
+def test_on_a_gpu(name):
+    assert results(0)[name] is None, results(0)[name]
+
+
+def test_kernels_compile_for_a_gpu():
+    """For what a GPU runs, not the simulator's variants: types, no float64, nothing of note in local memory."""
+    if not find_spec("nvidia") or not any(find_spec("nvidia").submodule_search_locations and
+                                          Path(place).glob("*/nvvm/**/libnvvm*")
+                                          for place in find_spec("nvidia").submodule_search_locations):
+        pytest.skip('no NVVM: pip install "numba-cuda[cu13]"')
+    kernels = json.loads(python(HERE / "compile_kernels.py").splitlines()[-1])
+    for name, report in kernels.items():
+        assert report["float64"] == report["local"] == report["calls"] == 0, name
+        assert report.get("spilled_bytes", 0) <= (0 if name != "minimise_in_global" else 128), name
+
+
+def test_solvers_can_be_imported_without_numba_cuda():
+    python("-c", "import sys, pipeline.solvers; assert 'numba.cuda' not in sys.modules")
+    said = python("-c", "import sys; sys.modules['numba.cuda'] = None\n"
+                  "try: import pipeline.solvers.cd_cuda\nexcept ImportError as error: print(error)")
+    assert 'pip install "mlsm[gpu]"' in said
