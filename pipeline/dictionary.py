@@ -27,7 +27,6 @@ import numpy as np
 
 from pipeline.learner_cpu import CpuLearner
 from pipeline.learning_checkpoint import Checkpoint
-from pipeline.solvers import BACKENDS
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import TrainingVectors
 
@@ -144,8 +143,7 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
     evaluate_every   most vectors between evaluations, which come at least once an epoch
-    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet). The CPU as long
-                     as the solver has no CUDA backend
+    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
     checkpoint       directory to keep the state in, about once a minute, and to go on from: an interrupted call
                      made again ends with the same bits. It stays at the end, so that nothing is lost before the
                      dictionary is saved: remove it then. Other settings or vectors start afresh; a change in
@@ -180,12 +178,11 @@ def _check(settings, vectors):
 
 
 def _device(device):
-    """Where to learn: a GPU only if the solver, most of the work, runs there too."""
-    if device == "cpu" or "cuda" not in BACKENDS:
-        return "cpu"
+    if device != "auto":
+        return device
     import torch
 
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class _Learning:

@@ -77,12 +77,21 @@ def _load_teacher(job, layer):
     config = job.config
     teacher = Teacher.load(config.teacher, layer, dtype=config.dtype, device=config.device)
     teacher.check_tokenizer(job.tokenizer)
+    if teacher.device.type == "cuda":
+        _require_gpu_solver()
     if config.max_length > teacher.max_positions:
         raise EncodeError(
             f"--max-length {config.max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
             f"Use --max-length {teacher.max_positions} or less."
         )
     return teacher
+
+
+def _require_gpu_solver():
+    try:
+        from pipeline.solvers import cd_cuda  # noqa: F401
+    except ImportError as error:
+        raise EncodeError(f"{error}. Or use --device cpu.") from error
 
 
 class Job:

@@ -13,7 +13,6 @@ import torch
 
 from pipeline.learner_cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
 from pipeline.solvers import nonneg_lasso
-from pipeline.solvers.problem import Codes
 
 SMALLEST_CURVATURE = 1e-10      # below, an atom was not used lately: nothing to learn from
 
@@ -56,9 +55,7 @@ class TorchLearner:
 
     def code(self, hidden_Nd, tol=1e-3):
         """Codes (NumPy) of vectors with the atoms of now."""
-        codes = self._code(self._tensor(hidden_Nd), tol)
-        arrays = (getattr(codes, name) for name in ("indptr", "indices", "values", "kkt"))
-        return Codes(*(array if isinstance(array, np.ndarray) else array.cpu().numpy() for array in arrays))
+        return self._code(self._tensor(hidden_Nd), tol).to_host()
 
     def step(self, hidden_nd):
         """Code a minibatch and update the atoms."""
@@ -70,11 +67,7 @@ class TorchLearner:
         torch.matmul(self.atoms_Kd, self.atoms_Kd.T, out=self.gram_KK)
 
     def _code(self, hidden_nd, tol):
-        arrays = (hidden_nd, self.atoms_Kd, self.gram_KK)
-        if self.device.type == "cpu":
-            arrays = [array.numpy() for array in arrays]
-        hidden_nd, atoms_Kd, gram_KK = arrays
-        return nonneg_lasso(hidden_nd, atoms_Kd, self.lam, gram_KK=gram_KK, tol=tol)
+        return nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
 
     def _dense(self, codes):
         counts_n = self._tensor(codes.indptr).diff()

@@ -14,11 +14,12 @@ import warnings
 import numpy as np
 import torch
 
-from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, duality_gap, numpy_rows
+from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
 
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
 
 BACKENDS = ("auto", "cpu", "cuda", "fista")
+ROWS_TO_GPU = 1 << 16           # that are copied there at once, where they are not yet
 
 
 def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto"):
@@ -40,10 +41,9 @@ def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False,
     if not isinstance(hidden_Nd, torch.Tensor):
         hidden_Nd = np.asarray(hidden_Nd)
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
-    on_gpu = isinstance(hidden_Nd, torch.Tensor) and hidden_Nd.is_cuda
     _check_finite("atoms", atoms_Kd)
     _check_finite("hidden", hidden_Nd)
-    if backend == "cuda" or (backend == "auto" and on_gpu):
+    if backend == "cuda" or (backend == "auto" and _on_gpu(hidden_Nd)):
         codes = _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     else:
         codes = _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
@@ -68,14 +68,25 @@ def _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
 def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
     from pipeline.solvers import cd_cuda
 
-    from_host = not isinstance(hidden_Nd, torch.Tensor) or not hidden_Nd.is_cuda
-    hidden_Nd = torch.as_tensor(hidden_Nd, device=cd_cuda.device_for(hidden_Nd))
-    atoms_Kd = torch.as_tensor(atoms_Kd, dtype=torch.float32, device=hidden_Nd.device).contiguous()
-    if gram_KK is None:
-        gram_KK = atoms_Kd @ atoms_Kd.T
-    gram_KK = torch.as_tensor(gram_KK, dtype=torch.float32, device=hidden_Nd.device).contiguous()
-    codes = cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
-    return codes.to_host() if from_host else codes
+    if _on_gpu(hidden_Nd):
+        device = hidden_Nd.device
+    elif (device := cd_cuda.DEVICE) == "cuda" and not torch.cuda.is_available():
+        raise ValueError("backend 'cuda': torch finds no GPU here. Use backend 'cpu' or 'auto'")
+    atoms_Kd = torch.as_tensor(atoms_Kd, dtype=torch.float32, device=device)
+    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else gram_KK
+    gram_KK = torch.as_tensor(gram_KK, dtype=torch.float32, device=device)
+    if _on_gpu(hidden_Nd):
+        return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    parts = []
+    for start in range(0, len(hidden_Nd), ROWS_TO_GPU):
+        rows_nd = torch.from_numpy(numpy_rows(hidden_Nd, slice(start, start + ROWS_TO_GPU), np.float32)).to(device)
+        part = cd_cuda.solve(rows_nd, atoms_Kd, gram_KK, lam, tol).to_host()
+        parts.append((np.diff(part.indptr), part.indices, part.values, part.kkt))
+    return join_codes(parts)
+
+
+def _on_gpu(array_Nd):
+    return isinstance(array_Nd, torch.Tensor) and array_Nd.is_cuda
 
 
 def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
@@ -96,7 +107,7 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
 
 def _check_finite(name, array_Nd):
     """Raise ValueError naming the rows that hold NaN or infinity, in float32."""
-    if isinstance(array_Nd, torch.Tensor) and array_Nd.is_cuda:     # one small answer instead of all the data
+    if _on_gpu(array_Nd):       # one small answer instead of all the data
         finite_N = torch.isfinite(array_Nd.float()).all(1)
         rows = [] if finite_N.all() else (~finite_N).nonzero()[:, 0].tolist()
     else:

@@ -115,6 +115,15 @@ def agrees_with_the_cpu_and_with_scikit_learn():
 
 
 @check
+def arrays_of_the_host_go_there_and_back():
+    hidden, atoms = problem(7, 8, 20)
+    found = nonneg_lasso(hidden, atoms, 0.05, backend="cuda", gap=True)
+    assert isinstance(found.values, np.ndarray) and len(found.gap) == 7
+    certify(hidden, atoms, found, 0.05)
+    same_objective(hidden, atoms, found, nonneg_lasso(hidden, atoms, 0.05), 0.05, rtol=1e-3)
+
+
+@check
 def nasty_atoms():
     """Duplicate, zero, collinear, short and opposite ones; a token that is zero and one that is an atom."""
     for seed, lam in [(0, 0.05), (1, 0.5), (2, 0.01)]:

@@ -314,6 +314,13 @@ def test_shapes_that_do_not_match_are_refused():
         nonneg_lasso(hidden, atoms, 0.05, backend="gpu")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_to_be_so():
+    pytest.importorskip("numba.cuda")
+    with pytest.raises(ValueError, match="torch finds no GPU here. Use backend 'cpu' or 'auto'"):
+        nonneg_lasso(*problem(), 0.05, backend="cuda")
+
+
 def test_a_tolerance_out_of_reach_of_float32_warns_with_the_count():
     hidden, atoms = problem(4, 64, 300)
     with pytest.warns(ConvergenceWarning, match=r"^[1-4] of 4 tokens have a KKT violation above 1e-12"):
