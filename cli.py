@@ -473,6 +473,8 @@ def _store_rows(path, report):
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
         rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
         rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
+        if "max_kkt" in report:
+            rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
     return rows
 
 

@@ -119,8 +119,6 @@ class IdsCoder:
 class LspCoder:
     """Blocks of windows to blocks with the LSPs of every token; for one chain of stages at a time."""
 
-    TOLERANCE = 1e-3  # KKT violation; 2 % of the usual penalty, objective 2e-5 above the optimum
-
     def __init__(self, teacher, dictionary, config, special_ids):
         self.teacher, self.config, self.special_ids = teacher, config, special_ids
         self.atoms_Kd, self.gram_KK = _dictionary_on(teacher.device, dictionary.atoms_Kd)
@@ -177,7 +175,11 @@ class LspCoder:
             hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
             begin = lane.mark()
             batch.codes = nonneg_lasso(
-                _as_array(hidden.rows_Nd), self.atoms_Kd, self.config.lam, gram_KK=self.gram_KK, tol=self.TOLERANCE
+                _as_array(hidden.rows_Nd),
+                self.atoms_Kd,
+                self.config.lam,
+                gram_KK=self.gram_KK,
+                tol=self.config.tolerance,
             )
             batch.marks["solver"] = begin, lane.mark()
         return batch

@@ -114,6 +114,9 @@ class EncodeConfig(DictionaryConfig):
 
     dictionary: Path | None = None
     """Directory of a dictionary to use; learned from the corpus when not given."""
+    tolerance: float = 1e-3
+    """Largest KKT violation that a code may keep, in units of a correlation. 1e-3 is 2 % of the usual penalty and
+    leaves the objective 2e-5 above its optimum, relative; on a GPU less than 1e-4 is out of reach."""
     top_n: int | Literal["all"] = 32
     """Largest entries kept of each token's distribution; `all` keeps every non-zero, up to 255."""
 
@@ -123,6 +126,11 @@ class EncodeConfig(DictionaryConfig):
             raise ValueError(
                 f"--top-n must lie between 1 and 255, or be `all`, found {self.top_n}: "
                 "the shard format counts the entries of a token in one byte"
+            )
+        if not 0 < self.tolerance < self.lam:
+            raise ValueError(
+                f"--tolerance must lie between 0 and --lam {self.lam}, found {self.tolerance}: it is how far a "
+                "correlation may exceed the penalty. The usual value is 0.001"
             )
         if self.dictionary is not None and len(self.layer) > 1:
             raise ValueError(f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")

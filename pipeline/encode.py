@@ -283,7 +283,7 @@ def _encode_layer(job, teacher):
         "k": len(dictionary.atoms_Kd),
         "lam": config.lam,
         "top_n": config.top_n,
-        "tolerance": LspCoder.TOLERANCE,
+        "tolerance": config.tolerance,
         "dtype": str(teacher.dtype).removeprefix("torch."),
     }
     lineage = {

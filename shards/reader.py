@@ -134,7 +134,9 @@ def _row_statistics(statistics):
     coded = sum(s["coded_tokens"] for s in statistics)
     share = {"nnz_per_token": "entries", "mass_kept": "kept_mass", "entropy_nats": "entropy_nats"}
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
-    return report | {"coded_tokens": coded, "empty_codes": sum(s.get("empty_codes", 0) for s in statistics)}
+    report |= {"coded_tokens": coded, "empty_codes": sum(s.get("empty_codes", 0) for s in statistics)}
+    violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
+    return report | ({"max_kkt": max(violations)} if violations else {})
 
 
 @dataclass(frozen=True)

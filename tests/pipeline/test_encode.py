@@ -56,6 +56,11 @@ def test_the_report_says_what_was_made(report):
     assert report["teacher_seconds"] > 0 and report["solver_seconds"] > 0
 
 
+def test_a_tighter_tolerance_is_kept_and_makes_another_store(place, report):
+    other = encode_lsp(replace(place, tolerance=1e-4))[0]
+    assert other["store"] != report["store"] and other["max_kkt"] <= 1e-4 < report["max_kkt"] <= 1e-3
+
+
 def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
     import torch
     from sklearn.linear_model import Lasso
@@ -230,6 +235,7 @@ def test_settings_refuse_contradictions():
         ({"top_n": 256}, "between 1 and 255"),
         ({"lam": 1.5}, "between 0 and 1"),
         ({"max_length": 4}, "too short"),
+        ({"tolerance": 0.05}, "between 0 and --lam 0.05"),
         ({"layer": ()}, "at least one layer"),
         ({"batch_tokens": 64}, "less than one window"),
         ({"layer": (1, 2), "dictionary": Path("x")}, "fits one layer"),
