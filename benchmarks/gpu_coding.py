@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.data import bench_file, conditions
 from pipeline.solvers.fista import fista_steps
-from pipeline.solvers.problem import Codes, kkt_violation, objective
+from pipeline.solvers.problem import kkt_violation, objective
 
 WARM_UP, ROUNDS = 3, 15
 LAM, TOL = 0.05, 1e-3
@@ -142,8 +142,7 @@ class Coder:
 
     def codes(self, hidden_Nd):
         """Codes as NumPy arrays."""
-        codes = self(hidden_Nd)
-        return Codes(*(member.cpu().numpy() for member in (codes.indptr, codes.indices, codes.values, codes.kkt)))
+        return self(hidden_Nd).to_host()
 
     def quality(self, hidden_Nd, tokens=2048):
         """Certificate in float64 of the first tokens, and how sparse they are."""

@@ -98,14 +98,14 @@ class Task:
 
 def correlate(hidden_Nd, atoms_Kd):
     """The correlations alone, by oneDNN in the pieces and threads of the solver."""
-    atoms_Kd, todo = torch.from_numpy(atoms_Kd), iter(torch.from_numpy(hidden_Nd).split(TASK_ROWS))
+    atoms_Kd = torch.from_numpy(atoms_Kd)
 
     @onednn.one_thread()
-    def work():
-        for rows_nd in todo:
-            onednn.linear(rows_nd, atoms_Kd)
+    def work(tasks):
+        for rows_nd in tasks:
+            onednn.product(rows_nd, atoms_Kd)
 
-    run_in_threads(work, thread_count())
+    run_in_threads(work, torch.from_numpy(hidden_Nd).split(TASK_ROWS), thread_count())
 
 
 def unit_rows(hidden_Nd):

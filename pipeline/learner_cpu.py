@@ -77,14 +77,13 @@ class CpuLearner:
         """Each thread owns a range of atoms, so that the order of summation does not depend on threads."""
         threads = thread_count()
         bounds = np.linspace(0, len(self.atoms_Kd), 4 * threads + 1).astype(int)
-        ranges = zip(bounds[:-1], bounds[1:], strict=True)
 
-        def work():
+        def work(ranges):
             for first, last in ranges:
                 _add_codes(self.code_code_KK, self.code_hidden_Kd, hidden_nd, codes.indptr, codes.indices,
                            codes.values, keep, first, last)
 
-        run_in_threads(work, threads)
+        run_in_threads(work, zip(bounds[:-1], bounds[1:], strict=True), threads)
 
     def _update_atoms(self):
         """One pass of block coordinate descent (algorithm 2): d_j += (b_j - a_j D) / a_jj, projected.

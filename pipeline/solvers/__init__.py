@@ -29,17 +29,17 @@ def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False,
                strides; computed in float32, to which other types are cast a chunk of rows at a time
     atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
-    tol        largest KKT violation to leave, in units of a correlation
+    tol        largest KKT violation to leave, in units of a correlation; float32 knows violations to about
+               1e-6 times (1 + the sum of the code) only, a GPU to 5e-5
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
     backend    "cpu", "cuda": coordinate descent; "fista": 100 steps of the official code's solver, which ignores
                tol; "auto": coordinate descent where hidden_Nd lies
-    Returns    Codes, with the largest KKT violation of every token over all atoms; of tensors on the GPU if
-               hidden_Nd is one there, else of NumPy arrays
+    Returns    Codes, with the largest KKT violation of every token over all atoms: tensors if hidden_Nd is one
+               on a GPU and is coded there, else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
     Warns      ConvergenceWarning with the number of tokens above tol
     """
-    if not isinstance(hidden_Nd, torch.Tensor):
-        hidden_Nd = np.asarray(hidden_Nd)
+    hidden_Nd, atoms_Kd = (x if isinstance(x, torch.Tensor) else np.asarray(x) for x in (hidden_Nd, atoms_Kd))
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
     _check_finite("atoms", atoms_Kd)
     _check_finite("hidden", hidden_Nd)
@@ -72,17 +72,22 @@ def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
         device = hidden_Nd.device
     elif (device := cd_cuda.DEVICE) == "cuda" and not torch.cuda.is_available():
         raise ValueError("backend 'cuda': torch finds no GPU here. Use backend 'cpu' or 'auto'")
-    atoms_Kd = torch.as_tensor(atoms_Kd, dtype=torch.float32, device=device)
-    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else gram_KK
-    gram_KK = torch.as_tensor(gram_KK, dtype=torch.float32, device=device)
+    atoms_Kd = _float32_on(device, atoms_Kd)
+    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else _float32_on(device, gram_KK)
     if _on_gpu(hidden_Nd):
         return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     parts = []
     for start in range(0, len(hidden_Nd), ROWS_TO_GPU):
-        rows_nd = torch.from_numpy(numpy_rows(hidden_Nd, slice(start, start + ROWS_TO_GPU), np.float32)).to(device)
+        rows_nd = _float32_on(device, hidden_Nd[start:start + ROWS_TO_GPU])
         part = cd_cuda.solve(rows_nd, atoms_Kd, gram_KK, lam, tol).to_host()
         parts.append((np.diff(part.indptr), part.indices, part.values, part.kkt))
     return join_codes(parts)
+
+
+def _float32_on(device, array):
+    if not _on_gpu(array):
+        array = torch.from_numpy(numpy_rows(array, slice(None), np.float32))
+    return array.to(device, torch.float32)
 
 
 def _on_gpu(array_Nd):
@@ -93,13 +98,14 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
     if np.ndim(hidden_Nd) != 2 or np.ndim(atoms_Kd) != 2 or hidden_Nd.shape[1] != atoms_Kd.shape[1]:
         raise ValueError("hidden and atoms must be matrices of one width, (N, d) and (K, d); found "
                          f"{tuple(np.shape(hidden_Nd))} and {tuple(np.shape(atoms_Kd))}")
-    if len(atoms_Kd) == 0:
-        raise ValueError("the dictionary has no atoms; expected shape (K, d) with K >= 1")
+    if 0 in atoms_Kd.shape:
+        raise ValueError("the dictionary has no atoms, or they no width; expected shape (K, d) with K, d >= 1; found "
+                         f"{tuple(atoms_Kd.shape)}")
     if gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; "
                          f"found {tuple(np.shape(gram_KK))}")
     for name, value in (("lam", lam), ("tol", tol)):
-        if not 0 < value < np.inf:
+        if not 0 < np.float32(value) < np.inf:      # computed in float32
             raise ValueError(f"{name} must be a positive number; found {value}")
     if backend not in BACKENDS:
         raise ValueError(f"no solver backend {backend!r}; choose one of {', '.join(BACKENDS)}")
@@ -114,8 +120,8 @@ def _check_finite(name, array_Nd):
         rows = [row for start in range(0, len(array_Nd), ROWS_AT_ONCE) for row in _not_finite(array_Nd, start)]
     if rows:
         raise ValueError(f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
-                         f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or compute "
-                         "them in float32")
+                         f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
+                         "to what float32 holds")
 
 
 def _not_finite(array_Nd, start):
@@ -124,7 +130,7 @@ def _not_finite(array_Nd, start):
 
 
 def _warn_unconverged(kkt_N, tol):
-    above = int((kkt_N > tol).sum())
+    above = int((~(kkt_N <= tol)).sum())
     if above:
         warnings.warn(f"{above} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, "
                       f"at most {float(kkt_N.max()):.2g}", ConvergenceWarning, stacklevel=3)

@@ -12,7 +12,8 @@ For every row h of H, over a >= 0, minimises 1/2 ||h - a D||^2 + lam * sum(a) (p
 It ends when no atom violates the KKT conditions by more than the tolerance, so the last gradient is the
 certificate, over all atoms, in float32. Tasks are independent: equal input gives equal bits, whatever the
 number of threads (NUMBA_NUM_THREADS; default all cores). They are Python threads around kernels that release
-the GIL, so there is no threading layer to choose and memory beyond the result is a few MB a thread. The loops
+the GIL, so there is no threading layer to choose and memory beyond the result is a few MB a thread (4 m^2 bytes more
+for a working set of m atoms: 64 MB for a code of thousands of non-zeros). The loops
 that run along vectors are in vectors.py. Left out: GPU (cd_cuda.py), float64, warm starts (docs/log.md).
 
 Working sets after celer (Massias et al. 2018); alternating a projected method that finds the support with
@@ -21,13 +22,14 @@ conjugate gradients that stop at the boundary after GPCG (More and Toraldo 1991)
 Shapes: N tokens, n tokens of a task, d hidden width, K atoms, m atoms of a working set.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pipeline.solvers import onednn
-from pipeline.solvers.parallel import inlined, kernel, run_in_threads, thread_count
+from pipeline.solvers.parallel import inlined, kernel, one_blas_thread, run_in_threads, thread_count
 from pipeline.solvers.problem import join_codes, numpy_rows
 from pipeline.solvers.vectors import (
     LANES,
@@ -48,6 +50,7 @@ BLOCK = 32                      # atoms that share one maximum when violators ar
 JOINING = 8                     # blocks whose worst atoms join the working set in a round, at least
 FIRST_CAPACITY = 128            # atoms of a working set before its memory grows
 MAX_ROUNDS = 100
+PATIENCE = 10                   # rounds without a smaller violation before a token is given up: float32 ends there
 MAX_SWEEPS = 100                # in one round
 SWEEPS_BEFORE_CG = 2
 MAX_CG_STEPS = 60
@@ -58,19 +61,20 @@ INNER = 0.1                     # a round solves its working set to this share o
 def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
     """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked. Returns Codes."""
     starts = range(0, len(hidden_Nd), TASK_ROWS)
-    parts, todo = [None] * len(starts), iter(enumerate(starts))
+    parts = [None] * len(starts)
     threads = min(thread_count(), len(starts))
     weight_Kd, square_K = torch.from_numpy(atoms_Kd), gram_KK.diagonal().copy()
 
     @onednn.one_thread()
-    def work():
+    def work(tasks):
         buffers = _Buffers(min(TASK_ROWS, len(hidden_Nd)), len(atoms_Kd))
-        for i, start in todo:                   # shared between the threads: each task is taken once
+        for i, start in tasks:
             hidden_nd = numpy_rows(hidden_Nd, slice(start, start + TASK_ROWS), np.float32)
-            correlation_nK = onednn.linear(torch.from_numpy(hidden_nd), weight_Kd).numpy()
+            correlation_nK = onednn.product(torch.from_numpy(hidden_nd), weight_Kd).numpy()
             parts[i] = buffers.solve(correlation_nK, gram_KK, square_K, np.float32(lam), np.float32(tol))
 
-    run_in_threads(work, threads)
+    with nullcontext() if onednn.is_exact() else one_blas_thread():
+        run_in_threads(work, enumerate(starts), threads)
     return join_codes(parts)
 
 
@@ -136,8 +140,9 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
         block_maxima(grad_K, block_max)
         worst = largest(block_max) - lam
         kkt = max(worst, np.float32(0))
+        least, waited = kkt, 0
         for _ in range(MAX_ROUNDS):
-            if kkt <= tol:
+            if kkt <= tol or waited == PATIENCE:
                 break
             threshold = _nth_largest(block_max, scratch, max(JOINING, size // 4), lam + tol)
             old_size, size = size, _join(atoms, size, grad_K, square_K, member_K, block_max, threshold)
@@ -152,6 +157,8 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
             block_maxima(grad_K, block_max)
             worst = largest(block_max) - lam
             kkt = max(worst, _support_violation(code, atoms, size, grad_K, lam))
+            waited = 0 if kkt < least else waited + 1
+            least = min(least, kkt)
         kkt_n[n] = kkt
         for i in range(size):
             member_K[atoms[i]] = 0

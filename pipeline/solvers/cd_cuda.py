@@ -48,7 +48,7 @@ def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
 
     Returns Codes of tensors on that device.
     """
-    with _device(hidden_Nd), _no_rounded_sums():
+    with _device(hidden_Nd):
         problem = _Problem(atoms_Kd, gram_KK, lam, tol)
         count, capacity = len(hidden_Nd), min(FIRST_CAPACITY, problem.num_atoms)
         rows = min(max(1, count), _rows_at_once(problem.num_atoms, capacity))
@@ -106,7 +106,7 @@ class _Problem:
             high_Kd, low_Kd = _halves(self.atoms_Kd)
             self.operand = torch.cat([high_Kd, low_Kd, high_Kd], 1).T
         self.atoms, self.gram = _array(self.atoms_Kd), _array(self.gram_KK)
-        self.stream = 0 if SIMULATED else _stream(torch.cuda.current_stream().cuda_stream)
+        self.stream = 0 if SIMULATED else _stream(torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)
 
     def launch(self, kernel, blocks, *arguments, shared_bytes=0):
         """Run a kernel with a block for every token; on a GPU there may be more, which return at once."""
@@ -120,7 +120,8 @@ def _correlate(problem, residual_md, out_mK):
     With each operand cut in two bfloat16 parts of 8 bits, x = high + low to within 2^-16 |x|, three products of
     parts add up to the whole but for low @ low: side by side they are one product of inner dimension 3 d, summed
     in float32. So of r . d_j at most 3 * 2^-16 ||r|| ||d_j|| <= 4.6e-5 is lost, for vectors no longer than 1, and
-    about 1e-6 where signs are mixed; the sums round off as little. The default tolerance is 1e-3.
+    about 1e-6 where signs are mixed; the sums round off as little. The default tolerance is 1e-3. (cuBLAS may
+    round partial sums to the type of the result, if torch allows: here that is float32.)
     """
     if problem.tensor_cores:
         high_md, low_md = _halves(residual_md)
@@ -234,7 +235,7 @@ def _array(tensor):
 
 
 @functools.cache
-def _stream(handle):
+def _stream(device, handle):
     return cuda.external_stream(handle)
 
 
@@ -244,15 +245,3 @@ def _device(tensor):
 
 def _has_bfloat16(device):
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-@contextlib.contextmanager
-def _no_rounded_sums():
-    """Forbid cuBLAS to add up the parts of a split sum in bfloat16."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        matmul.allow_bf16_reduced_precision_reduction = before

@@ -5,9 +5,11 @@ nothing that a fork breaks, and compilation is several times quicker than with N
 """
 
 import functools
+import hashlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from pathlib import Path
 
 import numba
 from threadpoolctl import ThreadpoolController
@@ -20,11 +22,22 @@ inlined = numba.njit(forceinline=True, **OPTIONS)
 
 
 def kernel(function):
-    """Compile a function that Python calls, cached on disk if some directory for that can be written."""
+    """Compile a function that Python calls, cached on disk if some directory for that can be written.
+
+    Numba looks for changes only in the file of the function itself. The name under which it is cached therefore says
+    what this file and vectors.py contain, which are compiled into it.
+    """
+    function.__qualname__ += f"-{_inlined_sources()}"
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:        # "no locator available": neither the package nor the user's cache is writable
         return numba.njit(**OPTIONS)(function)
+
+
+@functools.cache
+def _inlined_sources():
+    here = Path(__file__)
+    return hashlib.sha256(here.read_bytes() + here.with_name("vectors.py").read_bytes()).hexdigest()[:12]
 
 
 def thread_count():
@@ -36,11 +49,28 @@ _blas_lock = threading.Lock()
 _blas = functools.cache(ThreadpoolController)
 
 
-def run_in_threads(work, threads):
-    """Call work() in each of some threads; the first exception of any is raised."""
+def run_in_threads(work, items, threads):
+    """Call work(iterator) in each of some threads; together the iterators give every item once.
+
+    After an exception in any thread, or Ctrl-C, the iterators end, so that the others stop at their next item;
+    then the exception is raised.
+    """
+    shared, stopped = iter(list(items)), threading.Event()
+
+    def remaining():
+        while not stopped.is_set():
+            try:
+                yield next(shared)
+            except StopIteration:
+                return
+
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        for future in [pool.submit(work) for _ in range(threads)]:
-            future.result()
+        try:
+            for future in as_completed([pool.submit(work, remaining()) for _ in range(threads)]):
+                future.result()
+        except BaseException:
+            stopped.set()
+            raise
 
 
 @contextmanager

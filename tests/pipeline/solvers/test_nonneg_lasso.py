@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso
+from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import duality_gap, kkt_violation, objective
 
 FLOAT32 = 5e-6              # what rounding adds to a KKT violation of 1e-3
@@ -220,13 +222,13 @@ def assert_equal_bits(found, expected):
 
 def test_layout_and_given_gram_change_no_bit():
     hidden, atoms = problem(70, 16, 40)
-    plain = nonneg_lasso(hidden, atoms, 0.05, gram_KK=atoms @ atoms.T)
+    plain = nonneg_lasso(hidden, atoms, 0.05)
     wide = np.repeat(hidden, 2, axis=1)[:, ::2]
     read_only = np.asfortranarray(atoms)
     read_only.setflags(write=False)
     strided = nonneg_lasso(wide, read_only, 0.05, gram_KK=np.asfortranarray(atoms @ atoms.T))
-    np.testing.assert_array_equal(plain.indices, strided.indices)
-    np.testing.assert_allclose(plain.values, strided.values, atol=1e-5)
+    assert_equal_bits(plain, strided)
+    assert_equal_bits(plain, nonneg_lasso(hidden.tolist(), atoms[::-1][::-1].tolist(), 0.05))
 
 
 def test_a_token_alone_is_coded_as_among_many():
@@ -274,6 +276,33 @@ def test_works_where_nothing_can_be_cached(tmp_path):
     assert not list(tmp_path.rglob("*.nbc"))
 
 
+def test_a_change_of_what_is_compiled_in_is_noticed(tmp_path):
+    """Numba's cache looks at a kernel's own file alone; its vector loops are in another."""
+    shutil.copytree(ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    before = code_in_new_process(tmp_path, **cache)
+    vectors = tmp_path / "pipeline" / "solvers" / "vectors.py"
+    vectors.write_text(vectors.read_text().replace("builder.fsub(total, product", "builder.fadd(total, product"))
+    assert code_in_new_process(tmp_path, **cache) != before
+
+
+def test_an_error_in_one_thread_stops_the_others(monkeypatch):
+    tasks, pace = [], 0.02
+
+    def solve(self, values_nK, *_):
+        tasks.append(len(values_nK))
+        time.sleep(pace)
+        raise RuntimeError("one task fails")
+
+    monkeypatch.setattr(cd_cpu._Buffers, "solve", solve)
+    hidden, atoms = problem(2000, 16, 40)
+    monkeypatch.setattr(cd_cpu, "TASK_ROWS", 8)
+    with pytest.raises(RuntimeError, match="one task fails"):
+        nonneg_lasso(hidden, atoms, 0.05)
+    assert len(tasks) <= 2 * thread_count()
+
+
 def test_several_threads_may_solve_at_once():
     from concurrent.futures import ThreadPoolExecutor
 
@@ -295,7 +324,7 @@ def test_values_that_are_not_finite_are_refused_with_their_rows(value):
         nonneg_lasso(hidden, atoms, 0.05)
 
 
-@pytest.mark.parametrize("lam", [0, -0.1, np.nan, np.inf])
+@pytest.mark.parametrize("lam", [0, -0.1, np.nan, np.inf, 1e-50, 1e50])
 def test_penalties_that_are_not_positive_are_refused(lam):
     with pytest.raises(ValueError, match="lam must be a positive number"):
         nonneg_lasso(*problem(), lam)
@@ -306,8 +335,9 @@ def test_shapes_that_do_not_match_are_refused():
     for wrong in [(hidden[:, :5], atoms), (hidden[0], atoms), (hidden, atoms[0])]:
         with pytest.raises(ValueError, match="matrices of one width"):
             nonneg_lasso(*wrong, 0.05)
-    with pytest.raises(ValueError, match="no atoms"):
-        nonneg_lasso(hidden, atoms[:0], 0.05)
+    for wrong in [(hidden, atoms[:0]), (hidden[:, :0], atoms[:, :0])]:
+        with pytest.raises(ValueError, match="no atoms, or they no width"):
+            nonneg_lasso(*wrong, 0.05)
     with pytest.raises(ValueError, match="gram must be"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))
     with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, fista"):

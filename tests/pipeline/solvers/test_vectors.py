@@ -1,8 +1,13 @@
 """The explicit vector loops against NumPy, at sizes that do and do not fill vectors."""
 
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
+import torch
+from data import ROOT
 
 from pipeline.solvers import onednn, vectors
 from pipeline.solvers.parallel import OPTIONS
@@ -78,10 +83,38 @@ def test_step_to_zero():
 
 @pytest.mark.parametrize("works", [True, False])
 def test_onednn_products_and_the_way_without(monkeypatch, works):
-    import torch
-
     if not works:
         monkeypatch.setattr(onednn, "available", lambda: False)
     rows, weight, bias = (torch.from_numpy(numbers(*shape)) for shape in ((5, 7), (11, 7), (11,)))
     np.testing.assert_allclose(onednn.linear(rows, weight, bias), rows @ weight.T + bias, atol=1e-5)
-    np.testing.assert_allclose(onednn.linear(rows, weight), rows @ weight.T, atol=1e-5)
+    np.testing.assert_allclose(onednn.product(rows, weight), rows @ weight.T, atol=1e-5)
+
+
+def test_the_solvers_products_never_round_the_factors(monkeypatch):
+    monkeypatch.setattr(onednn, "linear", lambda *_: pytest.fail("oneDNN may round"))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        rows, weight = torch.full((2, 3), 1 + 2.0 ** -20), torch.ones(4, 3)
+        assert (onednn.product(rows, weight) == 3 * (1 + 2.0 ** -20)).all()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+THREADS_OF_A_WORKER = """
+import threading, torch
+from threadpoolctl import ThreadpoolController
+from pipeline.solvers import onednn
+torch.set_num_threads(2)
+found = []
+def work():
+    with onednn.one_thread():
+        onednn.product(torch.ones(64, 64), torch.ones(64, 64)); torch.ones(200, 200) @ torch.ones(200, 200)
+        found.extend(lib.num_threads for lib in ThreadpoolController().lib_controllers if lib.user_api == "openmp")
+worker = threading.Thread(target=work); worker.start(); worker.join()
+print(set(found), torch.get_num_threads())
+"""
+
+
+def test_one_thread_holds_in_a_new_thread_and_nowhere_else():
+    run = subprocess.run([sys.executable, "-c", THREADS_OF_A_WORKER], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip() == "{1} 2", run.stdout + run.stderr
