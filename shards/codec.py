@@ -163,7 +163,7 @@ def gather_rows_of_blocks(meta, parts):
     windows or fewer from most of its blocks, and twenty NumPy calls for each would cost more than the work.
 
     parts    list of (block, first_entry, tokens)
-             first_entry  int64 (T + 1), cumulative nnz of the block
+             first_entry  integers (T + 1), cumulative nnz of the block
              tokens       int64 (M), token positions in the block
     Returns  SparseRows
     Raises   ShardError when a decoded row is not strictly increasing or leaves [0, k)

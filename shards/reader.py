@@ -30,7 +30,7 @@ from shards.codec import SparseRows
 from shards.manifest import StoreFiles
 from shards.schema import ShardError, ShardMeta, StoreError
 
-SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 32 MB
+SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
 
 
@@ -378,7 +378,10 @@ class WindowReader:
             )
         self._verified[number] = True
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
-        entries = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64))) if self.store.k else None
+        entries = None
+        if self.store.k:
+            entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # 65,536 rows of 255 entries at most
+            np.cumsum(columns["nnz"], out=entries[1:])
         return _Block(columns, starts, entries)
 
     def _members(self, unit, group, verify=True):
