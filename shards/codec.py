@@ -88,7 +88,7 @@ def decode_weights(codes, nnz, octaves):
     """8-bit codes of rows with nnz entries to float32 weights; every row sums to 1."""
     if not len(codes):
         return np.zeros(0, np.float32)
-    raw = np.take(np.exp2(-octaves * np.arange(256) / 255), codes)
+    raw = np.exp2(-octaves * np.arange(256) / 255)[codes]  # np.take would convert the codes: five times as slow
     filled = nnz[nnz > 0].astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
     return (raw / np.repeat(np.add.reduceat(raw, starts), filled)).astype(np.float32)

@@ -118,20 +118,19 @@ class Store:
 
     def report(self):
         """Totals over all units; LSP stores add non-zeros and mass kept per coded token."""
-        records = self.records()
-        totals = {
-            "units": len(records),
-            "windows": sum(r.windows for r in records),
-            "tokens": sum(r.tokens for r in records),
-            "bytes": sum(r.bytes for r in records),
-            "documents": sum(r.statistics["documents"] for r in records),
-        }
-        totals["bytes_per_token"] = totals["bytes"] / max(1, totals["tokens"])
-        for stage in ("teacher_seconds", "solver_seconds"):
-            totals[stage] = sum(record.environment.get(stage, 0.0) for record in records)
-        if self.k:
-            totals |= _row_statistics([record.statistics for record in records])
-        return totals
+        totals = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
+        seconds = dict.fromkeys(("teacher_seconds", "solver_seconds"), 0.0)
+        statistics = []
+        for record in self.iter_records():  # one at a time: their tables of blocks would fill the memory
+            statistics.append({name: value for name, value in record.statistics.items() if np.isscalar(value)})
+            totals["units"] += 1
+            for name in ("windows", "tokens", "bytes"):
+                totals[name] += getattr(record, name)
+            totals["documents"] += record.statistics["documents"]
+            for stage in seconds:
+                seconds[stage] += record.environment.get(stage, 0.0)
+        totals |= {"bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
+        return totals | (_row_statistics(statistics) if self.k else {})
 
 
 def newest_store(root, needs_lsps=False):
