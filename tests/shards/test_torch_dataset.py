@@ -235,7 +235,7 @@ def test_a_plain_loader_with_workers_counts_what_was_used(store):
 def test_a_killed_worker_is_an_error(store, loader):
     """In a process of its own: torch raises from a signal handler, wherever the process happens to be.
 
-    Mostly a RuntimeError that names the worker; a broken connection when a tensor was just being handed over.
+    A RuntimeError that names the worker, or a broken connection when one of its tensors was still to be fetched.
     """
     module, name = loader.rsplit(".", 1)
     script = (
