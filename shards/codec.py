@@ -60,9 +60,17 @@ def unpack_indices(column, entries, bits):
     """Atom indices (int32) at the given entry numbers, in any order."""
     if bits != 12:
         return column[entries].astype(np.int32)
+    return _from_twelve_bits(_word_at(column, entries), entries)
+
+
+def _word_at(column, entries):
+    """The two bytes (uint16) that hold each 12-bit entry."""
     first = (3 * entries) >> 1
-    low, high = column[first].astype(np.int32), column[first + 1].astype(np.int32)
-    return np.where(entries & 1, (low >> 4) | (high << 4), low | ((high & 0xF) << 8))
+    return column[first] | (column[first + 1].astype(np.uint16) << 8)
+
+
+def _from_twelve_bits(words, entries):
+    return ((words >> ((entries & 1) << 2).astype(np.uint16)) & 0xFFF).astype(np.int32)
 
 
 def encode_weights(weights, nnz, octaves):
@@ -80,8 +88,7 @@ def decode_weights(codes, nnz, octaves):
     """8-bit codes of rows with nnz entries to float32 weights; every row sums to 1."""
     if not len(codes):
         return np.zeros(0, np.float32)
-    table = np.exp2(-octaves * np.arange(256) / 255)
-    raw = table[codes]
+    raw = np.exp2(-octaves * np.arange(256) / 255)[codes]  # np.take would convert the codes: five times as slow
     filled = nnz[nnz > 0].astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
     return (raw / np.repeat(np.add.reduceat(raw, starts), filled)).astype(np.float32)
@@ -138,44 +145,82 @@ def _check_rows(meta, nnz, indices, weights):
 
 
 def _rows_increase(nnz, indices):
-    rising = np.diff(indices) > 0
+    rising = indices[1:] > indices[:-1]
     ends = np.cumsum(nnz[nnz > 0].astype(np.int64))[:-1] - 1  # between two rows anything goes
     rising[ends] = True
     return bool(rising.all())
 
 
 def gather_rows(meta, block, first_entry, tokens):
-    """Decode the rows of the chosen tokens.
+    """Decode the rows of chosen tokens of one block; see `gather_rows_of_blocks`."""
+    return gather_rows_of_blocks(meta, [(block, first_entry, tokens)])
 
-    first_entry  int64 (T + 1), cumulative nnz of the block
-    tokens       int64 (M), token positions in the block
-    Returns      SparseRows
-    Raises       ShardError when a decoded row is not strictly increasing or leaves [0, k)
+
+def gather_rows_of_blocks(meta, parts):
+    """Decode the rows of chosen tokens of several blocks; one after the other, as the parts come.
+
+    Block by block only bytes are collected. All arithmetic is done once for all of them: a batch takes two
+    windows or fewer from most of its blocks, and twenty NumPy calls for each would cost more than the work.
+
+    parts    list of (block, first_entry, tokens)
+             first_entry  integers (T + 1), cumulative nnz of the block
+             tokens       int64 (M), token positions in the block
+    Returns  SparseRows
+    Raises   ShardError when a decoded row is not strictly increasing or leaves [0, k)
     """
-    nnz = block["nnz"][tokens].astype(np.int64)
+    bounds = np.concatenate(([0], np.cumsum([len(tokens) for *_, tokens in parts], dtype=np.int64)))
+    nnz, first = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int64)
+    tail = np.empty(bounds[-1], np.uint8)
+    for (block, first_entry, tokens), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
+        nnz[begin:end] = block["nnz"][tokens]
+        first[begin:end] = first_entry[tokens]
+        tail[begin:end] = block["tail"][tokens]
     indptr = np.concatenate(([0], np.cumsum(nnz)))
-    entries = np.arange(indptr[-1]) + np.repeat(first_entry[tokens] - indptr[:-1], nnz)
-    indices = unpack_indices(block["atoms"], entries, meta.index_bits)
-    if len(indices) and not (_rows_increase(nnz, indices) and indices.max() < meta.k):
-        raise ShardError(f"unit {meta.unit}: stored atoms are not increasing below k = {meta.k}")
-    weights = decode_weights(block["weights"][entries], nnz, meta.weight_octaves)
-    return SparseRows(indptr, indices, weights, decode_tail(block["tail"][tokens]))
+    entries = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], nnz)
+    indices, codes = _gather_entries(meta, parts, entries, indptr[bounds])
+    if len(indices) and not (_rows_increase(nnz, indices) and indices.view(np.uint32).max() < meta.k):
+        raise ShardError(f"stored atoms are not strictly increasing below k = {meta.k}")
+    return SparseRows(indptr, indices, decode_weights(codes, nnz, meta.weight_octaves), decode_tail(tail))
+
+
+def _gather_entries(meta, parts, entries, bounds):
+    """Atom indices (int32) and weight codes at entry numbers that count within each part's own block."""
+    twelve = meta.index_bits == 12
+    atoms = np.empty(len(entries), np.uint16 if twelve else np.int32)
+    codes = np.empty(len(entries), np.uint8)
+    for (block, *_), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
+        at = entries[begin:end]
+        atoms[begin:end] = _word_at(block["atoms"], at) if twelve else block["atoms"][at]
+        codes[begin:end] = block["weights"][at]
+    return _from_twelve_bits(atoms, entries) if twelve else atoms, codes
 
 
 def padded_windows(block, window_starts, windows, max_length, pad_id):
-    """Chosen windows of a block as padded arrays.
+    """Chosen windows of one block as padded arrays; see `padded_windows_of_blocks`."""
+    return padded_windows_of_blocks([(block, window_starts, windows)], max_length, pad_id)
 
-    window_starts  int64 (W_block + 1), cumulative lengths
-    windows        int64 (W), window numbers in the block
+
+def padded_windows_of_blocks(parts, max_length, pad_id):
+    """Chosen windows of several blocks as padded arrays, one after the other, as the parts come.
+
+    parts  list of (block, window_starts, windows)
+           window_starts  int64 (W_block + 1), cumulative lengths
+           windows        int64 (W), window numbers in the block
     """
-    lengths = block["lengths"][windows].astype(np.int32)
+    bounds = np.concatenate(([0], np.cumsum([len(windows) for *_, windows in parts], dtype=np.int64)))
+    lengths = np.empty(bounds[-1], np.int32)
+    ids, runs = (np.empty((bounds[-1], max_length), np.int32) for _ in range(2))
     columns = np.arange(max_length)
-    real = columns < lengths[:, None]
-    tokens = np.where(real, window_starts[windows][:, None] + columns, 0)
-    ids = np.where(real, block["ids"][tokens].astype(np.int32), pad_id)
-    run = np.searchsorted(block["run_starts"], tokens, side="right") - 1
-    documents = np.where(real, run - run[:, :1], -1).astype(np.int32)
-    return Windows(ids, lengths, documents)
+    for (block, window_starts, windows), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
+        lengths[begin:end] = block["lengths"][windows]
+        last = len(block["ids"]) - 1  # a short window's padding must not look past the block
+        tokens = np.minimum(window_starts[windows][:, None] + columns, last)
+        ids[begin:end] = block["ids"][tokens]
+        runs[begin:end] = block["run_starts"].searchsorted(tokens, side="right")
+    runs -= runs[:, :1].copy()
+    padding = columns >= lengths[:, None]
+    ids[padding], runs[padding] = pad_id, -1
+    return Windows(ids, lengths, runs)
 
 
 def block_windows(samples):
@@ -214,5 +259,7 @@ def _decode_all_rows(block):
     nnz = block["nnz.npy"].astype(np.int64)
     indptr = np.concatenate(([0], np.cumsum(nnz)))
     indices = unpack_indices(block["atoms.npy"], np.arange(indptr[-1]), bits)
+    if len(indices) and not _rows_increase(nnz, indices):
+        raise ShardError(f"{block.get('__url__', 'a shard')}: stored atoms are not increasing within a token")
     weights = decode_weights(block["weights.npy"], nnz, octaves)
     return SparseRows(indptr, indices, weights, decode_tail(block["tail.npy"]))

@@ -8,14 +8,17 @@
 Shards are memory-mapped; every block's SHA-256 is checked the first time it is read, so damage is an error
 and never a short epoch. The order of an epoch permutes blocks, then windows inside groups of
 `SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no
-shuffle buffer to save and reads stay near each other. Left out: remote stores and torch datasets.
+shuffle buffer to save and reads stay near each other. How far that is from a uniform shuffle is measured
+(docs/benchmarks.md). Of the records only arrays are kept, about a hundred bytes a block, so that a store of
+10^11 tokens opens in little memory. Left out: remote stores; ranks, loader workers and torch (torch_dataset.py).
 
-Shapes: W windows, L window length, M chosen tokens.
+Shapes: W windows, L window length, M chosen tokens, B blocks, U units.
 """
 
 import hashlib
 import io
 import tarfile
+from array import array
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +30,7 @@ from shards.codec import SparseRows
 from shards.manifest import StoreFiles
 from shards.schema import ShardError, ShardMeta, StoreError
 
-SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 32 MB
+SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
 
 
@@ -38,6 +41,7 @@ class Store:
         self.files, self.plan = files, plan
         target = files.target()
         self.settings = target["lineage"] | target["settings"]
+        self.fingerprinted = target["settings"]
         self.target_id, self.plan_id = target["target"], plan.id
         self.k, self.vocab_size = target["k"], target["vocab_size"]
         self.max_length, self.special_ids = target["max_length"], target["special_ids"]
@@ -79,35 +83,54 @@ class Store:
 
     def records(self, split=None):
         """Unit records in plan order, of one split or of all."""
-        return [self.files.record(unit.id) for unit in self.plan.units if split in (None, unit.split)]
+        return list(self.iter_records(split))
+
+    def iter_records(self, split=None):
+        """The same one by one: all records of a large store take gigabytes.
+
+        Raises  StoreError when a record has gone since, ShardError when it is damaged or another store's
+        """
+        for unit in self.plan.units:
+            if split in (None, unit.split):
+                yield self._own_record(unit)
+
+    def _own_record(self, unit):
+        path = self.files.record_file(unit.id)
+        record = self.files.record(unit.id)
+        if record is None:
+            raise StoreError(f"{path} is missing. Run the encoding command again: it encodes that unit and no other.")
+        if (record.target, record.unit) != (self.target_id, unit.id):
+            raise ShardError(
+                f"{path} is the record of unit {record.unit} of target {record.target}; this store is of target "
+                f"{self.target_id}. Delete it and run the encoding command again: it encodes that unit and no other."
+            )
+        return record
 
     def urls(self, split="train"):
         """Paths of the split's shards in plan order, for plain WebDataset."""
-        return [str(self.files.units / record.file) for record in self.records(split)]
+        return [str(self.files.units / record.file) for record in self.iter_records(split)]
 
     def split(self, name):
         """WindowReader over `train` or `held_out`."""
-        records = self.records(name)
-        if not records:
+        if not any(unit.split == name for unit in self.plan.units):
             raise StoreError(f"{self.path} has no {name} windows; the corpus is too small for a held-out part")
-        return WindowReader(self, records)
+        return WindowReader(self, self.iter_records(name))
 
     def report(self):
         """Totals over all units; LSP stores add non-zeros and mass kept per coded token."""
-        records = self.records()
-        totals = {
-            "units": len(records),
-            "windows": sum(r.windows for r in records),
-            "tokens": sum(r.tokens for r in records),
-            "bytes": sum(r.bytes for r in records),
-            "documents": sum(r.statistics["documents"] for r in records),
-        }
-        totals["bytes_per_token"] = totals["bytes"] / max(1, totals["tokens"])
-        for stage in ("teacher_seconds", "solver_seconds"):
-            totals[stage] = sum(record.environment.get(stage, 0.0) for record in records)
-        if self.k:
-            totals |= _row_statistics([record.statistics for record in records])
-        return totals
+        totals = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
+        seconds = dict.fromkeys(("teacher_seconds", "solver_seconds"), 0.0)
+        statistics = []
+        for record in self.iter_records():  # one at a time: their tables of blocks would fill the memory
+            statistics.append({name: value for name, value in record.statistics.items() if np.isscalar(value)})
+            totals["units"] += 1
+            for name in ("windows", "tokens", "bytes"):
+                totals[name] += getattr(record, name)
+            totals["documents"] += record.statistics["documents"]
+            for stage in seconds:
+                seconds[stage] += record.environment.get(stage, 0.0)
+        totals |= {"bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
+        return totals | (_row_statistics(statistics) if self.k else {})
 
 
 def newest_store(root, needs_lsps=False):
@@ -155,21 +178,72 @@ class _Block:
     first_entry: np.ndarray | None
 
 
+class _BlockTable:
+    """What a reader needs of the records: shards by unit, and member groups by block.
+
+    ids, files               lists (U) of unit ids and shard names
+    sizes, tokens            int64 (U), bytes of the shard and real tokens
+    first_block              int64 (U + 1)
+    unit, offset, length, windows, block_tokens   int64 (B)
+    sha256                   uint8 (B, 32)
+    sums                     list of (offset, length, sha256), the `__stats__` group of every unit
+    """
+
+    def __init__(self, records):
+        self.ids, self.files, self.sums = [], [], []
+        sizes, tokens, first_block = array("q"), array("q"), array("q", [0])
+        blocks, digests = array("q"), bytearray()
+        for record in records:
+            self.ids.append(record.unit)
+            self.files.append(record.file)
+            sizes.append(record.bytes)
+            tokens.append(record.tokens)
+            for block in record.blocks:
+                blocks.extend((block["offset"], block["length"], block["windows"], block["tokens"]))
+                digests += bytes.fromhex(block["sha256"])
+            first_block.append(len(blocks) // 4)
+            sums = record.groups[-1]
+            self.sums.append((sums["offset"], sums["length"], bytes.fromhex(sums["sha256"])))
+        self.sizes, self.tokens, self.first_block = (np.array(a, np.int64) for a in (sizes, tokens, first_block))
+        self.offset, self.length, self.windows, self.block_tokens = np.array(blocks, np.int64).reshape(-1, 4).T.copy()
+        self.sha256 = np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32)
+        self.unit = np.repeat(np.arange(len(self.ids)), np.diff(self.first_block))
+
+    def __len__(self):
+        return len(self.unit)
+
+    def group(self, number):
+        """(name, offset, length, sha256) of a block."""
+        name = f"{number - self.first_block[self.unit[number]]:06d}"
+        return name, int(self.offset[number]), int(self.length[number]), self.sha256[number].tobytes()
+
+
 class WindowReader:
-    """The windows of one split, numbered in plan order."""
+    """The windows of one split, numbered in plan order.
+
+    records  UnitRecords in plan order, read once
+    """
 
     def __init__(self, store, records):
         self.store = store
-        self._records = records
-        self._units = np.repeat(np.arange(len(records)), [len(record.blocks) for record in records])
-        self._groups = [block for record in records for block in record.blocks]
-        self._block_windows = np.array([block["windows"] for block in self._groups], np.int64)
-        self._first_window = np.concatenate(([0], np.cumsum(self._block_windows)))
+        self._table = _BlockTable(records)
+        self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
+        self._verified = np.zeros(len(self._table), bool)
+        self._make_caches()
+
+    def _make_caches(self):
         self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._load_block)
         self._shard = lru_cache(maxsize=_KEPT_BLOCKS)(self._map_shard)
         self._epoch_blocks = lru_cache(maxsize=2)(self._permute_blocks)
         self._group_order = lru_cache(maxsize=4)(self._permute_group)
-        self._verified = np.zeros(len(self._groups), bool)
+
+    def __getstate__(self):
+        caches = {"_block", "_shard", "_epoch_blocks", "_group_order"}  # a loader worker maps files for itself
+        return {name: value for name, value in self.__dict__.items() if name not in caches}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._make_caches()
 
     def __len__(self):
         return int(self._first_window[-1])
@@ -177,7 +251,7 @@ class WindowReader:
     @cached_property
     def tokens(self):
         """Real tokens of the split, special ones included."""
-        return sum(record.tokens for record in self._records)
+        return int(self._table.tokens.sum())
 
     # -- order -------------------------------------------------------------------------------------------
 
@@ -201,8 +275,8 @@ class WindowReader:
         return np.concatenate(parts)
 
     def _permute_blocks(self, seed, epoch):
-        blocks = counter.permutation(len(self._groups), seed, epoch, 0)
-        ends = np.cumsum(self._block_windows[blocks])
+        blocks = counter.permutation(len(self._table), seed, epoch, 0)
+        ends = np.cumsum(self._table.windows[blocks])
         return blocks, np.append(ends[SHUFFLE_BLOCKS - 1 : -1 : SHUFFLE_BLOCKS], ends[-1])
 
     def _permute_group(self, seed, epoch, group):
@@ -210,35 +284,61 @@ class WindowReader:
         windows = np.concatenate([np.arange(self._first_window[b], self._first_window[b + 1]) for b in blocks])
         return windows[counter.permutation(len(windows), seed, epoch, 1, group)]
 
+    def stream(self, seed, start, stop):
+        """Windows [start, stop) of the endless sequence of epochs: epoch 0 in its order, epoch 1 in its own, ...
+
+        Returns  window ids and the epoch of each, int64 arrays
+        Raises   StoreError when the split holds no window
+        """
+        if not len(self):
+            raise StoreError(f"{self.store.path}: the split holds no window. Encode more text.")
+        ids, epochs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        while start < stop:
+            epoch, first = divmod(start, len(self))
+            last = min(first + stop - start, len(self))
+            ids.append(self.order(seed, epoch, first, last))
+            epochs.append(np.full(last - first, epoch))
+            start += last - first
+        return np.concatenate(ids), np.concatenate(epochs)
+
     # -- windows and rows --------------------------------------------------------------------------------
 
     def read(self, window_ids):
         """The windows with these numbers, in this order, as a WindowBatch."""
         window_ids = np.asarray(window_ids, np.int64)
-        ids = np.empty((len(window_ids), self.store.max_length), np.int32)
-        documents, lengths = np.empty_like(ids), np.empty(len(window_ids), np.int32)
-        for number, chosen in self._by_block(window_ids):
-            block = self._block(number)
-            part = codec.padded_windows(
-                block.columns,
-                block.window_starts,
-                window_ids[chosen] - self._first_window[number],
-                self.store.max_length,
-                self.store.special_ids["pad"],
-            )
-            ids[chosen], documents[chosen], lengths[chosen] = part.ids, part.documents, part.lengths
-        return WindowBatch(ids, lengths, documents, window_ids)
+        sort, parts = self._by_block(window_ids)
+        read = codec.padded_windows_of_blocks(
+            [(block.columns, block.window_starts, local) for _, block, local, _ in parts],
+            self.store.max_length,
+            self.store.special_ids["pad"],
+        )
+        back = _inverse(sort)
+        return WindowBatch(read.ids[back], read.lengths[back], read.documents[back], window_ids)
 
     def targets(self, batch, window_M, position_M):
         """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""
-        window_ids = batch.window_ids[window_M]
-        parts, chosen_parts = [], []
-        for number, chosen in self._by_block(window_ids):
-            block = self._block(number)
-            tokens = block.window_starts[window_ids[chosen] - self._first_window[number]] + position_M[chosen]
-            parts.append(codec.gather_rows(self._meta(number), block.columns, block.first_entry, tokens))
-            chosen_parts.append(chosen)
-        return _reorder(parts, np.concatenate(chosen_parts) if chosen_parts else np.zeros(0, np.int64))
+        sort, parts = self._by_block(batch.window_ids[window_M])
+        position_M = np.asarray(position_M)[sort]
+        parts = [
+            (number, (block.columns, block.first_entry, block.window_starts[local] + position_M[chosen]))
+            for number, block, local, chosen in parts
+        ]
+        try:
+            rows = codec.gather_rows_of_blocks(self._meta, [part for _, part in parts])
+        except ShardError:
+            self._name_the_block(parts)
+            raise
+        return _take_rows(rows, _inverse(sort))
+
+    def _name_the_block(self, parts):
+        """Decode block by block, to say which one breaks the format although its hash is right."""
+        for number, part in parts:
+            try:
+                codec.gather_rows_of_blocks(self._meta, [part])
+            except ShardError as error:
+                unit = self._table.unit[number]
+                where = f"{self._table.files[unit]}: block {self._table.group(number)[0]}"
+                raise ShardError(f"{where}: {error}. {self._repair_hint(unit)}") from None
 
     def mean_distribution(self):
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
@@ -252,87 +352,88 @@ class WindowReader:
         return self._sum_over_units("token_counts", np.int64)
 
     def _by_block(self, window_ids):
-        """Pairs (block number, positions in window_ids), one a block."""
-        numbers = np.searchsorted(self._first_window, window_ids, side="right") - 1
-        order = np.argsort(numbers, kind="stable")
-        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-        return [(int(numbers[chosen[0]]), chosen) for chosen in np.split(order, cuts) if len(chosen)]
+        """Sort by block: the order, and a list of (number, block, window numbers inside it, slice of the order)."""
+        if len(window_ids) and not (window_ids.min() >= 0 and window_ids.max() < len(self)):
+            raise ValueError(f"window numbers must lie in [0, {len(self)})")
+        numbers = self._first_window.searchsorted(window_ids, side="right") - 1
+        sort = np.argsort(numbers, kind="stable")
+        numbers, local = numbers[sort], window_ids[sort]
+        local = local - self._first_window[numbers]
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        slices = [slice(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True) if begin < end]
+        found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
+        return sort, [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
 
     # -- verified bytes ----------------------------------------------------------------------------------
 
     def _load_block(self, number):
-        unit, group = self._units[number], self._groups[number]
+        table = self._table
+        unit, group = int(table.unit[number]), table.group(number)
         columns = self._members(unit, group, verify=not self._verified[number])
-        if (len(columns["lengths"]), len(columns["ids"])) != (group["windows"], group["tokens"]):
-            record = self._records[unit]
+        if (len(columns["lengths"]), len(columns["ids"])) != (table.windows[number], table.block_tokens[number]):
             raise ShardError(
-                f"{record.file}: block {group['name']} has {len(columns['lengths'])} windows, its record says "
-                f"{group['windows']}. " + self._repair_hint(record)
+                f"{table.files[unit]}: block {group[0]} has {len(columns['lengths'])} windows, its record says "
+                f"{table.windows[number]}. " + self._repair_hint(unit)
             )
         self._verified[number] = True
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
-        entries = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64))) if self.store.k else None
+        entries = None
+        if self.store.k:
+            entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # 65,536 rows of 255 entries at most
+            np.cumsum(columns["nnz"], out=entries[1:])
         return _Block(columns, starts, entries)
 
     def _members(self, unit, group, verify=True):
         """Arrays of one member group by column name, views of the mapped shard."""
-        record = self._records[unit]
-        raw = self._shard(unit)[group["offset"] : group["offset"] + group["length"]]
-        if verify and hashlib.sha256(raw).hexdigest() != group["sha256"]:
+        name, offset, length, sha256 = group
+        raw = self._shard(unit)[offset : offset + length]
+        if verify and hashlib.sha256(raw).digest() != sha256:
             raise ShardError(
-                f"{record.file}: block {group['name']} (bytes {group['offset']} to "
-                f"{group['offset'] + group['length']}) does not match its hash. " + self._repair_hint(record)
+                f"{self._table.files[unit]}: block {name} (bytes {offset} to {offset + length}) "
+                "does not match its hash. " + self._repair_hint(unit)
             )
-        return {name.removesuffix(".npy").rpartition(".")[2]: array for name, array in npy_members(raw)}
+        return {name.removesuffix(".npy").rpartition(".")[2]: column for name, column in npy_members(raw)}
 
     def _map_shard(self, unit):
-        record = self._records[unit]
-        path = self.store.files.units / record.file
+        path, size = self.store.files.units / self._table.files[unit], self._table.sizes[unit]
         if not path.is_file():
-            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint(record))
-        if path.stat().st_size != record.bytes:
-            raise ShardError(
-                f"{path}: {path.stat().st_size} bytes, the record says {record.bytes}. " + self._repair_hint(record)
-            )
+            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint(unit))
+        if path.stat().st_size != size:
+            raise ShardError(f"{path}: {path.stat().st_size} bytes, the record says {size}. " + self._repair_hint(unit))
         return np.memmap(path, np.uint8, mode="r")
 
-    def _repair_hint(self, record):
+    def _repair_hint(self, unit):
         return (
-            f"Delete {self.store.files.record_file(record.unit)} and run the encoding command again: "
+            f"Delete {self.store.files.record_file(self._table.ids[unit])} and run the encoding command again: "
             "it encodes that unit and no other."
         )
 
-    def _meta(self, number):
+    @cached_property
+    def _meta(self):
+        """What decoding needs; the unit plays no part in it."""
         store = self.store
-        return ShardMeta(
-            store.target_id,
-            self._records[self._units[number]].unit,
-            store.k,
-            store.vocab_size,
-            store.max_length,
-            store.weight_octaves,
-        )
+        return ShardMeta(store.target_id, "", store.k, store.vocab_size, store.max_length, store.weight_octaves)
 
     def _sum_over_units(self, name, total):
-        groups = [record.groups[-1] for record in self._records]
+        groups = (("__stats__", *group) for group in self._table.sums)
         return sum(self._members(unit, group)[name].astype(total) for unit, group in enumerate(groups))
 
 
-def _reorder(parts, places):
-    """Join CSR parts whose rows belong at `places`."""
-    if not parts:
-        return SparseRows(
-            np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32)
-        )
-    nnz = np.concatenate([np.diff(part.indptr) for part in parts])
-    starts = np.concatenate(([0], np.cumsum(nnz)[:-1]))
-    source = np.argsort(places)
-    indptr = np.concatenate(([0], np.cumsum(nnz[source])))
-    entries = np.arange(indptr[-1]) + np.repeat(starts[source] - indptr[:-1], nnz[source])
-    indices, weights, tail = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "weights", "tail")
-    )
-    return SparseRows(indptr, indices[entries], weights[entries], tail[source])
+def _inverse(permutation):
+    """Where each item went."""
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
+def _take_rows(rows, chosen):
+    """The chosen rows in this order."""
+    if np.array_equal(chosen, np.arange(len(rows.tail))):
+        return rows
+    nnz = np.diff(rows.indptr)[chosen]
+    indptr = np.concatenate(([0], np.cumsum(nnz)))
+    entries = np.arange(indptr[-1]) + np.repeat(rows.indptr[:-1][chosen] - indptr[:-1], nnz)
+    return SparseRows(indptr, rows.indices[entries], rows.weights[entries], rows.tail[chosen])
 
 
 def npy_members(raw):

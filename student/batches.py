@@ -97,15 +97,7 @@ def stream(windows, seed: int, start: int, stop: int):
 
     Returns  window ids and the epoch of each, int64 arrays
     """
-    total = len(windows)
-    ids, epochs = [], []
-    while start < stop:
-        epoch, first = divmod(start, total)
-        last = min(first + stop - start, total)
-        ids.append(windows.order(seed, epoch, first, last))
-        epochs.append(np.full(last - first, epoch))
-        start += last - first
-    return np.concatenate(ids), np.concatenate(epochs)
+    return windows.stream(seed, start, stop)
 
 
 def read_ahead(load: Callable[[int], Batch], start: int, stop: int):

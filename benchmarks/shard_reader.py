@@ -1,0 +1,231 @@
+"""How fast a store is read, how far its order is from a uniform shuffle, and what many units cost.
+
+    python -m benchmarks.shard_reader
+
+Reading: a store of 64 blocks of 512 windows x 128 tokens (4.2 million tokens, one shuffle window), whose rows are
+the real codes of the bench states, top 32, repeated; one thread, warm page cache, every block verified before the
+clock starts. A step asks for `order`, reads the windows and decodes the rows of a random 15 % of the tokens,
+chosen beforehand. Its memory is that of a process of its own, after one pass.
+
+Opening: records of a million tokens (16 blocks) each, made up, in warm cache, no shards; a process of its own for
+each size. `open_seconds` is from nothing to the first 32 window numbers: target, plan, which units are missing, every
+record with its checksum, order. Memory is the growth of RssAnon, imports left out.
+
+CPU seconds stand beside those of the clock, for machines that others use.
+
+Shuffle: the order over the made-up store of 1,000 units, 8 million windows. Prints JSON as its last line.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.data import ROOT, bench_file, conditions
+from pipeline.lsp import distributions
+from pipeline.solvers import nonneg_lasso
+from shards.manifest import Plan, PlannedUnit, StoreFiles, UnitRecord, fingerprint
+from shards.reader import Store
+from shards.schema import LSP_OCTAVES, ShardMeta
+from shards.writer import UnitWriter
+
+LAM, TOP_N, MAX_LENGTH, VOCABULARY, K = 0.05, 32, 128, 30_522, 3072
+BLOCK_WINDOWS, BLOCKS_A_UNIT = 512, 16
+MASK_RATE, ROUNDS = 0.15, 7
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
+
+
+def main():
+    result = measure()
+    for name, value in result.items():
+        print(f"{name:<44} {value}")
+    print(json.dumps(result | conditions()))
+
+
+def measure():
+    """All figures of this file, by name."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = write_store(Path(directory) / "store", blocks=64)
+        result = reading(store) | in_its_own_process("reading_memory", store.path)
+        for units in (1_000, 10_000, 100_000):
+            path = Path(directory) / f"units-{units}"
+            write_records(path, units)
+            result |= {f"{name}_{units}_units": value for name, value in in_its_own_process("opening", path).items()}
+            if units == 1_000:
+                result |= displacement(Store.open(path).split("train"))
+    return result
+
+
+def in_its_own_process(function, path):
+    """Figures that a function of this file prints, from a fresh interpreter."""
+    code = f"import json, benchmarks.shard_reader as b; print(json.dumps(b.{function}({str(path)!r})))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return json.loads(run.stdout)
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+def reading(store):
+    """Tokens a second through order, read and targets, for batches of 1,024 and of 32 windows."""
+    windows = store.split("train")
+    windows.read(np.arange(0, len(windows), BLOCK_WINDOWS))  # verifies every block
+    result = {}
+    for size in (1024, 32):
+        rates = np.array([read_epoch_part(windows, size, epoch) for epoch in range(ROUNDS)])
+        for name, rate in zip(("second", "cpu_second"), rates.T, strict=True):
+            result[f"read_tokens_per_{name}_batch_{size}"] = float(np.median(rate))
+            result[f"read_tokens_per_{name}_batch_{size}_quartiles"] = np.quantile(rate, [0.25, 0.75]).tolist()
+    return result
+
+
+def read_epoch_part(windows, size, epoch, batches=None):
+    """Tokens a second over half an epoch; by the clock, and by this process's CPU time."""
+    batches = batches or len(windows) // size // 2
+    tokens = size * MAX_LENGTH
+    rng = np.random.default_rng(epoch)
+    chosen = [np.sort(rng.choice(tokens, int(MASK_RATE * tokens), replace=False)) for _ in range(4)]
+    masks = [np.divmod(tokens, MAX_LENGTH) for tokens in chosen]
+    start, cpu = time.perf_counter(), time.process_time()
+    for step in range(batches):
+        batch = windows.read(windows.order(42, epoch, step * size, (step + 1) * size))
+        windows.targets(batch, *masks[step % len(masks)])
+    return batches * tokens / (time.perf_counter() - start), batches * tokens / (time.process_time() - cpu)
+
+
+def write_store(path, blocks):
+    """A finished store whose every block holds the same real rows and random ids."""
+    rows = real_rows()
+    files, target = make_target(path)
+    units = blocks // BLOCKS_A_UNIT
+    plan = Plan({}, tuple(PlannedUnit(f"unit-{unit}", "train", "bench", unit, unit + 1) for unit in range(units)))
+    starts = np.arange(0, BLOCK_WINDOWS * MAX_LENGTH, MAX_LENGTH)
+    columns = {
+        "ids": np.random.default_rng(0).integers(4, VOCABULARY, BLOCK_WINDOWS * MAX_LENGTH),
+        "lengths": np.full(BLOCK_WINDOWS, MAX_LENGTH),
+        "run_starts": starts,
+        "run_records": np.zeros(len(starts), np.int64),
+        **rows,
+    }
+    for unit in plan.units:
+        with UnitWriter(files, ShardMeta(target, unit.id, K, VOCABULARY, MAX_LENGTH)) as writer:
+            for _ in range(BLOCKS_A_UNIT):
+                writer.write_block(**columns)
+    files.publish_plan(plan)
+    return Store.open(path)
+
+
+def make_target(path):
+    files = StoreFiles(path)
+    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": K, "vocab_size": VOCABULARY,
+              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    files.create(target)
+    return files, target["target"]
+
+
+def real_rows():
+    """The bench test set's codes against the reference dictionary, repeated to fill a block."""
+    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
+    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
+    rows = distributions(nonneg_lasso(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM), TOP_N)
+    copies = BLOCK_WINDOWS * MAX_LENGTH // len(hidden_Nd)
+    return {"nnz": np.tile(np.diff(rows.indptr), copies), "indices": np.tile(rows.indices, copies),
+            "weights": np.tile(rows.weights, copies), "tail": np.tile(rows.tail, copies)}  # fmt: skip
+
+
+def reading_memory(path):
+    """Anonymous memory that a pass over the store takes beyond the interpreter and its imports."""
+    before = anonymous_mb()
+    windows = Store.open(path).split("train")
+    read_epoch_part(windows, 1024, epoch=0, batches=len(windows) // 1024)
+    return {"reading_anonymous_memory_mb": anonymous_mb() - before}
+
+
+# -- opening ---------------------------------------------------------------------------------------------
+
+
+def opening(path):
+    """Seconds and memory from nothing to the first windows of a store with many units."""
+    before, start, cpu = anonymous_mb(), time.perf_counter(), time.process_time()
+    store = Store.open(path)
+    decided = time.perf_counter()
+    windows = store.split("train")
+    windows.order(42, 0, len(windows) // 2, len(windows) // 2 + 32)
+    return {
+        "missing_units_seconds": decided - start,
+        "open_seconds": time.perf_counter() - start,
+        "open_cpu_seconds": time.process_time() - cpu,
+        "anonymous_memory_mb": anonymous_mb() - before,
+    }
+
+
+def write_records(path, units):
+    """Records and plan of made-up units: as the writer would leave them, without shards and without fsync."""
+    files, target = make_target(path)
+    names = [fingerprint([number]) for number in range(units)]
+    plan = Plan({}, tuple(PlannedUnit(name, "train", "made up", n, n + 1) for n, name in enumerate(names)))
+    files.publish_plan(plan)
+    template = made_up_record(target)
+    for name in names:
+        values = json.loads(template.replace("UNIT", name))
+        text = json.dumps(values | {"checksum": fingerprint(values)}, indent=None, sort_keys=True)
+        files.record_file(name).write_text(text.replace(", ", ",\n "))     # as long as the writer's, one fact a line
+
+
+def made_up_record(target):
+    """JSON of a record without its checksum; its unit is called UNIT."""
+    digest = "5" * 64
+    block = {"length": 4_600_000, "sha256": digest, "windows": BLOCK_WINDOWS, "tokens": BLOCK_WINDOWS * MAX_LENGTH}
+    blocks = [{"name": f"{n:06d}", "offset": 1024 + n * 4_600_000, **block} for n in range(BLOCKS_A_UNIT)]
+    ends = [{"name": name, "offset": 0, "length": 1024, "sha256": digest} for name in ("__meta__", "__stats__")]
+    tokens = BLOCKS_A_UNIT * BLOCK_WINDOWS * MAX_LENGTH
+    statistics = {"documents": 900, "entries": 27 * tokens, "coded_tokens": tokens, "kept_mass": 0.984 * tokens,
+                  "entropy_nats": 2.7 * tokens, "nnz_histogram": [133 * n for n in range(256)], "max_kkt": 1e-3}
+    environment = {"cpu": "made up", "python": "3.11", "numpy": "2", "teacher_seconds": 1.0, "solver_seconds": 2.0}
+    record = UnitRecord("UNIT", target, "UNIT-5.tar", 74_000_000, digest, BLOCKS_A_UNIT * BLOCK_WINDOWS, tokens,
+                        (ends[0], *blocks, ends[1]), statistics, environment)  # fmt: skip
+    values = record.as_dict()
+    values.pop("checksum")
+    return json.dumps(values)
+
+
+def anonymous_mb():
+    """Anonymous resident memory of this process, in megabytes (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+# -- shuffle ---------------------------------------------------------------------------------------------
+
+
+def displacement(windows):
+    """How far the order is from a uniform shuffle: the way windows move, and who meets in a batch.
+
+    A uniform shuffle moves a window by a third of the epoch on average, and puts two given windows into one batch of
+    B of N with probability (B - 1) / (N - 1). Ours does the latter to windows of one block far more often.
+    """
+    order = windows.order(42, 0, 0, len(windows))
+    count = len(order)
+    result = {
+        "shuffle_displacement": float(np.abs(order - np.arange(count)).mean() / count),
+        "shuffle_displacement_uniform": 1 / 3,
+    }
+    blocks = order // BLOCK_WINDOWS
+    pairs = count * (BLOCK_WINDOWS - 1) / 2
+    for size in (32, 1024):
+        batches = blocks[: count // size * size].reshape(-1, size)
+        together = np.unique(batches + np.arange(len(batches))[:, None] * count, return_counts=True)[1]
+        result |= {
+            f"same_block_same_batch_{size}": float((together * (together - 1) / 2).sum() / pairs),
+            f"same_block_same_batch_{size}_uniform": (size - 1) / (count - 1),
+            f"blocks_in_a_batch_{size}": len(together) / len(batches),
+        }
+    return result
+
+
+if __name__ == "__main__":
+    main()

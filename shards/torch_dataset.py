@@ -1,0 +1,314 @@
+"""A store as a torch dataset, for any training loop: exact in mid-epoch, on any number of ranks and workers.
+
+    from shards.torch_dataset import LspDataset
+    dataset = LspDataset("runs/stores/lsp-...", seed=42)
+    for sample in dataset: ...
+
+A sample is one window, a dict of tensors (n tokens, E entries):
+
+    input_ids, attention_mask, document_ids   int64 (n,); documents are counted inside the window
+    window_id                                 int64 (), number in the split: one store's masks fit another's
+    lsp_indptr, lsp_indices                   int64 (n + 1,), (E,): entries of token t are indptr[t] to indptr[t + 1]
+    lsp_weights, lsp_tail                     float32 (E,), (n,): every non-empty row sums to 1; mass dropped before
+
+The last four are absent from a store of ids only. `dataset.collate` pads samples to the longest into a batch:
+(B, L) where a sample has (n,), document -1 at padding, `window_ids` (B,), and B L rows, row b L + t for token t of
+window b. So `torch.sparse_csr_tensor(indptr, indices, weights, (B * L, k))` is the target of the whole batch.
+
+    DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate
+    DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # or the loader does
+
+Give the dataset the batch size when there are workers: batches then come in one order, however many there are. With
+the second line every window still comes once, but which ones share a batch depends on the number of workers.
+`StatefulDataLoader` of torchdata takes either. Masking and losses are left to the caller.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shards.manifest import differing
+from shards.position import STATE_FORMAT, Share, check_identity, identity
+from shards.reader import Store
+from shards.schema import StoreError
+
+_CHUNK = 256  # windows that samples are decoded in; about 10 MB
+
+
+@dataclass
+class _Progress:
+    """Where an iteration began, and what this process has taken of it."""
+
+    epoch: int = 0
+    position: int = 0
+    items: int = 0
+
+
+class LspDataset(IterableDataset):
+    """Windows of one split in the counted order of (seed, epoch).
+
+    store       path of a store or of one of its plans, or an open Store
+    endless     epoch after epoch without a border, every batch full: right for training by steps, and the only
+                mode in which all ranks get equally many batches. Otherwise an iteration is one epoch, its last
+                batch may be short, and ranks differ by one item at most: call `set_epoch` before each
+    shuffle     False gives the plan's order
+    batch_size  windows of a batch on one rank; None for samples
+    rank, world_size  by default those of torch.distributed when it is initialised, else 0 of 1
+    Raises      StoreError when there is no such store or split, ValueError on settings that make no sense
+    """
+
+    def __init__(self, store, *, seed=0, split="train", endless=False, shuffle=True, batch_size=None, rank=None,
+                 world_size=None):  # fmt: skip
+        super().__init__()
+        if (rank is None) != (world_size is None):
+            raise ValueError("give both rank and world_size, or neither")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1, or None for samples")
+        self.store = store if isinstance(store, Store) else Store.open(store)
+        self.windows = self.store.split(split)
+        self.seed, self.split, self.shuffle = seed, split, shuffle
+        self.endless, self.batch_size = endless, batch_size
+        if endless and not len(self.windows):
+            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot go on endlessly")
+        self._ranks = None if rank is None else (rank, world_size)
+        self._share()  # refuses a wrong rank at once
+        self._progress, self._pending = _Progress(), True  # pending: the next iteration goes on from there
+
+    def __getstate__(self):
+        return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker knows no process group
+
+    def __len__(self):
+        """Items of a whole epoch on this rank."""
+        if self.endless:
+            raise TypeError("an endless dataset has no length")
+        return Share(*self._rank_and_size()).items_before(-(-len(self.windows) // self._width))
+
+    def __iter__(self):
+        if not self._pending:
+            self._progress = _Progress(self._progress.epoch)
+        self._pending = False
+        return self._deliver(self._progress, self._share())
+
+    def set_epoch(self, epoch):
+        """Let the next iteration be this epoch, from its begin; one that a loaded state is in goes on where it was.
+
+        With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each epoch.
+        """
+        if epoch != self._progress.epoch:
+            self._progress, self._pending = _Progress(epoch), True
+
+    def collate(self, samples):
+        """A batch of samples, padded to the longest."""
+        return _padded(samples, self.store.special_ids["pad"])
+
+    # -- which windows, in which order ---------------------------------------------------------------------
+
+    def _deliver(self, progress, share):
+        while (window_ids := self._next_windows(progress, share)) is not None:
+            items = [_batch(self.windows, window_ids)] if self.batch_size else _samples(self.windows, window_ids)
+            for item in items:
+                progress.items += 1
+                yield item
+
+    def _next_windows(self, progress, share):
+        """Window ids of the next batch, or of the next chunk of samples; None after the last."""
+        step = 1 if self.batch_size else share.ranks * share.workers
+        begin = self._start(progress) + share.item(progress.items) * self._width
+        end = begin + (self.batch_size or _CHUNK * step)
+        if not self.endless:
+            end = min(end, (progress.epoch + 1) * len(self.windows))
+        if begin >= end:
+            return None
+        if self.shuffle:
+            return self.windows.stream(self.seed, begin, end)[0][::step]
+        return np.arange(begin, end, step) % len(self.windows)
+
+    def _start(self, progress):
+        return progress.epoch * len(self.windows) + progress.position
+
+    @property
+    def _width(self):
+        return self.batch_size or 1
+
+    def _share(self):
+        worker = get_worker_info()
+        return Share(*self._rank_and_size(), *((worker.id, worker.num_workers) if worker else ()))
+
+    def _rank_and_size(self):
+        if self._ranks:
+            return self._ranks
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        return 0, 1
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self):
+        """Where this process stands, as JSON. Outside of loader workers it is the state of all ranks: save it once.
+
+        That takes every rank to have had as many items as this one, which is so between training steps.
+        """
+        share, progress = self._share(), self._progress
+        if share.workers == 1:
+            return self.state_after(progress.items)
+        worker = {"id": share.worker, "workers": share.workers, "ranks": share.ranks, "width": self._width}
+        began = {"epoch": progress.epoch, "position": progress.position}
+        return self._identity() | began | {"worker": worker | {"items": progress.items}}
+
+    def state_after(self, items):
+        """The state once every rank has had this many items since the iteration began, or since it will begin.
+
+        For a plain DataLoader with workers, which run ahead of training: count the batches that it has used.
+        """
+        place = self._moved(self._progress, items * self._width * self._share().ranks)
+        return self._identity() | {"epoch": place.epoch, "position": place.position}
+
+    def load_state_dict(self, state):
+        """Go on from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
+
+        Raises  StoreError when it is of another store, plan, split, seed or order, naming what differs
+        """
+        parts = _own_states(state)
+        for part in parts:
+            check_identity(part, self._identity())
+        began = _Progress(parts[0]["epoch"], parts[0]["position"])
+        if "worker" in parts[0]:
+            workers = [part["worker"] for part in parts]
+            began = self._as_worker(began, *workers) if parts[0] is state else self._joined(began, workers)
+        self._progress, self._pending = began, True
+
+    def _identity(self):
+        return identity(self.store, self.split, self.seed, self.shuffle)
+
+    def _moved(self, place, windows):
+        """The place that many windows further on, over all ranks."""
+        position = place.position + windows
+        if not self.endless:
+            return _Progress(place.epoch, min(position, len(self.windows)))
+        epochs, position = divmod(position, max(1, len(self.windows)))
+        return _Progress(place.epoch + epochs, position)
+
+    def _as_worker(self, began, saved):
+        """Go on as the loader worker that saved this."""
+        share = self._share()
+        now = {"id": share.worker, "workers": share.workers, "ranks": share.ranks, "width": self._width}
+        if difference := differing({name: saved[name] for name in now}, now):
+            raise StoreError(
+                f"the state of a loader worker does not fit: {difference}. To change the number of workers, ranks or "
+                "the batch size give the loader's whole state to dataset.load_state_dict, and none to the loader."
+            )
+        return _Progress(began.epoch, began.position, saved["items"])
+
+    def _joined(self, began, workers):
+        """What all workers of a loader have delivered, as one place."""
+        first, items = workers[0], sum(worker["items"] for worker in workers)
+        in_turn = [Share(0, 1, w["id"], w["workers"]).items_before(items) == w["items"] for w in workers]
+        if len(workers) != first["workers"] or not all(in_turn):
+            raise StoreError(
+                "the loader's workers did not deliver item by item in turn, so its position is not one number: give "
+                "the batch size to the dataset and batch_size=None to the loader, or keep the number of workers and "
+                "give this state to the loader."
+            )
+        return self._moved(began, items * first["width"] * first["ranks"])
+
+
+def _own_states(state):
+    """The states of this class inside a state: itself, or those inside a StatefulDataLoader's, one a worker."""
+    found = [state] if isinstance(state, dict) and state.get("format") == STATE_FORMAT else _nested_states(state)
+    if not found:
+        raise StoreError(f"not a state of this dataset: there is no {STATE_FORMAT!r} in it")
+    if isinstance(state, dict) and state.get("_steps_since_snapshot"):
+        raise StoreError("the loader's state is older than its position: make it with snapshot_every_n_steps=1")
+    return found
+
+
+def _nested_states(state):
+    if not isinstance(state, dict):
+        return []
+    if state.get("format") == STATE_FORMAT:
+        return [state]
+    return [found for value in state.values() for found in _nested_states(value)]
+
+
+# -- tensors -----------------------------------------------------------------------------------------------
+
+
+def _batch(windows, window_ids):
+    """Windows as one padded batch."""
+    read, real, rows = _decoded(windows, window_ids)
+    width = real.shape[1]
+    batch = {
+        "input_ids": _long(read.ids[:, :width]),
+        "attention_mask": _long(real),
+        "document_ids": _long(read.documents[:, :width]),
+        "window_ids": _long(read.window_ids),
+    }
+    if rows is not None:
+        nnz, tail = np.zeros(real.size, np.int64), np.zeros(real.size, np.float32)
+        nnz[real.reshape(-1)], tail[real.reshape(-1)] = np.diff(rows.indptr), rows.tail
+        batch |= _rows(np.concatenate(([0], np.cumsum(nnz))), rows.indices, rows.weights, tail)
+    return batch
+
+
+def _samples(windows, window_ids):
+    """Windows as samples, one by one."""
+    read, _, rows = _decoded(windows, window_ids)
+    first_token = np.concatenate(([0], np.cumsum(read.lengths)))
+    for number, n in enumerate(read.lengths.tolist()):
+        sample = {
+            "input_ids": _long(read.ids[number, :n]),
+            "attention_mask": torch.ones(n, dtype=torch.int64),
+            "document_ids": _long(read.documents[number, :n]),
+            "window_id": torch.tensor(read.window_ids[number]),
+        }
+        if rows is not None:
+            begin, end = first_token[number], first_token[number + 1]
+            indptr = rows.indptr[begin : end + 1]
+            chosen = slice(indptr[0], indptr[-1])
+            sample |= _rows(indptr - indptr[0], rows.indices[chosen], rows.weights[chosen], rows.tail[begin:end])
+        yield sample
+
+
+def _decoded(windows, window_ids):
+    """The windows, which of their positions are tokens (up to the longest), and the rows of those, if there are."""
+    read = windows.read(window_ids)
+    real = np.arange(read.lengths.max()) < read.lengths[:, None]
+    return read, real, windows.targets(read, *np.nonzero(real)) if windows.store.k else None
+
+
+def _padded(samples, pad_id):
+    width = max(len(sample["input_ids"]) for sample in samples)
+    fill = {"input_ids": pad_id, "attention_mask": 0, "document_ids": -1}
+    batch = {name: _stack([sample[name] for sample in samples], width, value) for name, value in fill.items()}
+    batch["window_ids"] = torch.stack([sample["window_id"] for sample in samples])
+    if "lsp_indptr" in samples[0]:
+        nnz = _stack([sample["lsp_indptr"].diff() for sample in samples], width, 0).reshape(-1)
+        batch["lsp_indptr"] = torch.cat([torch.zeros(1, dtype=torch.int64), nnz.cumsum(0)])
+        for name in ("lsp_indices", "lsp_weights"):
+            batch[name] = torch.cat([sample[name] for sample in samples])
+        batch["lsp_tail"] = _stack([sample["lsp_tail"] for sample in samples], width, 0).reshape(-1)
+    return batch
+
+
+def _stack(rows, width, fill):
+    stacked = rows[0].new_full((len(rows), width), fill)
+    for number, row in enumerate(rows):
+        stacked[number, : len(row)] = row
+    return stacked
+
+
+def _rows(indptr, indices, weights, tail):
+    """Copies, so that a sample that a worker sends is not the whole chunk it was cut from."""
+    return {
+        "lsp_indptr": _long(indptr),
+        "lsp_indices": _long(indices),
+        "lsp_weights": torch.from_numpy(weights.copy()),
+        "lsp_tail": torch.from_numpy(tail.copy()),
+    }
+
+
+def _long(array):
+    return torch.from_numpy(array.astype(np.int64))

@@ -1,0 +1,105 @@
+"""The reader's checks beyond hashes, what it keeps in memory, and its order as one endless stream."""
+
+import pickle
+import tracemalloc
+from unittest import mock
+
+import numpy as np
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from make_store import make_store
+
+from shards import codec
+from shards.codec import block_windows
+from shards.reader import Store
+from shards.schema import ShardError, StoreError
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory):
+    files, *_ = make_store(tmp_path_factory.mktemp("reader") / "s", blocks=1, units=("train",) * 3)
+    return Store.open(files.path).split("train")
+
+
+def store_with_wrong_atoms(path, change):
+    """A store whose hashes are right and whose stored atoms are not: as a faulty writer would leave it."""
+    pack = codec.pack_indices
+    with mock.patch("shards.codec.pack_indices", lambda indices, bits: pack(change(indices), bits)):
+        files, *_ = make_store(path, blocks=1, units=("train",))
+    return Store.open(files.path)
+
+
+def all_rows(reader):
+    batch = reader.read(np.arange(len(reader)))
+    return reader.targets(batch, *np.nonzero(batch.documents >= 0))
+
+
+WRONG = {
+    "unsorted": lambda indices: indices[::-1],
+    "out of range": lambda indices: np.where(indices == 299, 300, indices),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_atoms_that_break_the_format_are_refused_by_block(tmp_path, kind):
+    store = store_with_wrong_atoms(tmp_path / "s", WRONG[kind])
+    with pytest.raises(ShardError, match=r"block 000000: .*not strictly increasing below k = 300.*Delete .*json"):
+        all_rows(store.split("train"))
+
+
+def test_the_plain_path_refuses_unsorted_atoms(tmp_path):
+    store = store_with_wrong_atoms(tmp_path / "s", WRONG["unsorted"])
+    with pytest.raises(ShardError, match="tar: stored atoms are not increasing"):
+        next(iter(wds.WebDataset(store.urls(), shardshuffle=False).decode().compose(block_windows)))
+
+
+@given(st.lists(st.integers(0, 110), max_size=40))
+def test_any_windows_in_any_order_equal_each_alone(windows, numbers):
+    batch = windows.read(np.array(numbers, np.int64))
+    where = np.nonzero(batch.documents >= 0)
+    rows = windows.targets(batch, *where)
+    alone = [windows.read([number]) for number in numbers]
+    assert all(np.array_equal(batch.ids[i], one.ids[0]) for i, one in enumerate(alone))
+    parts = [windows.targets(one, *np.nonzero(one.documents >= 0)) for one in alone]
+    for name in ("indices", "weights", "tail"):
+        assert np.array_equal(getattr(rows, name), np.concatenate([[], *(getattr(part, name) for part in parts)]))
+
+
+@pytest.mark.parametrize("number", [-1, 111])
+def test_a_window_that_is_not_there(windows, number):
+    with pytest.raises(ValueError, match=r"\[0, 111\)"):
+        windows.read([0, number])
+
+
+def test_a_reader_travels_to_another_process(windows):
+    windows.read([3])
+    again = pickle.loads(pickle.dumps(windows))
+    assert np.array_equal(again.read([50, 3]).ids, windows.read([50, 3]).ids)
+    assert np.array_equal(again.order(1, 0, 5, 60), windows.order(1, 0, 5, 60))
+
+
+def test_a_record_of_another_target_or_unit_is_refused(tmp_path):
+    files, plan, _ = make_store(tmp_path / "s", k=0, blocks=1, units=("train", "train"))
+    other, *_ = make_store(tmp_path / "other", k=0, blocks=1, units=("train",), max_length=64)
+    first, second = (files.record_file(unit.id) for unit in plan.units)
+    for foreign in (other.record_file(plan.units[0].id), second):
+        first.write_bytes(foreign.read_bytes())
+        with pytest.raises(ShardError, match=r"is the record of unit .* of target .*Delete"):
+            Store.open(files.path).split("train")
+    store = Store.open(files.path)
+    first.unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        store.split("train")
+
+
+def test_many_blocks_take_little_memory(windows):
+    """About a hundred bytes a block and three hundred a unit; as Python dicts a block alone took 1.3 kB."""
+    records = windows.store.records() * 700
+    tracemalloc.start()
+    reader = type(windows)(windows.store, iter(records))
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert size / len(reader._table) < 600      # a unit has one block here
+    assert len(reader) == 700 * len(windows)
