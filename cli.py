@@ -21,6 +21,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from evaluation.summaries import duration
+
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
 
@@ -39,31 +41,31 @@ VERBS = {
         "text -> teacher -> sparse codes -> LSP shards",
         "pipeline.config:EncodeConfig",
         "pipeline.encode:encode_lsp",
-        "show_encoding",
+        "evaluation.summaries:encoding",
     ),
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
         "cli:train_student",
-        "show_training",
+        "evaluation.summaries:training",
     ),
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
         "pipeline.encode:learn_dictionary",
-        "show_dictionaries",
+        "evaluation.summaries:dictionaries",
     ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
         "pipeline.config:TokenizerConfig",
         "pipeline.tokenizer:run",
-        "show_paths",
+        "evaluation.summaries:paths",
     ),
     "encode-ids": Verb(
         "text -> shards of token ids only, for the mlm objective",
         "pipeline.config:EncodeIdsConfig",
         "pipeline.encode:encode_ids",
-        "show_encoding",
+        "evaluation.summaries:encoding",
     ),
 }
 
@@ -120,7 +122,7 @@ def _run_verb(name, verb, argv):
         progress.note(f"{name}, recipe {recipe}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
-    globals()[verb.show](result, settings)
+    print(_load(verb.show)(result, settings))
     return 0
 
 
@@ -134,6 +136,16 @@ def train_student(settings, progress):
         settings = dataclasses.replace(settings, store=found)
         progress.note(f"store {found} (the newest finished one)")
     return train(settings, progress)
+
+
+def _overview():
+    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
+    return (
+        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
 
 
 # -- settings ---------------------------------------------------------------------------------------------
@@ -363,7 +375,7 @@ class Progress:
             self._bar(stage, done, total, ", ".join(facts))
         elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = f" of {total:,}, {_duration((total - done) / rate)} left" if total and rate and total > done else ""
+            left = f" of {total:,}, {duration((total - done) / rate)} left" if total and rate and total > done else ""
             self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
 
     def _bar(self, stage, done, total, facts):
@@ -384,161 +396,6 @@ def _rich_bars(stream):
         TextColumn("{task.fields[facts]}"),
         console=Console(file=stream),
     )
-
-
-def _duration(seconds):
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-# -- results ----------------------------------------------------------------------------------------------
-
-
-def _overview():
-    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
-    return (
-        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
-        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
-        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
-        f"Running a command again resumes it, or says that it is finished."
-    )
-
-
-def _table(rows):
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
-
-
-def show_paths(paths, settings):
-    """Commands that make directories."""
-    for path in paths:
-        print(path)
-
-
-def show_dictionaries(reports, settings):
-    """The summary of learn-dictionary."""
-    for report in reports:
-        print(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
-        _table(_dictionary_rows(report))
-    given = f"{_command()} encode-lsp --dictionary {reports[0]['dictionary']}"
-    if settings.hidden is not None:
-        print(f"\nNext:  {given}")
-        print(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
-    else:
-        print(f"\nNext:  {_command()} encode-lsp with the flags of this command, which finds it; for another corpus:")
-        print(f"       {given}")
-
-
-def _dictionary_rows(report):
-    """What a dictionary holds, from `Dictionary.report`."""
-    return [
-        ("dictionary", report["dictionary"]),
-        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
-        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
-        ("non-zeros", f"{report['nnz']:.1f} a vector"),
-        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
-        ("stopped", report["stopped"]),
-    ]
-
-
-def show_encoding(reports, settings):
-    """The summary of encode-lsp and encode-ids."""
-    for report in reports:
-        print(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
-        _table(_store_rows(report["store"], report) + _run_rows(report))
-    flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
-    if len(reports) > 1 or settings.output != Path("runs"):
-        flags += f" --store {reports[0]['store']}"
-    print(f"\nNext:  {_command()} train-student{flags}")
-
-
-def _store_rows(path, report):
-    """What a store holds, from `Store.report`."""
-    rows = [
-        ("store", path),
-        (
-            "tokens",
-            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
-        ),
-        (
-            "bytes per token",
-            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
-        ),
-    ]
-    for stage in ("teacher", "solver"):
-        if seconds := report[f"{stage}_seconds"]:
-            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
-    if "nnz_per_token" in report:
-        empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
-        rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
-        rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
-        if "max_kkt" in report:
-            rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
-    return rows
-
-
-def _run_rows(report):
-    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
-    if report["new_units"]:
-        rate = report["new_tokens"] / report["seconds"]
-        rows.append(("this run", f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} ({rate:,.0f}/s)"))
-    return rows
-
-
-def show_training(result, settings):
-    """The summary of train-student: the store it read, the student, how to load it."""
-    from shards.reader import Store
-
-    store = Store.open(result["store"], result["plan"])
-    print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
-    _table(_store_rows(store.path, store.report()) + _student_rows(result))
-    print("\nLoad it:\n\n  from transformers import AutoModel")
-    print(f"  model = AutoModel.from_pretrained({result['export']!r})")
-    if store.settings.get("teacher_name") == "bundled":
-        print("\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n")
-        print(f"  {_command()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'")
-        print(f"  {_command()} train-student --recipe paper")
-
-
-def _command():
-    """How this program was called: installed or from the checkout."""
-    return "mlsm" if Path(sys.argv[0]).stem == "mlsm" else "python cli.py"
-
-
-def _student_rows(result):
-    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
-    rows = [
-        ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
-        (
-            "trained",
-            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
-            + (f", first step after {first_step:.1f} s" if first_step else ""),
-        ),
-    ]
-    rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
-    return rows + [("run", result["run"]), ("student exported to", result["export"])]
-
-
-def _held_out_rows(objective, figures, baseline, improvement):
-    if not figures:
-        return [("held out", "nothing: the corpus has no held-out windows")]
-    name, reference = {
-        "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
-        "mlm": ("held-out loss", "unigram frequencies"),
-    }[objective]
-    improvement = improvement or 0.0
-    side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
-    rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
-    if "accuracy" in figures:
-        rows.append(
-            (
-                "held-out accuracy",
-                f"{figures['accuracy']:.1%} of masked tokens (most frequent token: {baseline['accuracy']:.1%}), "
-                f"perplexity {figures['perplexity']:.1f}",
-            )
-        )
-    return rows
 
 
 if __name__ == "__main__":
