@@ -25,7 +25,7 @@ import numpy as np
 from shards import codec, counter
 from shards.codec import SparseRows
 from shards.manifest import StoreFiles
-from shards.schema import ShardError, ShardMeta, StoreError
+from shards.schema import ShardError, ShardMeta, StoreError, repair_hint
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 32 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
@@ -297,10 +297,7 @@ class WindowReader:
         return np.memmap(path, np.uint8, mode="r")
 
     def _repair_hint(self, record):
-        return (
-            f"Delete {self.store.files.record_file(record.unit)} and run the encoding command again: "
-            "it encodes that unit and no other."
-        )
+        return repair_hint(self.store.path)
 
     def _meta(self, number):
         store = self.store
