@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import logging
 import os
 import sys
@@ -67,12 +68,37 @@ VERBS = {
         "pipeline.encode:encode_ids",
         "evaluation.summaries:encoding",
     ),
+    "derive-shards": Verb(
+        "a store with fewer LSPs a token from a stored one, without the teacher",
+        "shards.config:DeriveConfig",
+        "cli:derive_shards",
+        "evaluation.summaries:encoding",
+    ),
+    "verify-shards": Verb(
+        "is a store whole? names what is damaged and what encodes it again",
+        "shards.config:VerifyConfig",
+        "cli:verify_shards",
+        "evaluation.store_summaries:verification",
+    ),
+    "show-shards": Verb(
+        "what a store holds: statistics, a document with its LSPs, the settings of two stores",
+        "shards.config:ShowConfig",
+        "cli:show_shards",
+        "evaluation.store_summaries:view",
+    ),
+    "clean": Verb(
+        "remove what killed processes left behind",
+        "shards.config:CleanConfig",
+        "cli:clean",
+        "evaluation.store_summaries:cleaning",
+    ),
 }
+TOOLS = {"derive-shards", "verify-shards", "show-shards", "clean"}  # over finished stores; they take no recipe
 
-COMMON = """\
+COMMON = "  --debug              show the whole traceback of an error"
+RECIPES = """\
   --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win
-  --print-config       print the settings as YAML and stop
-  --debug              show the whole traceback of an error"""
+  --print-config       print the settings as YAML and stop"""
 
 
 def main(argv=None):
@@ -111,31 +137,89 @@ def run(argv):
 
 
 def _run_verb(name, verb, argv):
-    recipe = _take_value(argv, "--recipe")
-    print_config = _take_flag(argv, "--print-config")
+    recipe = None if name in TOOLS else _take_value(argv, "--recipe")
+    print_config = name not in TOOLS and _take_flag(argv, "--print-config")
     settings, recipe = parse_settings(name, verb, argv, recipe)
     if print_config:
         print(_as_yaml(name, settings), end="")
         return 0
     _quiet_libraries(downloads=name != "train-student")
     with Progress(sys.stderr) as progress:
-        progress.note(f"{name}, recipe {recipe}" if recipe else name)
+        if name not in TOOLS:
+            progress.note(f"{name}, recipe {recipe}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
-    print(_load(verb.show)(result, settings))
-    return 0
+    if name in ("encode-lsp", "encode-ids"):
+        _keep_settings(name, settings, result)
+    print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
+    return EXIT_STORE if "damaged" in result and result["damaged"] else 0
 
 
 def train_student(settings, progress):
     """Train on the store of the settings, or on the newest finished one."""
-    from shards.reader import newest_store
     from student.trainer import train
 
-    if settings.store is None:
-        found = newest_store("runs/stores", needs_lsps=settings.objective != "mlm")
-        settings = dataclasses.replace(settings, store=found)
-        progress.note(f"store {found} (the newest finished one)")
-    return train(settings, progress)
+    return train(_with_store(settings, progress, needs_lsps=settings.objective != "mlm"), progress)
+
+
+def verify_shards(settings, progress):
+    """Report on a store."""
+    from shards.verify import verify
+
+    settings = _with_store(settings, progress)
+    return verify(settings.store, settings.full, settings.repair, progress=progress)
+
+
+def show_shards(settings, progress):
+    """One of the views of a store."""
+    from evaluation.inspection import show
+
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    store = _with_store(settings, progress).store
+    return show(store, **{name: value for name, value in values.items() if name not in ("store", "json")})
+
+
+def derive_shards(settings, progress):
+    """Make a store with a smaller n."""
+    from shards.derive import derive
+
+    settings = _with_store(settings, progress, needs_lsps=True)
+    return [derive(settings.store, settings.top_n, settings.output, progress)]
+
+
+def clean(settings, progress):
+    """Remove left-overs."""
+    from shards.clean import clean
+
+    return clean(settings.path, settings.dry_run, settings.all)
+
+
+def _with_store(settings, progress, needs_lsps=False):
+    """The settings with a store: the newest finished one where they name none."""
+    if settings.store is not None:
+        return settings
+    from shards.reader import newest_store
+
+    found = newest_store("runs/stores", needs_lsps)
+    progress.note(f"store {found} (the newest finished one)")
+    return dataclasses.replace(settings, store=found)
+
+
+def _keep_settings(verb, settings, reports):
+    """Keep the settings beside the plan that they made, so that verify-shards can name the command again."""
+    from shards.manifest import publish_json
+
+    values = {name: _absolute(name, value) for name, value in _plain(settings).items()}
+    for report in reports:
+        publish_json(Path(report["store"]) / "plans" / f"{report['plan']}.yaml", {verb: values})  # JSON is YAML
+
+
+def _absolute(name, value):
+    """Paths as they are seen from any directory; names such as `bundled`, `docstrings` or a Hub id stay."""
+    if isinstance(value, list):
+        return [_absolute(name, entry) for entry in value]
+    place = name in ("corpus", "teacher", "tokenizer", "dictionary", "output") and isinstance(value, str)
+    return os.path.abspath(value) if place and (any(c in value for c in "*?[") or os.path.exists(value)) else value
 
 
 def _overview():
@@ -144,6 +228,7 @@ def _overview():
         f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
         f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
+        f"The first five also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
 
@@ -158,7 +243,7 @@ def parse_settings(name, verb, argv, recipe=None):
     --tokenizer or --hidden ask for other material: real text must not be cut to the demonstration's two million tokens.
     Returns  (settings, name of the recipe or None)
     """
-    if recipe is None and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
+    if recipe is None and name not in TOOLS and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
     default = settings_class(**(_recipe_settings(recipe, name, settings_class) if recipe else {}))
@@ -177,7 +262,7 @@ def _parse_flags(name, verb, argv, default):
                 prog=f"mlsm {name}",
                 args=argv,
                 default=default,
-                description=f"{verb.summary}\n\nAlso:\n{COMMON}",
+                description=f"{verb.summary}\n\nAlso:\n{COMMON if name in TOOLS else RECIPES + chr(10) + COMMON}",
                 config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as end:
@@ -250,11 +335,14 @@ def _recipe_file(recipe):
 def _as_yaml(name, settings):
     import yaml
 
-    plain = {
+    return yaml.safe_dump({name: _plain(settings)}, sort_keys=False)
+
+
+def _plain(settings):
+    return {
         key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         for key, value in dataclasses.asdict(settings).items()
     }
-    return yaml.safe_dump({name: plain}, sort_keys=False)
 
 
 def _take_flag(argv, flag):

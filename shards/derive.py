@@ -82,8 +82,9 @@ def _target(source, top_n):
 
 def _directory(source, target, output):
     """Where the new store is or shall be: the source's name with n, and the digits of its own target."""
-    parent = source.path.absolute().parent if output is None else Path(output) / "stores"
-    stem = source.path.absolute().name.removesuffix(f"-{source.target_id[:12]}")
+    path = source.path if source.path.name.strip(".") else source.path.resolve()
+    parent = path.parent if output is None else Path(output) / "stores"
+    stem = path.name.removesuffix(f"-{source.target_id[:12]}")
     digits = target["target"][:12]
     name = f"{stem}-n{target['settings']['top_n']}-{digits}"
     return next(iter(sorted(parent.glob(f"*-{digits}"))), parent / name)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shards import codec
-from shards.manifest import Plan, StoreFiles, UnitRecord, fsync_directory, read_json
+from shards.manifest import Plan, StoreFiles, UnitRecord, fsync_directory
 from shards.schema import ShardError, ShardMeta, ids_dtype, index_bits
 from shards.shard_file import BlockError, ShardFile
 
@@ -56,7 +56,7 @@ def verify(path, full=False, repair=False, threads=None, progress=lambda *args, 
     target = files.target()
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
-    commands = _commands(files, target, survey.plans, {entry["unit"] for entry in damaged} - {None})
+    commands = _commands(files, target, survey.plans, damaged)
     return {
         "store": str(files.path),
         "target": target["target"],
@@ -104,8 +104,10 @@ def _survey(files, target):
         ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
-    for directory, setting in ((files.tokenizer, "windowing"), (files.dictionary, "dictionary")):
-        if target["settings"].get(setting) and _needed(target, setting) and not directory.is_dir():
+    settings = target["settings"]
+    needed = {files.tokenizer: "tokenizer" in settings.get("windowing", {}), files.dictionary: "dictionary" in settings}
+    for directory in needed:
+        if needed[directory] and not directory.is_dir():
             found.damaged.append(_damage(None, directory.name, "the directory is missing"))
     return found
 
@@ -118,10 +120,6 @@ def _is_record(path, planned):
 def _unit_of_shard(path):
     match = _SHARD.fullmatch(path.name)
     return match and match["unit"]
-
-
-def _needed(target, setting):
-    return setting != "windowing" or "tokenizer" in target["settings"]["windowing"]
 
 
 def _try(found, path, unit, read):
@@ -355,37 +353,44 @@ def _remove(files, damaged):
 
 
 def _commands(files, target, plans, damaged):
-    """The commands that encode damaged units (once they are removed) and missing ones: one a plan that has such."""
-    commands = []
+    """The commands that make again what is damaged, once it is removed, and what is missing."""
+    units = {entry["unit"] for entry in damaged} - {None}
+    of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
+    wanted = {}
     for plan in plans:
-        missing = {unit.id for unit in files.missing_units(plan)}
-        if (missing | damaged) & {unit.id for unit in plan.units}:
-            commands.append(encoding_command(files, target, plan))
-    return list(dict.fromkeys(commands))
+        lacking = {unit.id for unit in files.missing_units(plan)} | units
+        if of_store or lacking & {unit.id for unit in plan.units}:
+            wanted[plan.id] = sorted({unit.source for unit in plan.units})
+    for entry in damaged:
+        if entry["file"].startswith("plans/"):
+            wanted[entry["file"].removeprefix("plans/").removesuffix(".json")] = []
+    return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
 
 
-def encoding_command(files, target, plan):
+def encoding_command(files, target, plan_id, sources):
     """The command line that makes what this store lacks of a plan.
 
-    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target,
-    and the corpus from what the plan calls its sources.
+    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
+    the corpus from what the plan calls its sources, but how the text was cut into units is not known then.
     """
     settings, lineage = target["settings"], target["lineage"]
     output = ["--output", files.path.absolute().parent.parent]
     if "derived_from" in settings:
-        sources = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
-        source = sources[0] if sources else f"<the store of target {settings['derived_from']}>"
+        found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
+        source = found[0] if found else f"<the store of target {settings['derived_from']}>"
         return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
     verb = "encode-lsp" if target["k"] else "encode-ids"
-    own = ["--layer", settings["layer"], "--dictionary", files.dictionary.absolute()] if "layer" in settings else []
-    recipe = files.plans / f"{plan.id}.yaml"
-    if recipe.is_file() and verb in read_json(recipe):
+    own = ["--layer", settings["layer"]] if "layer" in settings else []
+    if files.dictionary.is_dir():
+        own += ["--dictionary", files.dictionary.absolute()]
+    recipe = files.plans / f"{plan_id}.yaml"
+    if recipe.is_file():
         return _line(verb, "--recipe", recipe.absolute(), *own, *output)
     flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
     flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
     flags["max_length"] = target["max_length"]
-    given = [f"--{name.replace(chr(95), chr(45))}={value}" for name, value in flags.items() if value is not None]
-    return _line(verb, *given, *own, *output, "--corpus", *sorted({unit.source for unit in plan.units}))
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
+    return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
 
 
 def _line(*words):

@@ -134,7 +134,10 @@ def test_a_damaged_plan_is_named_and_removed(store):
     plan.write_text(plan.read_text().replace('"train"', '"held_out"', 1))
     (damage,) = verify.verify(store.path)["damaged"]
     assert damage["file"] == f"plans/{plan.name}" and damage["unit"] is None
-    assert verify.verify(store.path, repair=True)["repaired"] == [f"plans/{plan.name}"]
+    report = verify.verify(store.path, repair=True)
+    assert report["repaired"] == [f"plans/{plan.name}"] and len(report["commands"]) == 1
+    make_store(store.path, max_length=512)
+    assert not verify.verify(store.path)["damaged"] and Store.open(store.path)
 
 
 def test_what_is_missing_and_what_is_stray(store):
