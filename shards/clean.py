@@ -36,6 +36,7 @@ from shards.schema import ShardError
 SAFE_SECONDS = 3600
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
+_LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
 _DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
 _LEARNING = re.compile(r"\..+\.learning")
@@ -97,7 +98,7 @@ def _recognise(path):
     if _DICTIONARY_TEMPORARY.fullmatch(path.name) and path.is_dir():
         return LeftOver(path, "temporary", None)
     if _LEARNING.fullmatch(path.name) and path.is_dir():
-        return LeftOver(path, "learning", _holder(path))
+        return LeftOver(path, _LEARNING_KIND, _holder(path))
     return None
 
 
@@ -109,10 +110,10 @@ def _unrecorded_shards(files, names):
         try:
             record = files.record(match["unit"])
         except ShardError:
-            yield LeftOver(files.units / name, "unrecorded", "its record is damaged: see mlsm verify-shards")
+            yield LeftOver(files.units / name, _SHARD_KIND, "its record is damaged: see mlsm verify-shards")
             continue
         if record is None or record.file != name:
-            yield LeftOver(files.units / name, "unrecorded", None)
+            yield LeftOver(files.units / name, _SHARD_KIND, None)
 
 
 def _writer(path, pid):
@@ -195,11 +196,11 @@ def _size_and_change(path):
 def _remove(found):
     """Remove it, unless it has gone or come into use meanwhile."""
     try:
-        if found.kind == "unrecorded":
+        if found.kind == _SHARD_KIND:
             files = StoreFiles(found.path.parent.parent)
             if not any(_unrecorded_shards(files, [found.path.name])):
                 return False
-        if found.kind == "learning":
+        if found.kind == _LEARNING_KIND:
             with _locked(found.path) as mine:
                 if mine:
                     shutil.rmtree(found.path)

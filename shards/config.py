@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
@@ -30,8 +31,8 @@ class ShowConfig:
     """Show this document of the split, counted from 0 in the plan's order."""
     window: int | None = None
     """Show this window of the split, counted from 0."""
-    split: str = "train"
-    """Which split they are of: `train` or `held_out`."""
+    split: Literal["train", "held_out"] = "train"
+    """Which split they are of."""
     top: int = 5
     """LSPs to show of each token."""
     tokens: int = 512
@@ -44,8 +45,6 @@ class ShowConfig:
     def __post_init__(self):
         if sum(value is not None for value in (self.document, self.window, self.against)) > 1:
             raise ValueError("--document, --window and --against are three different things to show. Give one of them")
-        if self.split not in ("train", "held_out"):
-            raise ValueError(f"--split must be train or held_out, found {self.split!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

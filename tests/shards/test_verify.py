@@ -49,7 +49,7 @@ def test_every_byte_of_a_shard_is_covered(store):
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     ends = [group["offset"] + group["length"] for group in record.groups]
-    chosen = [*rng.integers(0, record.bytes, 30), 0, *ends, record.bytes - 1, ends[-1] + 300, record.bytes - 1500]
+    chosen = [*rng.integers(0, record.bytes, 30), 0, *ends, record.bytes - 1, record.bytes - 1025, ends[-1] + 300]
     for offset in map(int, chosen):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ (1 << rng.integers(8))]) + whole[offset + 1 :])
         (damage,) = verify.verify(store.path, full=True)["damaged"]
@@ -175,14 +175,39 @@ def test_not_a_store_and_another_format_are_refused_and_untouched(store, tmp_pat
         verify.verify(store.path, repair=True)
 
 
-def test_a_record_that_names_a_file_elsewhere_is_refused(store):
-    record = record_of(store)
-    values = json.loads(store.record_file(record.unit).read_text())
-    values["file"] = f"../../{record.file}"
+def forge(files, record, change):
+    """Change a record and give it the checksum that fits."""
+    values = json.loads(files.record_file(record.unit).read_text())
+    change(values)
     del values["checksum"]
-    store.record_file(record.unit).write_text(json.dumps(values | {"checksum": fingerprint(values)}))
+    files.record_file(record.unit).write_text(json.dumps(values | {"checksum": fingerprint(values)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda values: values.update(file=f"../../{values['file']}"), "names a shard"),
+        (lambda values: values.update(target="0" * 32), "of target 000"),
+        (lambda values: values["groups"].pop(1), "does not begin where"),
+        (lambda values: values.update(tokens=values["tokens"] + 1), "its blocks hold"),
+        (lambda values: values["statistics"].update(entries=7), "the record says 7"),
+        (lambda values: values["groups"][1].update(sha256="0" * 64), "end mark differs"),
+    ],
+)
+def test_a_record_that_contradicts_itself_or_its_shard(store, change, problem):
+    forge(store, record_of(store), change)
+    assert problem in verify.verify(store.path, full=True)["damaged"][0]["problem"]
+
+
+def test_a_shard_of_another_target_is_found_by_its_meta(store, tmp_path):
+    other, *_ = make_store(tmp_path / "other", max_length=512, seed=1)
+    record = record_of(other)
+    shutil.copy(other.units / record.file, store.units)
+    shutil.copy(other.record_file(record.unit), store.units)
+    forge(store, record, lambda values: values.update(target=store.target()["target"]))
+    assert not verify.verify(store.path)["damaged"]
     (damage,) = verify.verify(store.path, full=True)["damaged"]
-    assert "names a shard" in damage["problem"]
+    assert damage["block"] == "__meta__" and "another target" in damage["problem"]
 
 
 META = ShardMeta("t", "u", k=300, vocab_size=1000, max_length=8)
