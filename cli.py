@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import logging
 import os
 import sys
@@ -20,6 +21,8 @@ import time
 import warnings
 from pathlib import Path
 from typing import NamedTuple
+
+from evaluation.summaries import duration
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
@@ -39,38 +42,63 @@ VERBS = {
         "text -> teacher -> sparse codes -> LSP shards",
         "pipeline.config:EncodeConfig",
         "pipeline.encode:encode_lsp",
-        "show_encoding",
+        "evaluation.summaries:encoding",
     ),
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
         "cli:train_student",
-        "show_training",
+        "evaluation.summaries:training",
     ),
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
         "pipeline.encode:learn_dictionary",
-        "show_dictionaries",
+        "evaluation.summaries:dictionaries",
     ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
         "pipeline.config:TokenizerConfig",
         "pipeline.tokenizer:run",
-        "show_paths",
+        "evaluation.summaries:paths",
     ),
     "encode-ids": Verb(
         "text -> shards of token ids only, for the mlm objective",
         "pipeline.config:EncodeIdsConfig",
         "pipeline.encode:encode_ids",
-        "show_encoding",
+        "evaluation.summaries:encoding",
+    ),
+    "derive-shards": Verb(
+        "a store with fewer LSPs a token from a stored one, without the teacher",
+        "shards.config:DeriveConfig",
+        "cli:derive_shards",
+        "evaluation.summaries:encoding",
+    ),
+    "verify-shards": Verb(
+        "is a store whole? names what is damaged and what encodes it again",
+        "shards.config:VerifyConfig",
+        "cli:verify_shards",
+        "evaluation.store_summaries:verification",
+    ),
+    "show-shards": Verb(
+        "what a store holds: statistics, a document with its LSPs, the settings of two stores",
+        "shards.config:ShowConfig",
+        "cli:show_shards",
+        "evaluation.store_summaries:view",
+    ),
+    "clean": Verb(
+        "remove what killed processes left behind",
+        "shards.config:CleanConfig",
+        "cli:clean",
+        "evaluation.store_summaries:cleaning",
     ),
 }
+TOOLS = {"derive-shards", "verify-shards", "show-shards", "clean"}  # over finished stores; they take no recipe
 
-COMMON = """\
+COMMON = "  --debug              show the whole traceback of an error"
+RECIPES = """\
   --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win
-  --print-config       print the settings as YAML and stop
-  --debug              show the whole traceback of an error"""
+  --print-config       print the settings as YAML and stop"""
 
 
 def main(argv=None):
@@ -109,31 +137,100 @@ def run(argv):
 
 
 def _run_verb(name, verb, argv):
-    recipe = _take_value(argv, "--recipe")
-    print_config = _take_flag(argv, "--print-config")
+    recipe = None if name in TOOLS else _take_value(argv, "--recipe")
+    print_config = name not in TOOLS and _take_flag(argv, "--print-config")
     settings, recipe = parse_settings(name, verb, argv, recipe)
     if print_config:
         print(_as_yaml(name, settings), end="")
         return 0
     _quiet_libraries(downloads=name != "train-student")
     with Progress(sys.stderr) as progress:
-        progress.note(f"{name}, recipe {recipe}" if recipe else name)
+        if name not in TOOLS:
+            progress.note(f"{name}, recipe {recipe}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
-    globals()[verb.show](result, settings)
-    return 0
+    if name in ("encode-lsp", "encode-ids"):
+        _keep_settings(name, settings, result)
+    print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
+    return EXIT_STORE if "damaged" in result and result["damaged"] else 0
 
 
 def train_student(settings, progress):
     """Train on the store of the settings, or on the newest finished one."""
-    from shards.reader import newest_store
     from student.trainer import train
 
-    if settings.store is None:
-        found = newest_store("runs/stores", needs_lsps=settings.objective != "mlm")
-        settings = dataclasses.replace(settings, store=found)
-        progress.note(f"store {found} (the newest finished one)")
-    return train(settings, progress)
+    return train(_with_store(settings, progress, needs_lsps=settings.objective != "mlm"), progress)
+
+
+def verify_shards(settings, progress):
+    """Report on a store."""
+    from shards.verify import verify
+
+    settings = _with_store(settings, progress)
+    return verify(settings.store, settings.full, settings.repair, progress=progress)
+
+
+def show_shards(settings, progress):
+    """One of the views of a store."""
+    from evaluation.inspection import show
+
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    store = _with_store(settings, progress).store
+    return show(store, **{name: value for name, value in values.items() if name not in ("store", "json")})
+
+
+def derive_shards(settings, progress):
+    """Make a store with a smaller n."""
+    from shards.derive import derive
+
+    settings = _with_store(settings, progress, needs_lsps=True)
+    return [derive(settings.store, settings.top_n, settings.output, progress)]
+
+
+def clean(settings, progress):
+    """Remove left-overs."""
+    from shards.clean import clean
+
+    return clean(settings.path, settings.dry_run, settings.all)
+
+
+def _with_store(settings, progress, needs_lsps=False):
+    """The settings with a store: the newest finished one where they name none."""
+    if settings.store is not None:
+        return settings
+    from shards.reader import newest_store
+
+    found = newest_store("runs/stores", needs_lsps)
+    progress.note(f"store {found} (the newest finished one)")
+    return dataclasses.replace(settings, store=found)
+
+
+def _keep_settings(verb, settings, reports):
+    """Keep the settings beside the plan that they made, so that verify-shards can name the command again."""
+    from shards.manifest import publish_json
+
+    values = {name: _absolute(name, value) for name, value in _plain(settings).items()}
+    for report in reports:
+        publish_json(Path(report["store"]) / "plans" / f"{report['plan']}.yaml", {verb: values})  # JSON is YAML
+
+
+def _absolute(name, value):
+    """Paths as they are seen from any directory; names such as `bundled`, `docstrings` or a Hub id stay."""
+    if isinstance(value, list):
+        return [_absolute(name, entry) for entry in value]
+    place = name in ("corpus", "teacher", "tokenizer", "dictionary", "output") and isinstance(value, str)
+    return os.path.abspath(value) if place and (any(c in value for c in "*?[") or os.path.exists(value)) else value
+
+
+def _overview():
+    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
+    return (
+        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
+        f"The first five also:\n{RECIPES}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
 
 
 # -- settings ---------------------------------------------------------------------------------------------
@@ -146,7 +243,7 @@ def parse_settings(name, verb, argv, recipe=None):
     --tokenizer or --hidden ask for other material: real text must not be cut to the demonstration's two million tokens.
     Returns  (settings, name of the recipe or None)
     """
-    if recipe is None and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
+    if recipe is None and name not in TOOLS and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
     default = settings_class(**(_recipe_settings(recipe, name, settings_class) if recipe else {}))
@@ -165,7 +262,7 @@ def _parse_flags(name, verb, argv, default):
                 prog=f"mlsm {name}",
                 args=argv,
                 default=default,
-                description=f"{verb.summary}\n\nAlso:\n{COMMON}",
+                description=f"{verb.summary}\n\nAlso:\n{COMMON if name in TOOLS else RECIPES + chr(10) + COMMON}",
                 config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as end:
@@ -238,11 +335,14 @@ def _recipe_file(recipe):
 def _as_yaml(name, settings):
     import yaml
 
-    plain = {
+    return yaml.safe_dump({name: _plain(settings)}, sort_keys=False)
+
+
+def _plain(settings):
+    return {
         key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         for key, value in dataclasses.asdict(settings).items()
     }
-    return yaml.safe_dump({name: plain}, sort_keys=False)
 
 
 def _take_flag(argv, flag):
@@ -363,7 +463,7 @@ class Progress:
             self._bar(stage, done, total, ", ".join(facts))
         elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = f" of {total:,}, {_duration((total - done) / rate)} left" if total and rate and total > done else ""
+            left = f" of {total:,}, {duration((total - done) / rate)} left" if total and rate and total > done else ""
             self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
 
     def _bar(self, stage, done, total, facts):
@@ -384,161 +484,6 @@ def _rich_bars(stream):
         TextColumn("{task.fields[facts]}"),
         console=Console(file=stream),
     )
-
-
-def _duration(seconds):
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-# -- results ----------------------------------------------------------------------------------------------
-
-
-def _overview():
-    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
-    return (
-        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
-        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
-        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
-        f"Running a command again resumes it, or says that it is finished."
-    )
-
-
-def _table(rows):
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
-
-
-def show_paths(paths, settings):
-    """Commands that make directories."""
-    for path in paths:
-        print(path)
-
-
-def show_dictionaries(reports, settings):
-    """The summary of learn-dictionary."""
-    for report in reports:
-        print(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
-        _table(_dictionary_rows(report))
-    given = f"{_command()} encode-lsp --dictionary {reports[0]['dictionary']}"
-    if settings.hidden is not None:
-        print(f"\nNext:  {given}")
-        print(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
-    else:
-        print(f"\nNext:  {_command()} encode-lsp with the flags of this command, which finds it; for another corpus:")
-        print(f"       {given}")
-
-
-def _dictionary_rows(report):
-    """What a dictionary holds, from `Dictionary.report`."""
-    return [
-        ("dictionary", report["dictionary"]),
-        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
-        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
-        ("non-zeros", f"{report['nnz']:.1f} a vector"),
-        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
-        ("stopped", report["stopped"]),
-    ]
-
-
-def show_encoding(reports, settings):
-    """The summary of encode-lsp and encode-ids."""
-    for report in reports:
-        print(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
-        _table(_store_rows(report["store"], report) + _run_rows(report))
-    flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
-    if len(reports) > 1 or settings.output != Path("runs"):
-        flags += f" --store {reports[0]['store']}"
-    print(f"\nNext:  {_command()} train-student{flags}")
-
-
-def _store_rows(path, report):
-    """What a store holds, from `Store.report`."""
-    rows = [
-        ("store", path),
-        (
-            "tokens",
-            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
-        ),
-        (
-            "bytes per token",
-            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
-        ),
-    ]
-    for stage in ("teacher", "solver"):
-        if seconds := report[f"{stage}_seconds"]:
-            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
-    if "nnz_per_token" in report:
-        empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
-        rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
-        rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
-        if "max_kkt" in report:
-            rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
-    return rows
-
-
-def _run_rows(report):
-    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
-    if report["new_units"]:
-        rate = report["new_tokens"] / report["seconds"]
-        rows.append(("this run", f"{report['new_tokens']:,} tokens in {_duration(report['seconds'])} ({rate:,.0f}/s)"))
-    return rows
-
-
-def show_training(result, settings):
-    """The summary of train-student: the store it read, the student, how to load it."""
-    from shards.reader import Store
-
-    store = Store.open(result["store"], result["plan"])
-    print(f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.")
-    _table(_store_rows(store.path, store.report()) + _student_rows(result))
-    print("\nLoad it:\n\n  from transformers import AutoModel")
-    print(f"  model = AutoModel.from_pretrained({result['export']!r})")
-    if store.settings.get("teacher_name") == "bundled":
-        print("\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n")
-        print(f"  {_command()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'")
-        print(f"  {_command()} train-student --recipe paper")
-
-
-def _command():
-    """How this program was called: installed or from the checkout."""
-    return "mlsm" if Path(sys.argv[0]).stem == "mlsm" else "python cli.py"
-
-
-def _student_rows(result):
-    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
-    rows = [
-        ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
-        (
-            "trained",
-            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
-            + (f", first step after {first_step:.1f} s" if first_step else ""),
-        ),
-    ]
-    rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
-    return rows + [("run", result["run"]), ("student exported to", result["export"])]
-
-
-def _held_out_rows(objective, figures, baseline, improvement):
-    if not figures:
-        return [("held out", "nothing: the corpus has no held-out windows")]
-    name, reference = {
-        "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
-        "mlm": ("held-out loss", "unigram frequencies"),
-    }[objective]
-    improvement = improvement or 0.0
-    side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
-    rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
-    if "accuracy" in figures:
-        rows.append(
-            (
-                "held-out accuracy",
-                f"{figures['accuracy']:.1%} of masked tokens (most frequent token: {baseline['accuracy']:.1%}), "
-                f"perplexity {figures['perplexity']:.1f}",
-            )
-        )
-    return rows
 
 
 if __name__ == "__main__":

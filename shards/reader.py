@@ -28,7 +28,7 @@ import numpy as np
 from shards import codec, counter
 from shards.codec import SparseRows
 from shards.manifest import StoreFiles
-from shards.schema import ShardError, ShardMeta, StoreError
+from shards.schema import ShardError, ShardMeta, StoreError, repair_hint
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
@@ -338,7 +338,7 @@ class WindowReader:
             except ShardError as error:
                 unit = self._table.unit[number]
                 where = f"{self._table.files[unit]}: block {self._table.group(number)[0]}"
-                raise ShardError(f"{where}: {error}. {self._repair_hint(unit)}") from None
+                raise ShardError(f"{where}: {error}. {self._repair_hint()}") from None
 
     def mean_distribution(self):
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
@@ -373,7 +373,7 @@ class WindowReader:
         if (len(columns["lengths"]), len(columns["ids"])) != (table.windows[number], table.block_tokens[number]):
             raise ShardError(
                 f"{table.files[unit]}: block {group[0]} has {len(columns['lengths'])} windows, its record says "
-                f"{table.windows[number]}. " + self._repair_hint(unit)
+                f"{table.windows[number]}. " + self._repair_hint()
             )
         self._verified[number] = True
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
@@ -390,23 +390,20 @@ class WindowReader:
         if verify and hashlib.sha256(raw).digest() != sha256:
             raise ShardError(
                 f"{self._table.files[unit]}: block {name} (bytes {offset} to {offset + length}) "
-                "does not match its hash. " + self._repair_hint(unit)
+                "does not match its hash. " + self._repair_hint()
             )
         return {name.removesuffix(".npy").rpartition(".")[2]: column for name, column in npy_members(raw)}
 
     def _map_shard(self, unit):
         path, size = self.store.files.units / self._table.files[unit], self._table.sizes[unit]
         if not path.is_file():
-            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint(unit))
+            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint())
         if path.stat().st_size != size:
-            raise ShardError(f"{path}: {path.stat().st_size} bytes, the record says {size}. " + self._repair_hint(unit))
+            raise ShardError(f"{path}: {path.stat().st_size} bytes, the record says {size}. " + self._repair_hint())
         return np.memmap(path, np.uint8, mode="r")
 
-    def _repair_hint(self, unit):
-        return (
-            f"Delete {self.store.files.record_file(self._table.ids[unit])} and run the encoding command again: "
-            "it encodes that unit and no other."
-        )
+    def _repair_hint(self):
+        return repair_hint(self.store.path)
 
     @cached_property
     def _meta(self):

@@ -54,6 +54,14 @@ class StoreError(ValueError):
     """A store that is missing, unfinished or not the one that was asked for."""
 
 
+def repair_hint(store):
+    """What to do about damage in a store, in words for an error."""
+    return (
+        f"Remove what is damaged with: mlsm verify-shards {store} --repair, and run the encoding command again, "
+        "which that names: it encodes those units and no others."
+    )
+
+
 def index_bits(k):
     """Bits of one stored atom index: 0 (ids only), 12, 16 or 32."""
     if k == 0:

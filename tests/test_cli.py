@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
+from shards.verify import verify
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -40,6 +42,12 @@ def test_help_answers_in_under_a_second():
 def test_every_command_explains_its_flags(verb):
     run = mlsm(verb, "--help", check=0)
     assert "--recipe" in run.stdout and "--seed" in run.stdout
+
+
+@pytest.mark.parametrize("verb", ["derive-shards", "verify-shards", "show-shards", "clean"])
+def test_tools_take_a_path_and_no_recipe(verb):
+    run = mlsm(verb, "--help", check=0)
+    assert "positional arguments" in run.stdout and "--recipe" not in run.stdout
 
 
 def test_flags_beat_the_recipe_and_the_recipe_beats_defaults():
@@ -230,6 +238,27 @@ def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):
     next((copy / "units").glob("*.json")).unlink()
     run = mlsm("train-student", cwd=tmp_path, check=3)
     assert "unfinished: 1 of" in error_line(run) and "encoding command" in error_line(run)
+
+
+def test_the_command_that_verify_shards_names_repairs_the_store(session):
+    """Run from another directory, after a unit was damaged and removed, it makes the very bytes again."""
+    import shlex
+
+    directory, *_ = session
+    store = next((directory / "runs" / "stores").iterdir())
+    shard = next((store / "units").glob("*.tar"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    report = json.loads(mlsm("verify-shards", store, "--repair", "--json", check=3).stdout)
+    assert not shard.exists() and "--recipe" in report["commands"][0]
+    mlsm(*shlex.split(report["commands"][0])[1:], check=0)
+    assert shard.read_bytes() == whole
+    mlsm("verify-shards", store, "--full", check=0)
+    for name in ("tokenizer", "dictionary"):
+        (store / name).rename(store / "away")
+        (damage,) = verify(store)["damaged"]
+        assert damage["file"] == name and "missing" in damage["problem"]
+        (store / "away").rename(store / name)
 
 
 def test_a_student_output_of_another_run_is_refused(session):

@@ -15,6 +15,7 @@ from shards import codec
 from shards.manifest import StoreFiles
 from shards.reader import Store
 from shards.schema import ShardError, StoreError
+from shards.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +219,9 @@ def test_following_the_hint_repairs_a_damaged_shard(tmp_path, damage):
         _flip(shard, 5000)
     else:
         os.truncate(shard, 4000)
-    with pytest.raises(ShardError, match=r"Delete .*\.json and run the encoding command again"):
+    with pytest.raises(ShardError, match=r"mlsm verify-shards .* --repair, and run the encoding command again"):
         Store.open(files.path).split("train").read([0])
-    files.record_file(plan.units[0].id).unlink()
+    verify(files.path, repair=True)
     make_store(tmp_path / "s", blocks=1, units=("train",))
     Store.open(files.path).split("train").read([0])
 

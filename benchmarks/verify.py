@@ -1,0 +1,115 @@
+"""How fast a store is verified in full: bytes per second of one core, against SHA-256 alone over the same files.
+
+    python -m benchmarks.verify
+
+The codes of the bench states, n = 32, as a store of four units of about a million tokens (the 8,192 rows again and
+again, in blocks of 65,536 tokens), written with the project's own writer; one thread, files in the page cache.
+`verify_bytes_per_second` counts this thread's processor time, so that other processes on the machine do not count;
+the wall clock's rate is given beside it. The anchor reads and hashes the same files and checks nothing else. Prints
+JSON as its last line.
+"""
+
+import hashlib
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.data import conditions
+from benchmarks.shards import MAX_LENGTH, SPECIAL, TOP_N, VOCABULARY, real_codes
+from pipeline.lsp import distributions
+from shards.derive import derive
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, LSP_OCTAVES, ShardMeta
+from shards.verify import verify
+from shards.writer import UnitWriter
+
+UNITS, BLOCKS, ROUNDS = 4, 16, 7
+
+
+def main():
+    with tempfile.TemporaryDirectory() as directory:
+        files = write_store(Path(directory))
+        shards = sorted(files.units.glob("*.tar"))
+        measured = {name: [] for name in ("verify", "quick", "hash")}
+        for _ in range(ROUNDS + 1):
+            measured["verify"].append(timed(lambda: whole(verify(files.path, full=True, threads=1))))
+            measured["quick"].append(timed(lambda: whole(verify(files.path, threads=1))))
+            measured["hash"].append(timed(lambda: [hash_file(path) for path in shards]))
+        size = sum(path.stat().st_size for path in shards)
+        derived = timed(lambda: derive(files.path, 8))
+    rounds = {name: np.array(times[1:]) for name, times in measured.items()}  # the first warms up
+    rate = size / rounds["verify"][:, 0]
+    result = {
+        "verify_bytes_per_second": statistics.median(rate),
+        "verify_bytes_per_second_quartiles": np.quantile(rate, [0.25, 0.75]).tolist(),
+        "verify_bytes_per_wall_second": size / statistics.median(rounds["verify"][:, 1]),
+        "verify_vs_hash_alone": statistics.median(rounds["hash"][:, 0] / rounds["verify"][:, 0]),
+        "hash_bytes_per_second": size / statistics.median(rounds["hash"][:, 0]),
+        "quick_look_seconds": statistics.median(rounds["quick"][:, 1]),
+        "derive_tokens_per_second": UNITS * BLOCKS * BLOCK_TOKENS / derived[0],
+        "bytes": size,
+        **conditions(),
+    }
+    for name, value in result.items():
+        print(f"{name:<36} {value}")
+    print(json.dumps(result))
+
+
+def write_store(directory):
+    """Four units of bench rows."""
+    codes, k = real_codes()
+    columns = block_columns(distributions(codes, TOP_N))
+    files = StoreFiles(directory / "stores" / "bench")
+    settings = {"kind": "lsp", "format": FORMAT_VERSION, "k": k, "top_n": TOP_N}
+    target = {"target": fingerprint(settings), "settings": settings, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
+              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    files.create(target)
+    units = tuple(PlannedUnit(f"{number:032}", "train", "bench", number, number + 1) for number in range(UNITS))
+    for unit in units:
+        with UnitWriter(files, ShardMeta(target["target"], unit.id, k, VOCABULARY, MAX_LENGTH)) as writer:
+            for _ in range(BLOCKS):
+                writer.write_block(**columns)
+    files.publish_plan(Plan({}, units, {}))
+    return files
+
+
+def block_columns(rows):
+    """A full block: the rows again and again."""
+    tokens = len(rows.indptr) - 1
+    times = BLOCK_TOKENS // tokens
+    starts = np.arange(0, tokens * times, MAX_LENGTH)
+    return {
+        "ids": np.random.default_rng(0).integers(4, VOCABULARY, tokens * times),
+        "lengths": np.full(len(starts), MAX_LENGTH),
+        "run_starts": starts,
+        "run_records": np.zeros(len(starts), np.int64),
+        "nnz": np.tile(np.diff(rows.indptr), times),
+        "indices": np.tile(rows.indices, times),
+        "weights": np.tile(rows.weights, times),
+        "tail": np.tile(rows.tail, times),
+    }
+
+
+def whole(report):
+    if report["damaged"] or report["missing"]:
+        raise SystemExit(f"the bench store is damaged: {report}")
+
+
+def hash_file(path):
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def timed(work):
+    """Seconds of processor time, of all threads, and of the wall clock."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What was made, looked at: summaries of commands, views into stores."""

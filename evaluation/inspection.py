@@ -1,0 +1,232 @@
+"""Look into a store: its statistics, one document or window with its LSPs, how its settings differ from another's.
+
+    figures = statistics(Store.open(path))
+    view = document_tokens(store, "train", 7, top=5)
+
+Functions return dicts that JSON can hold; evaluation/summaries.py makes them readable. Statistics come from the
+records and the sums that every shard ends with, so the blocks are not read. Left out: whether the store is whole
+(shards/verify.py).
+
+Shapes: T tokens, K atoms.
+"""
+
+import json
+
+import numpy as np
+
+from shards import codec
+from shards.reader import Store
+from shards.schema import ShardMeta, StoreError
+from shards.shard_file import blocks
+
+TOP_ATOMS = 10
+_DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
+
+
+def show(path, *, document=None, window=None, split="train", top=5, tokens=512, against=None):
+    """What `mlsm show-shards` was asked for: one of the views below."""
+    store = Store.open(path)
+    if against is not None:
+        return difference(store, Store.open(against))
+    if window is not None:
+        return window_tokens(store, split, window, top)
+    if document is not None:
+        return document_tokens(store, split, document, top, tokens)
+    return statistics(store)
+
+
+# -- the whole store --------------------------------------------------------------------------------------
+
+
+def statistics(store):
+    """Counts, sizes, settings and, of an LSP store, how its distributions are spread."""
+    records = store.records()
+    figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
+    figures |= {"settings": store.settings, "environments": _environments(records)}
+    if store.k:
+        figures |= _distribution(store, records)
+    if store.files.dictionary.is_dir():
+        figures["dictionary"] = _dictionary(store.files.dictionary)
+    return figures
+
+
+def _splits(store):
+    found = {}
+    for name in sorted({unit.split for unit in store.plan.units}, reverse=True):
+        records = store.records(name)
+        found[name] = {key: sum(getattr(record, key) for record in records) for key in ("windows", "tokens")}
+        found[name] |= {"units": len(records), "documents": sum(record.statistics["documents"] for record in records)}
+    return found
+
+
+def _environments(records):
+    """What made the units: distinct devices and library versions, with how many units each made."""
+    counted = {}
+    for record in records:
+        facts = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+        entry = counted.setdefault(json.dumps(facts, sort_keys=True), {"units": 0, **facts})
+        entry["units"] += 1
+    return list(counted.values())
+
+
+def _distribution(store, records):
+    mass_K = _mass(store)
+    mean_K = mass_K / max(mass_K.sum(), np.finfo(float).tiny)
+    used = np.argsort(-mean_K, kind="stable")[:TOP_ATOMS]
+    some = mean_K[mean_K > 0]
+    histogram = np.sum([record.statistics["nnz_histogram"] for record in records], axis=0)
+    return {
+        "nnz_histogram": histogram.tolist(),
+        "dead_atoms": int((mean_K == 0).sum()),
+        "mean_entropy_nats": float(-(some * np.log(some)).sum()),
+        "tail_mass": 1 - store.report()["mass_kept"],
+        "most_used": [[int(atom), float(mean_K[atom])] for atom in used],
+    }
+
+
+def _mass(store):
+    """Sum of all stored distributions, float64 (K,)."""
+    mass_K = np.zeros(store.k)
+    for split in {unit.split for unit in store.plan.units}:
+        coded = sum(record.statistics["coded_tokens"] for record in store.records(split))
+        if coded:
+            mass_K += coded * store.split(split).mean_distribution()
+    return mass_K
+
+
+def _dictionary(directory):
+    """The figures that dictionary.json keeps of the evaluation that chose these atoms."""
+    try:
+        kept = json.loads((directory / "dictionary.json").read_text())
+        best = min(kept["history"], key=lambda entry: entry["objective"], default={})
+        return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"problem": f"dictionary.json cannot be read ({error})"}
+
+
+def difference(store, other):
+    """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
+    ours, theirs = _flat(store.settings), _flat(other.settings)
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return {
+        "stores": [str(store.path), str(other.path)],
+        "same_target": store.target_id == other.target_id,
+        "same_plan": store.plan_id == other.plan_id,
+        "differing": {name: [ours.get(name), theirs.get(name)] for name in names},
+        "counts": [{name: s.report()[name] for name in ("windows", "tokens", "bytes")} for s in (store, other)],
+    }
+
+
+def _flat(settings, prefix=""):
+    flat = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+# -- one window, one document -----------------------------------------------------------------------------
+
+
+def window_tokens(store, split, number, top):
+    """A window's tokens with their largest LSPs."""
+    reader = store.split(split)
+    if not 0 <= number < len(reader):
+        raise StoreError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
+    batch = reader.read([number])
+    length = int(batch.lengths[0])
+    rows = None
+    if store.k:
+        rows = reader.targets(batch, np.zeros(length, np.int64), np.arange(length))
+    heading = f"window {number} of {len(reader):,} in {split}, {length} tokens"
+    return _view(store, heading, batch.ids[0, :length], rows, top)
+
+
+def document_tokens(store, split, number, top, limit=512):
+    """A document's tokens with their largest LSPs, windows joined; special tokens are left out.
+
+    limit  most tokens to show
+    """
+    records = store.records(split)
+    ends = np.cumsum([record.statistics["documents"] for record in records], dtype=np.int64)
+    if not 0 <= number < (ends[-1] if len(ends) else 0):
+        count = int(ends[-1]) if len(ends) else 0
+        raise StoreError(f"{store.path} has {count:,} {split} documents, counted from 0; there is no {number}")
+    at = int(np.searchsorted(ends, number, side="right"))
+    record, nth = records[at], int(number - (ends[at - 1] if at else 0))
+    row_of_source, ids, rows = _tokens_of_document(store, record, nth)
+    unit = next(unit for unit in store.plan.units if unit.id == record.unit)
+    shown = slice(0, limit)
+    heading = (
+        f"document {number} of {int(ends[-1]):,} in {split}: record {unit.start + row_of_source} of {unit.source}, "
+        f"{len(ids)} tokens" + (f", the first {limit}" if len(ids) > limit else "")
+    )
+    return _view(store, heading, ids[shown], rows and _first_rows(rows, limit), top)
+
+
+def _tokens_of_document(store, record, nth):
+    """Record number in the unit, ids and SparseRows of the unit's nth document."""
+    wanted, last, before, ids, parts = None, -1, 0, [], []
+    special = store.special_ids["all"]
+    for _, columns in blocks(store.files, record):
+        records = columns["run_records"].astype(np.int64)
+        if wanted is None:
+            fresh = np.unique(records[records > last])  # as the writer counts documents
+            if nth >= before + len(fresh):
+                last, before = max([last, *fresh.tolist()]), before + len(fresh)
+                continue
+            wanted = int(fresh[nth - before])
+        elif wanted not in records:
+            break
+        run_T = np.searchsorted(columns["run_starts"], np.arange(len(columns["ids"])), side="right") - 1
+        chosen = np.flatnonzero((records[run_T] == wanted) & ~np.isin(columns["ids"], special))
+        ids.append(columns["ids"][chosen].astype(np.int32))
+        if store.k:
+            meta = ShardMeta(store.target_id, record.unit, store.k, store.vocab_size, store.max_length,
+                             store.weight_octaves)
+            first_entry = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64)))
+            parts.append(codec.gather_rows(meta, columns, first_entry, chosen))
+    return wanted, np.concatenate(ids), _joined(parts) if parts else None
+
+
+def _joined(parts):
+    nnz = np.concatenate([np.diff(part.indptr) for part in parts])
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "weights", "tail")]
+    return codec.SparseRows(np.concatenate(([0], np.cumsum(nnz))), *columns)
+
+
+def _first_rows(rows, count):
+    indptr = rows.indptr[: count + 1]
+    return codec.SparseRows(indptr, rows.indices[: indptr[-1]], rows.weights[: indptr[-1]], rows.tail[:count])
+
+
+def _view(store, heading, ids, rows, top):
+    texts = token_texts(store, ids)
+    tokens = []
+    for t, (token_id, text) in enumerate(zip(ids.tolist(), texts, strict=True)):
+        token = {"id": token_id, "text": text}
+        if rows is not None:
+            entries = slice(rows.indptr[t], rows.indptr[t + 1])
+            atoms, weights = rows.indices[entries], rows.weights[entries]
+            largest = np.argsort(-weights, kind="stable")[:top]
+            token |= {
+                "nnz": len(atoms),
+                "tail": float(rows.tail[t]),
+                "lsps": [[int(atoms[i]), float(weights[i])] for i in largest],
+            }
+        tokens.append(token)
+    return {"store": str(store.path), "heading": heading, "tokens": tokens}
+
+
+def token_texts(store, ids):
+    """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
+    path = store.tokenizer_dir / "tokenizer.json"
+    if path.is_file():
+        from tokenizers import Tokenizer
+
+        vocabulary = Tokenizer.from_file(str(path))
+        return [vocabulary.id_to_token(int(number)) or f"#{number}" for number in ids]
+    if store.tokenizer_dir.is_dir():
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(store.tokenizer_dir).convert_ids_to_tokens(ids.tolist())
+    return [f"#{number}" for number in ids]

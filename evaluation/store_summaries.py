@@ -1,0 +1,153 @@
+"""What the tools over stores say: reports of shards/ and evaluation/inspection.py to lines of text.
+
+One function a verb, named by cli.VERBS; cli.py prints. Left out: the other commands (summaries.py).
+"""
+
+from evaluation.summaries import command, store_rows, table
+
+_LONGEST_LIST = 50
+_LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "tolerance", "dtype")
+
+
+def verification(report, settings):
+    """What verify-shards found: damage first, the way out last."""
+    damaged, missing = report["damaged"], report["missing"]
+    how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
+    rate = f" in {report['seconds']:.1f} s" + (
+        f" ({report['bytes'] / report['seconds'] / 1e6:,.0f} MB/s)" if report["full"] and report["seconds"] else ""
+    )
+    checked = f"{report['units']:,} units, {report['bytes']:,} bytes{rate}: {how}"
+    rows = [("store", report["store"]), ("checked", checked)]
+    for plan in report["plans"]:
+        state = f"{plan['missing']:,} of {plan['units']:,} units are missing" if plan["missing"] else "finished"
+        rows.append(("plan", f"{plan['plan']}: {state}"))
+    lines = ["", _verdict(report), table(rows)]
+    lines += _listed("Damaged", [_damage_line(entry) for entry in damaged])
+    lines += _listed("Missing", [_missing_line(entry) for entry in missing])
+    lines += _listed(
+        "Stray, and ignored by readers (mlsm clean removes left-overs)",
+        [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
+    )
+    lines += _listed("Removed", report["repaired"])
+    if report["commands"]:
+        lines.append("\nNext:")
+        if damaged and not settings.repair:
+            lines.append(f"  {command()} verify-shards {report['store']} --repair     # removes what is damaged")
+        lines += [f"  {line.replace('mlsm', command(), 1)}" for line in report["commands"]]
+        if any(" --corpus " in line for line in report["commands"]):
+            lines.append("  with the --max-tokens, --unit-tokens, --text-field and --document-boundary of then, if any")
+    return "\n".join(lines)
+
+
+def _verdict(report):
+    if report["damaged"]:
+        units = {entry["unit"] for entry in report["damaged"]} - {None}
+        return f"The store is damaged: {len(report['damaged'])} places in {len(units)} units."
+    if report["missing"] or not report["plans"]:
+        return "Nothing is damaged; the store is unfinished."
+    return "The store is whole."
+
+
+def _listed(title, entries):
+    if not entries:
+        return []
+    more = [f"... and {len(entries) - _LONGEST_LIST:,} more (--json lists all)"] if len(entries) > _LONGEST_LIST else []
+    return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:_LONGEST_LIST], *more])]
+
+
+def _damage_line(entry):
+    block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
+    return f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}"
+
+
+def _missing_line(entry):
+    first, stop = entry["records"]
+    return f"unit {entry['unit']} ({entry['split']}, records {first:,} to {stop:,} of {entry['source']})"
+
+
+def cleaning(report, settings):
+    """What clean removed, or would remove."""
+    done = "Would remove" if report["dry_run"] else "Removed"
+    removed = [f"{entry['path']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["removed"]]
+    lines = _listed(done, removed)
+    lines += _listed("Kept", [f"{entry['path']}  {entry['kind']}: {entry['reason']}" for entry in report["kept"]])
+    freed = f"{report['bytes']:,} bytes {'would be ' if report['dry_run'] else ''}freed under {report['path']}."
+    return "\n".join([*lines, "", freed if report["removed"] else f"Nothing to remove under {report['path']}."])
+
+
+def view(shown, settings):
+    """What show-shards was asked for."""
+    if "differing" in shown:
+        return _difference(shown)
+    return _tokens(shown) if "tokens" in shown and "heading" in shown else _statistics(shown)
+
+
+def _difference(shown):
+    first, second = shown["stores"]
+    lines = ["", f"  {first}\n  {second}\n"]
+    if shown["differing"]:
+        lines.append(table([(name, f"{ours}  |  {theirs}") for name, (ours, theirs) in shown["differing"].items()]))
+    else:
+        lines.append("The settings are equal.")
+    pairs = "one plan, so windows pair exactly" if shown["same_plan"] else "different plans, so windows do not pair"
+    tokens = "  |  ".join(f"{counts['tokens']:,}" for counts in shown["counts"])
+    return "\n".join([*lines, f"\nTokens: {tokens}; {pairs}."])
+
+
+def _tokens(shown):
+    lines = [f"\n{shown['heading']}\n"]
+    width = max((len(token["text"]) for token in shown["tokens"]), default=0)
+    for token in shown["tokens"]:
+        if "lsps" not in token:
+            lines.append(f"  {token['text']}")
+            continue
+        lsps = "  ".join(f"{atom}:{weight:.3f}" for atom, weight in token["lsps"]) or "no code"
+        more = f"  ({token['nnz']} in all, tail {token['tail']:.1%})" if token["nnz"] > len(token["lsps"]) else ""
+        lines.append(f"  {token['text']:<{width}}  {lsps}{more}")
+    return "\n".join(lines)
+
+
+def _statistics(shown):
+    rows = store_rows(shown["store"], shown)
+    rows += [(name, f"{split['windows']:,} windows, {split['tokens']:,} tokens, {split['documents']:,} documents in "
+                    f"{split['units']:,} units") for name, split in shown["splits"].items()]
+    if "dead_atoms" in shown:
+        rows += [
+            ("dead atoms", f"{shown['dead_atoms']:,} of {shown['settings'].get('k', 0):,} have no mass"),
+            ("entropy", f"{shown['entropy_nats']:.3f} nats per token; {shown['mean_entropy_nats']:.3f} of the average"),
+            ("tail", f"{shown['tail_mass']:.2%} of the mass was dropped"),
+            ("most used atoms", "  ".join(f"{atom}:{share:.2%}" for atom, share in shown["most_used"])),
+        ]
+    lines = ["", table(rows), "\nMade by:", table(_lineage_rows(shown))]
+    if "nnz_histogram" in shown:
+        lines += ["\nTokens by non-zeros stored:", histogram(shown["nnz_histogram"])]
+    return "\n".join(lines)
+
+
+def _lineage_rows(shown):
+    settings = shown["settings"]
+    rows = [(name.replace("_", " "), settings[name]) for name in _LINEAGE if name in settings]
+    if figures := {name: value for name, value in shown.get("dictionary", {}).items() if name != "settings"}:
+        words = (f"{name.replace('_', ' ')} {value:.5g}" if isinstance(value, float | int) else str(value)
+                 for name, value in figures.items())
+        rows.append(("dictionary", ", ".join(words)))
+    for entry in shown["environments"]:
+        facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "units")
+        rows.append((f"{entry['units']} units", facts))
+    return rows
+
+
+def histogram(counts, bins=10, width=40):
+    """Tokens by their number of non-zeros, as lines with bars; counts[n] tokens have n."""
+    most = max((n for n, count in enumerate(counts) if count), default=0)
+    step = max(1, -(-(most + 1) // bins))
+    sums = [(first, sum(counts[first : first + step])) for first in range(0, most + 1, step)]
+    largest, total = max(1, max(count for _, count in sums)), max(1, sum(counts))
+    return "\n".join(
+        f"  {_span(first, step):>9}  {count / total:6.1%}  {'#' * round(width * count / largest)}".rstrip()
+        for first, count in sums
+    )
+
+
+def _span(first, step):
+    return str(first) if step == 1 else f"{first} to {first + step - 1}"

@@ -1,0 +1,161 @@
+"""What a command says when it is done: its result and settings to lines of text, which cli.py prints.
+
+    text = encoding(reports, settings)
+
+One function a verb, named by cli.VERBS. Left out: doing anything, and errors (cli.py).
+"""
+
+import sys
+from pathlib import Path
+
+
+def command():
+    """How this program was called: installed or from the checkout."""
+    return "mlsm" if Path(sys.argv[0]).stem == "mlsm" else "python cli.py"
+
+
+def table(rows):
+    """Pairs (name, value) as two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def paths(made, settings):
+    """Commands that make directories."""
+    return "\n".join(map(str, made))
+
+
+def dictionaries(reports, settings):
+    """The summary of learn-dictionary."""
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
+        lines.append(table(_dictionary_rows(report)))
+    given = f"{command()} encode-lsp --dictionary {reports[0]['dictionary']}"
+    if settings.hidden is not None:
+        lines.append(f"\nNext:  {given}")
+        lines.append(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
+    else:
+        next_command = f"{command()} encode-lsp with the flags of this command"
+        lines.append(f"\nNext:  {next_command}, which finds it; for another corpus:")
+        lines.append(f"       {given}")
+    return "\n".join(lines)
+
+
+def _dictionary_rows(report):
+    """What a dictionary holds, from `Dictionary.report`."""
+    return [
+        ("dictionary", report["dictionary"]),
+        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
+        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
+        ("non-zeros", f"{report['nnz']:.1f} a vector"),
+        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
+        ("stopped", report["stopped"]),
+    ]
+
+
+def encoding(reports, settings):
+    """The summary of encode-lsp, encode-ids and derive-shards."""
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
+        lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
+    flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
+    if len(reports) > 1 or settings.output != Path("runs"):
+        flags += f" --store {reports[0]['store']}"
+    return "\n".join([*lines, f"\nNext:  {command()} train-student{flags}"])
+
+
+def store_rows(path, report):
+    """What a store holds, from `Store.report`."""
+    rows = [
+        ("store", path),
+        (
+            "tokens",
+            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
+        ),
+        (
+            "bytes per token",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
+        ),
+    ]
+    for stage in ("teacher", "solver"):
+        if seconds := report[f"{stage}_seconds"]:
+            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
+    if "nnz_per_token" in report:
+        empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
+        rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
+        rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
+        if "max_kkt" in report:
+            rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
+    return rows
+
+
+def _run_rows(report):
+    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
+    if report["new_units"]:
+        rate = report["new_tokens"] / report["seconds"]
+        rows.append(("this run", f"{report['new_tokens']:,} tokens in {duration(report['seconds'])} ({rate:,.0f}/s)"))
+    return rows
+
+
+def training(result, settings):
+    """The summary of train-student: the store it read, the student, how to load it."""
+    from shards.reader import Store
+
+    store = Store.open(result["store"], result["plan"])
+    lines = [
+        f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
+        table(store_rows(store.path, store.report()) + _student_rows(result)),
+        "\nLoad it:\n\n  from transformers import AutoModel",
+        f"  model = AutoModel.from_pretrained({result['export']!r})",
+    ]
+    if store.settings.get("teacher_name") == "bundled":
+        lines += [
+            "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
+            f"  {command()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
+            f"  {command()} train-student --recipe paper",
+        ]
+    return "\n".join(lines)
+
+
+def _student_rows(result):
+    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
+    rows = [
+        ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
+        (
+            "trained",
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
+            + (f", first step after {first_step:.1f} s" if first_step else ""),
+        ),
+    ]
+    rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
+    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+
+
+def _held_out_rows(objective, figures, baseline, improvement):
+    if not figures:
+        return [("held out", "nothing: the corpus has no held-out windows")]
+    name, reference = {
+        "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
+        "mlm": ("held-out loss", "unigram frequencies"),
+    }[objective]
+    improvement = improvement or 0.0
+    side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
+    rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
+    if "accuracy" in figures:
+        rows.append(
+            (
+                "held-out accuracy",
+                f"{figures['accuracy']:.1%} of masked tokens (most frequent token: {baseline['accuracy']:.1%}), "
+                f"perplexity {figures['perplexity']:.1f}",
+            )
+        )
+    return rows
+
+
+def duration(seconds):
+    """Seconds as minutes or hours, for people."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,214 @@
+"""Remove what killed processes left behind, and nothing else.
+
+    report = clean("runs", dry_run=True)
+
+Three kinds are recognised, by name and place:
+
+    temporaries     .<name>.<pid>.<12 hex digits>.tmp   (manifest.temporary_name: files, and directories that were being
+                    filled or replaced), .<name>.<time in ns>.tmp (dictionaries)
+    learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
+                    same command would go on from it, so removing one costs the work it holds
+    unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it
+
+Another process, here or on another machine that shares the file system, may be writing. So these stay:
+
+    - whatever changed within the last hour (its inode too: a copy that keeps times is new), unless --all is given;
+    - a temporary whose process lives on this machine, even then; a process id that has been given to another process
+      since does not count, as that process began after the last write;
+    - a learning directory whose lock is held; shards of a unit whose record cannot be read.
+
+Left out: damaged units (verify.py).
+"""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.manifest import StoreFiles
+from shards.schema import ShardError
+
+SAFE_SECONDS = 3600
+CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
+
+_LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
+_DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
+_LEARNING = re.compile(r"\..+\.learning")
+_SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """Something recognised. `in_use` says why it must stay in any case, None when it need not."""
+
+    path: Path
+    kind: str
+    in_use: str | None
+
+
+def clean(path, dry_run=False, everything=False):
+    """Remove left-overs under a directory.
+
+    dry_run     list only
+    everything  also those that changed within SAFE_SECONDS
+    Returns     dict that JSON can hold: path, dry_run, bytes freed (or to be freed), and lists removed and kept, each
+                entry with path, kind, bytes and, when kept, the reason
+    Raises      FileNotFoundError when there is no such directory
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory to clean", str(path))
+    removed, kept, freed = [], [], 0
+    for found in sorted(left_overs(path), key=lambda found: found.path):
+        size, changed = _size_and_change(found.path)
+        entry = {"path": str(found.path), "kind": found.kind, "bytes": size}
+        reason = found.in_use or _too_young(changed, everything)
+        if reason:
+            kept.append(entry | {"reason": reason})
+        elif dry_run or _remove(found):
+            removed.append(entry)
+            freed += size
+    return {"path": str(path), "dry_run": dry_run, "bytes": freed, "removed": removed, "kept": kept}
+
+
+def left_overs(path):
+    """Everything of the three kinds under a directory, links not followed."""
+    for directory, names, files in os.walk(path):
+        here = Path(directory)
+        for name in list(names):
+            if found := _recognise(here / name):
+                names.remove(name)  # what is in it goes with it
+                yield found
+        yield from filter(None, (_recognise(here / name) for name in files))
+        if here.name == "units" and (here.parent / "target.json").is_file():
+            yield from _unrecorded_shards(StoreFiles(here.parent), files)
+
+
+def _recognise(path):
+    if path.is_symlink():
+        return None
+    if match := _TEMPORARY.fullmatch(path.name):
+        return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
+    if _DICTIONARY_TEMPORARY.fullmatch(path.name) and path.is_dir():
+        return LeftOver(path, "temporary", None)
+    if _LEARNING.fullmatch(path.name) and path.is_dir():
+        return LeftOver(path, _LEARNING_KIND, _holder(path))
+    return None
+
+
+def _unrecorded_shards(files, names):
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if not match:
+            continue
+        try:
+            record = files.record(match["unit"])
+        except ShardError:
+            yield LeftOver(files.units / name, _SHARD_KIND, "its record is damaged: see mlsm verify-shards")
+            continue
+        if record is None or record.file != name:
+            yield LeftOver(files.units / name, _SHARD_KIND, None)
+
+
+def _writer(path, pid):
+    """Why a temporary may be in use: its process lives, and lived when it was last written."""
+    if not _alive(pid):
+        return None
+    began = _began(pid)
+    if began is not None and began > _size_and_change(path)[1] + CLOCK_SECONDS:
+        return None  # the number was given anew
+    return f"process {pid} is alive and may be writing it"
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _began(pid):
+    """When a process began, in seconds since 1970; None where /proc does not tell."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+        return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, TypeError):
+        return None
+
+
+def _holder(directory):
+    """Why a learning directory is in use: its lock is held, as pipeline/learning_checkpoint.py does."""
+    with _locked(directory) as mine:
+        return None if mine else "another process is learning in it"
+
+
+@contextmanager
+def _locked(directory):
+    """Hold the lock of a learning directory, if it is free: gives whether it was."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except BlockingIOError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def _too_young(changed, everything):
+    age = time.time() - changed
+    if everything or age >= SAFE_SECONDS:
+        return None
+    minutes = f"{max(0, age) / 60:.0f} minutes"
+    return f"changed {minutes} ago; a process on another machine may be writing it. --all removes it"
+
+
+def _size_and_change(path):
+    """Bytes that removing a file or directory frees, and the time of the last change in it."""
+    size, changed = 0, 0.0
+    for found in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        try:
+            status = found.lstat()
+        except FileNotFoundError:
+            continue
+        changed = max(changed, status.st_mtime, status.st_ctime)
+        if not found.is_dir() and status.st_nlink == 1:  # a shard linked to its name is not freed
+            size += status.st_size
+    return size, changed
+
+
+def _remove(found):
+    """Remove it, unless it has gone or come into use meanwhile."""
+    try:
+        if found.kind == _SHARD_KIND:
+            files = StoreFiles(found.path.parent.parent)
+            if not any(_unrecorded_shards(files, [found.path.name])):
+                return False
+        if found.kind == _LEARNING_KIND:
+            with _locked(found.path) as mine:
+                if mine:
+                    shutil.rmtree(found.path)
+                return mine
+        if found.path.is_dir():
+            shutil.rmtree(found.path)
+        else:
+            found.path.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Settings of the tools over finished stores. Imports tyro, whose marker makes STORE a word without a flag."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """Check that a store is whole."""
+
+    store: Positional[Path | None] = None
+    """Store directory; the newest finished one under ./runs when not given."""
+    full: bool = False
+    """Read every byte: hashes, and what the columns hold. Otherwise records, sizes and end marks."""
+    repair: bool = False
+    """Check in full and remove the damaged units, so that the encoding command, which is named, makes them again."""
+    json: bool = False
+    """Print the report as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowConfig:
+    """Show what a store holds: statistics, or one document or window with its LSPs."""
+
+    store: Positional[Path | None] = None
+    """Store directory; the newest finished one under ./runs when not given."""
+    document: int | None = None
+    """Show this document of the split, counted from 0 in the plan's order."""
+    window: int | None = None
+    """Show this window of the split, counted from 0."""
+    split: Literal["train", "held_out"] = "train"
+    """Which split they are of."""
+    top: int = 5
+    """LSPs to show of each token."""
+    tokens: int = 512
+    """Most tokens to show of a document."""
+    against: Path | None = None
+    """Another store: show the settings in which the two differ."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self):
+        if sum(value is not None for value in (self.document, self.window, self.against)) > 1:
+            raise ValueError("--document, --window and --against are three different things to show. Give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeriveConfig:
+    """Make a store with fewer LSPs a token from a stored one, without the teacher."""
+
+    store: Positional[Path | None] = None
+    """Store directory; the newest finished one under ./runs when not given."""
+    top_n: int = 8
+    """Largest entries kept of each token's distribution; fewer than the store has."""
+    output: Path | None = None
+    """Directory whose `stores` gets the new one; beside the old one when not given."""
+
+    def __post_init__(self):
+        if not 1 <= self.top_n <= 255:
+            raise ValueError(f"--top-n must lie between 1 and 255, found {self.top_n}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanConfig:
+    """Remove what killed processes left behind."""
+
+    path: Positional[Path] = Path("runs")
+    """Directory to look through: a store, or all of ./runs."""
+    dry_run: bool = False
+    """List only."""
+    all: bool = False
+    """Also what is younger than an hour: say so when no process on any machine writes there. What a living process of
+    this machine writes is kept all the same."""
+    json: bool = False
+    """Print the report as JSON."""

@@ -1,0 +1,157 @@
+"""A store with a smaller n from a stored one, without teacher, dictionary or solver.
+
+    report = derive("runs/stores/lsp-...", top_n=8)
+
+Of every row the n largest entries stay (of equal codes the lower atom, as at encoding). Their 8-bit codes do not
+change, because they count from the row's maximum, which always stays. A stored row sums to 1 - tail; what is
+dropped from it joins the tail:
+
+    tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
+
+so only the tail is rounded twice. Units, blocks, windows and plan are the same, so the new store pairs with all
+stores of the plan. Finished units are skipped and equal input gives equal bytes, as at encoding.
+
+Shapes: T tokens, E entries.
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shards import codec
+from shards.manifest import StoreFiles, fingerprint, publish_directory
+from shards.reader import Store
+from shards.schema import MAX_ENTRIES, ShardMeta, StoreError
+from shards.shard_file import blocks
+from shards.writer import UnitWriter
+
+
+def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
+    """Write the store, or what it lacks of it.
+
+    output    directory whose `stores` gets it; by default beside the source
+    progress  called with ("derive", tokens done, tokens in all)
+    Returns   report dict as encoding commands give
+    Raises    StoreError when the source is no finished LSP store or does not keep more than top_n entries a token
+              ShardError when it is damaged
+    """
+    started = time.perf_counter()
+    source = Store.open(path)
+    target = _target(source, top_n)
+    files = StoreFiles(_directory(source, target, output))
+    files.create(target)
+    for name in ("tokenizer", "dictionary"):
+        _copy(getattr(source.files, name), getattr(files, name))
+    files.publish_plan(source.plan)
+    missing = files.missing_units(source.plan)
+    records = {record.unit: record for record in source.records()}
+    total = sum(record.tokens for record in records.values())
+    done = total - sum(records[unit.id].tokens for unit in missing)
+    before = done
+    for unit in missing:
+        for tokens in _derive_unit(source, files, target, records[unit.id], top_n):
+            done += tokens
+            progress("derive", done, total)
+    return {
+        "store": str(files.path),
+        "plan": source.plan_id,
+        "source": str(source.path),
+        "finished_before": not missing,
+        "new_units": len(missing),
+        "new_tokens": total - before,
+        "seconds": time.perf_counter() - started,
+        **Store.open(files.path, source.plan_id).report(),
+    }
+
+
+def _target(source, top_n):
+    old = source.files.target()
+    kept = old["settings"].get("top_n", MAX_ENTRIES)
+    if not source.k:
+        raise StoreError(f"{source.path} holds token ids only: there are no LSPs to cut. Give an LSP store.")
+    if kept != "all" and top_n >= kept:
+        raise StoreError(
+            f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
+            f"{kept}. Encode again with: mlsm encode-lsp --top-n {top_n}"
+        )
+    settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
+    return old | {"settings": settings, "target": fingerprint(settings)}
+
+
+def _directory(source, target, output):
+    """Where the new store is or shall be: the source's name with n, and the digits of its own target."""
+    path = source.path if source.path.name.strip(".") else source.path.resolve()
+    parent = path.parent if output is None else Path(output) / "stores"
+    stem = path.name.removesuffix(f"-{source.target_id[:12]}")
+    digits = target["target"][:12]
+    name = f"{stem}-n{target['settings']['top_n']}-{digits}"
+    return next(iter(sorted(parent.glob(f"*-{digits}"))), parent / name)
+
+
+def _copy(old, new):
+    if old.is_dir() and not new.is_dir():
+        publish_directory(new, lambda path: shutil.copytree(old, path, dirs_exist_ok=True))
+
+
+def _derive_unit(source, files, target, record, top_n):
+    """Write one unit; yields the tokens of each block once it is written."""
+    meta = ShardMeta(target["target"], record.unit, source.k, source.vocab_size, source.max_length,
+                     source.weight_octaves)  # fmt: skip
+    with UnitWriter(files, meta, _device(record)) as writer:
+        truncated = 0
+        for group, columns in blocks(source.files, record):
+            truncated += int((columns["nnz"] > top_n).sum())
+            rows = cut(meta, columns, top_n)
+            writer.write_block(
+                ids=columns["ids"],
+                lengths=columns["lengths"],
+                run_starts=columns["run_starts"],
+                run_records=columns["run_records"].astype(np.int64),
+                nnz=np.diff(rows.indptr),
+                indices=rows.indices,
+                weights=rows.weights,
+                tail=rows.tail,
+            )
+            yield group["tokens"]
+        known = {name: record.statistics[name] for name in ("empty_codes", "max_kkt") if name in record.statistics}
+        writer.statistics |= known | {"truncated_tokens": truncated}
+
+
+def _device(record):
+    """What made the codes; the time of it was another store's."""
+    return {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+
+
+def cut(meta, columns, top_n):
+    """The rows of a block with their top_n largest entries; weights sum to 1 - tail, as a writer wants them.
+
+    columns  of the block, as stored
+    Returns  SparseRows
+    """
+    nnz_T = columns["nnz"].astype(np.int64)
+    first_T = np.concatenate(([0], np.cumsum(nnz_T)))
+    rows = codec.gather_rows(meta, columns, first_T, np.arange(len(nnz_T)))
+    kept_E = _largest(columns["weights"], nnz_T, top_n)
+    row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
+    dropped_T = np.bincount(row_E[~kept_E], rows.weights[~kept_E], len(nnz_T))
+    whole_T = 1 - rows.tail.astype(np.float64)
+    indptr = np.concatenate(([0], np.cumsum(np.minimum(nnz_T, top_n))))
+    weights = rows.weights[kept_E] * whole_T[row_E[kept_E]]
+    return codec.SparseRows(indptr, rows.indices[kept_E], weights, rows.tail + whole_T * dropped_T)
+
+
+def _largest(codes, nnz_T, top_n):
+    """Which entries are among the top_n of their row, bool (E); small codes are large weights.
+
+    Row, code and place in the row make one number each, no two alike, so that a plain sort does.
+    """
+    start_E = np.repeat(np.cumsum(nnz_T) - nnz_T, nnz_T)
+    place_E = np.arange(len(codes)) - start_E
+    keys_E = np.repeat(np.arange(len(nnz_T)) << 16, nnz_T) | codes.astype(np.int64) << 8 | place_E
+    keys_E.sort()  # rows stay where they are
+    kept_E = np.zeros(len(codes), bool)
+    first = place_E < top_n
+    kept_E[start_E[first] + (keys_E[first] & 0xFF)] = True
+    return kept_E

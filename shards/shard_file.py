@@ -1,0 +1,129 @@
+"""One unit's shard, read from front to back: what tools do that look at everything.
+
+    with ShardFile(path, record) as shard:
+        for group in record.groups:
+            columns = shard.columns(group)       # checked against its hash
+
+A group is read into one buffer that the next one reuses, so memory is that of the largest group (about 5 MB),
+however large the shard. Left out: chosen windows and rows by number (reader.py), which trainers want.
+"""
+
+import hashlib
+import json
+import tarfile
+
+import numpy as np
+
+from shards.reader import npy_members
+from shards.schema import ShardError, repair_hint
+
+_END_OF_ARCHIVE = bytes(1024)
+
+
+class BlockError(ShardError):
+    """A part of a shard that is not what its record says.
+
+    block           its name, None for the file as a whole
+    offset, length  its bytes in the shard
+    """
+
+    def __init__(self, problem, block=None, offset=0, length=0):
+        super().__init__(problem)
+        self.block, self.offset, self.length = block, offset, length
+
+
+class ShardFile:
+    """The shard at `path`, whose record says what it holds."""
+
+    def __init__(self, path, record):
+        self.path, self.record = path, record
+        self._buffer = bytearray(max((group["length"] for group in record.groups), default=0))
+
+    def __enter__(self):
+        """Raises BlockError when the file is missing or of another size."""
+        try:
+            self._file = open(self.path, "rb", buffering=0)
+        except FileNotFoundError:
+            raise BlockError("the shard is missing") from None
+        size = self.path.stat().st_size
+        if size != self.record.bytes:
+            self._file.close()
+            raise BlockError(f"the shard has {size:,} bytes, its record says {self.record.bytes:,}")
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def raw(self, group):
+        """Bytes of a group, a view that the next call overwrites. Raises BlockError when its hash differs."""
+        raw = self._read(group["offset"], group["length"])
+        if hashlib.sha256(raw).hexdigest() != group["sha256"]:
+            raise _block_error("does not match its hash", group)
+        return raw
+
+    def columns(self, group):
+        """Arrays of a group by column name, views that the next call overwrites."""
+        raw = np.frombuffer(self.raw(group), np.uint8)
+        return {name.removesuffix(".npy").rpartition(".")[2]: array for name, array in npy_members(raw)}
+
+    def meta(self):
+        """The content of `__meta__/meta.json`."""
+        return json.loads(_only_member(self.raw(self.record.groups[0]), "__meta__/meta.json"))
+
+    def check_end(self):
+        """Raise BlockError unless what follows the last group is the end mark that fits the record, and no more.
+
+        With the hashes of all groups this leaves no byte of the shard unchecked.
+        """
+        last = self.record.groups[-1]
+        offset = last["offset"] + last["length"]
+        raw = bytes(self._read(offset, self.record.bytes - offset))
+        place = {"block": "__end__", "offset": offset, "length": len(raw)}
+        try:
+            end = json.loads(_only_member(raw[: -len(_END_OF_ARCHIVE)], "__end__/end.json"))
+        except (ShardError, ValueError) as error:
+            raise BlockError(f"no end mark: {error}", **place) from None
+        if not raw.endswith(_END_OF_ARCHIVE) or end != {"groups": list(self.record.groups)}:
+            raise BlockError("the end mark differs from the record", **place)
+
+    def _read(self, offset, length):
+        if length > len(self._buffer):
+            self._buffer = bytearray(length)
+        view, done = memoryview(self._buffer)[:length], 0
+        self._file.seek(offset)
+        while done < length:
+            got = self._file.readinto(view[done:])
+            if not got:
+                raise BlockError(f"the shard ends {length - done:,} bytes early", None, offset, length)
+            done += got
+        return view
+
+
+def blocks(files, record):
+    """Pairs (group, columns) of a unit's blocks; the columns are views that the next pair overwrites.
+
+    Raises  ShardError, with the unit, the block and the way out, at the first damage
+    """
+    try:
+        with ShardFile(files.units / record.file, record) as shard:
+            for group in record.blocks:
+                yield group, shard.columns(group)
+    except BlockError as error:
+        where = f"block {error.block}: " if error.block else ""
+        raise ShardError(f"{record.file}: {where}{error}. {repair_hint(files.path)}") from None
+
+
+def _only_member(raw, name):
+    """Payload of the one tar member that `raw` must be: header, payload, zeros up to a full record of 512."""
+    try:
+        header = tarfile.TarInfo.frombuf(bytes(raw[:512]), "utf-8", "strict")
+    except tarfile.HeaderError as error:
+        raise ShardError(f"no tar header ({error})") from None
+    payload, rest = bytes(raw[512 : 512 + header.size]), bytes(raw[512 + header.size :])
+    if header.name != name or len(payload) != header.size or len(rest) != -header.size % 512 or any(rest):
+        raise ShardError(f"the tar member is not {name}")
+    return payload
+
+
+def _block_error(problem, group):
+    return BlockError(problem, group["name"], group["offset"], group["length"])

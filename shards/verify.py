@@ -1,0 +1,397 @@
+"""Is a store whole? Every unit is checked against its record, and the record against itself.
+
+    report = verify("runs/stores/lsp-...", full=True)
+    report["damaged"], report["missing"], report["stray"]
+
+Without `full`: target, plans, records' checksums, shards' sizes and end marks: a few reads a unit. With it every
+byte: each group's SHA-256, the end mark byte by byte (nothing is left that a hash of the whole file would
+find, so that is not computed again), meta.json against the target, and the columns of every block: atoms increasing
+below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
+
+A store that is not finished is not damaged; what its plans lack is listed. Left out: the contents of dictionary/
+and tokenizer/, which are checked by whoever loads them.
+
+Shapes: T tokens, E entries, P pairs of entries.
+"""
+
+import errno
+import os
+import re
+import shlex
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shards import codec
+from shards.manifest import Plan, StoreFiles, UnitRecord, fsync_directory
+from shards.schema import ShardError, ShardMeta, ids_dtype, index_bits
+from shards.shard_file import BlockError, ShardFile
+
+_UNIT_ID = re.compile(r"[0-9a-f]{32}")
+_SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
+_SECONDS_BETWEEN_PROGRESS = 0.2
+_PAIRS = 16_384  # 64 KB of words
+_COLUMNS = {"ids", "lengths", "run_starts", "run_records"}
+_ROW_COLUMNS = {"nnz", "atoms", "weights", "tail", "layout"}
+
+
+def verify(path, full=False, repair=False, threads=None, progress=lambda *args, **figures: None):
+    """Check a store.
+
+    full      read and check every byte
+    repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
+              command makes them again
+    threads   how many; all cores when not given
+    progress  called with ("verify", bytes done, bytes in all, unit="bytes")
+    Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
+              file, block, offset, length, problem), missing, stray, repaired, commands (what encodes the damaged and
+              missing units)
+    Raises    StoreError when this is no store, ShardError when its target is damaged or of another format
+    """
+    started = time.perf_counter()
+    files = StoreFiles(path)
+    target = files.target()
+    survey = _survey(files, target)
+    damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
+    commands = _commands(files, target, survey.plans, damaged)
+    return {
+        "store": str(files.path),
+        "target": target["target"],
+        "full": full or repair,
+        "units": len(survey.records),
+        "bytes": sum(record.bytes for record in survey.records),
+        "seconds": time.perf_counter() - started,
+        "plans": [_plan_summary(files, plan) for plan in survey.plans],
+        "damaged": damaged,
+        "missing": _missing(files, survey.plans),
+        "stray": survey.stray,
+        "repaired": _remove(files, damaged) if repair else [],
+        "commands": commands,
+    }
+
+
+# -- small files ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Survey:
+    """What the directory holds."""
+
+    plans: list = field(default_factory=list)
+    records: list = field(default_factory=list)
+    damaged: list = field(default_factory=list)
+    stray: list = field(default_factory=list)
+
+
+def _survey(files, target):
+    found = _Survey()
+    for path in _listed(files.plans):
+        if path.suffix == ".json":
+            _try(found, path, None, lambda path=path: found.plans.append(Plan.read(path)))
+        elif path.suffix != ".yaml":
+            found.stray += _stray(files, path)
+    planned = {unit.id for plan in found.plans for unit in plan.units}
+    listed = _listed(files.units)
+    for path in listed:
+        if _is_record(path, planned):
+            _try(found, path, path.stem, lambda path=path: found.records.append(_read_record(path, target)))
+    named = {record.file for record in found.records}
+    unreadable = {entry["unit"] for entry in found.damaged}
+    for path in listed:
+        ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
+        if path.name not in named and not ours:
+            found.stray += _stray(files, path)
+    settings = target["settings"]
+    needed = {files.tokenizer: "tokenizer" in settings.get("windowing", {}), files.dictionary: "dictionary" in settings}
+    for directory in needed:
+        if needed[directory] and not directory.is_dir():
+            found.damaged.append(_damage(None, directory.name, "the directory is missing"))
+    return found
+
+
+def _is_record(path, planned):
+    """Whether a file is meant to be a unit's record: somebody's notes.json is not."""
+    return path.suffix == ".json" and (path.stem in planned or bool(_UNIT_ID.fullmatch(path.stem)))
+
+
+def _unit_of_shard(path):
+    match = _SHARD.fullmatch(path.name)
+    return match and match["unit"]
+
+
+def _try(found, path, unit, read):
+    try:
+        read()
+    except ShardError as error:
+        problem = str(error).partition(". Delete")[0].removeprefix(f"{path}: ")
+        found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
+
+
+def _read_record(path, target):
+    record = UnitRecord.read(path)
+    end = 0
+    for group in record.groups:
+        if group["offset"] != end or group["length"] < 0:
+            raise ShardError(f"group {group['name']} does not begin where the one before it ends")
+        end += group["length"]
+    if record.unit != path.stem or record.target != target["target"]:
+        raise ShardError(f"the record is of unit {record.unit} of target {record.target}")
+    if record.file != f"{record.unit}-{record.sha256[:12]}.tar" or "/" in record.file:
+        raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
+    sums = [sum(block[name] for block in record.blocks) for name in ("windows", "tokens")]
+    if sums != [record.windows, record.tokens]:
+        raise ShardError(f"its blocks hold {sums[0]} windows of {sums[1]} tokens, not {record.windows} and "
+                         f"{record.tokens}")  # fmt: skip
+    return record
+
+
+def _listed(directory):
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _stray(files, path):
+    """A list with the entry of a file that no reader looks at; empty when it has just gone, as a writer's may."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return []
+    if path.name.startswith(".") and path.suffix == ".tmp":
+        kind = "temporary"
+    elif path.suffix == ".tar":
+        kind = "shard without a record"
+    else:
+        kind = "not of a store"
+    return [{"file": str(path.relative_to(files.path)), "bytes": size, "kind": kind}]
+
+
+def _damage(unit, file, problem, block=None, offset=0, length=0):
+    return {"unit": unit, "file": file, "block": block, "offset": offset, "length": length, "problem": problem}
+
+
+def _plan_summary(files, plan):
+    return {"plan": plan.id, "units": len(plan.units), "missing": len(files.missing_units(plan))}
+
+
+def _missing(files, plans):
+    """Units that some plan wants and the store lacks, with the text they stand for."""
+    units = {unit.id: unit for plan in plans for unit in files.missing_units(plan)}
+    return [{"unit": unit.id, "split": unit.split, "source": unit.source, "records": [unit.start, unit.stop]}
+            for unit in units.values()]  # fmt: skip
+
+
+# -- shards -----------------------------------------------------------------------------------------------
+
+
+class _Count:
+    """Bytes that all threads have checked."""
+
+    def __init__(self):
+        self.bytes, self._lock = 0, threading.Lock()
+
+    def add(self, number):
+        with self._lock:
+            self.bytes += number
+
+
+def _check_shards(files, target, records, full, threads, progress):
+    """Damage of all units, in the records' order."""
+    total, count = sum(record.bytes for record in records), _Count()
+    pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
+    try:
+        jobs = [pool.submit(_check_shard, files, target, record, full, count) for record in records]
+        left = jobs
+        while left:
+            left = wait(left, _SECONDS_BETWEEN_PROGRESS).not_done
+            if count.bytes:
+                progress("verify", count.bytes, total, unit="bytes")
+        return [entry for job in jobs for entry in job.result()]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_shard(files, target, record, full, count):
+    """Damage of one unit."""
+    damaged = []
+
+    def note(check, group=None):
+        try:
+            check()
+        except BlockError as error:
+            place = (error.block, error.offset, error.length)
+            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), *place))
+        except (ShardError, ValueError, KeyError) as error:
+            place = (group["name"], group["offset"], group["length"]) if group else ()
+            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), *place))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
+
+    def check():
+        with ShardFile(files.units / record.file, record) as shard:
+            note(shard.check_end)
+            if full:
+                meta = ShardMeta(target["target"], record.unit, target["k"], target["vocab_size"],
+                                 target["max_length"], target["weight_octaves"])  # fmt: skip
+                entries = [0]
+                for group in record.groups:
+                    note(lambda group=group: _check_group(shard, group, meta, record, entries), group)
+                    count.add(group["length"])
+                if not damaged and meta.k and entries[0] != record.statistics["entries"]:
+                    raise BlockError(f"{entries[0]} entries, the record says {record.statistics['entries']}")
+
+    note(check)
+    return damaged
+
+
+def _check_group(shard, group, meta, record, entries):
+    if group["name"] == "__meta__":
+        if shard.meta() != meta.as_dict():
+            raise ShardError("meta.json is of another target or unit")
+    elif "windows" in group:
+        columns = shard.columns(group)
+        check_block(columns, group, meta)
+        entries[0] += len(columns.get("weights", ()))
+    elif group["name"] == "__stats__":
+        columns = shard.columns(group)
+        if len(columns["token_counts"]) != meta.vocab_size or columns["token_counts"].sum() != record.tokens:
+            raise ShardError(f"token counts do not add up to {record.tokens}")
+    else:
+        raise ShardError("not a part of a shard")
+
+
+def check_block(columns, group, meta):
+    """Raise ShardError unless the columns of a block are well formed and as long as its record says.
+
+    columns  name to array, as ShardFile.columns gives them
+    group    the block's entry in the record: windows, tokens
+    """
+    expected = _COLUMNS | (_ROW_COLUMNS if meta.k else set())
+    if columns.keys() != expected:
+        raise ShardError(f"columns {', '.join(sorted(columns))} instead of {', '.join(sorted(expected))}")
+    ids, lengths, starts = columns["ids"], columns["lengths"], columns["run_starts"]
+    if (len(lengths), len(ids)) != (group["windows"], group["tokens"]) or lengths.sum(dtype=np.int64) != len(ids):
+        raise ShardError(f"{len(lengths)} windows of {len(ids)} tokens, the record says {group['windows']} of "
+                         f"{group['tokens']}")  # fmt: skip
+    if len(ids) and (ids.dtype != ids_dtype(meta.vocab_size) or ids.max() >= meta.vocab_size):
+        raise ShardError(f"token ids leave the vocabulary of {meta.vocab_size}")
+    if len(lengths) and lengths.max() > meta.max_length:
+        raise ShardError(f"a window is longer than {meta.max_length} tokens")
+    rising = len(starts) == len(columns["run_records"]) and bool((starts[1:] > starts[:-1]).all())
+    if not rising or (len(ids) and (not len(starts) or starts[0] != 0 or starts[-1] >= len(ids))):
+        raise ShardError("document runs do not increase from the first token")
+    if meta.k:
+        _check_rows(columns, meta)
+
+
+def _check_rows(columns, meta):
+    nnz, atoms = columns["nnz"], columns["atoms"]
+    entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
+    stored = (3 * entries + 1) // 2 if bits == 12 else entries
+    if len(nnz) != len(columns["ids"]) or len(columns["tail"]) != len(nnz):
+        raise ShardError("a token has no row")
+    if len(columns["weights"]) != entries or len(atoms) != stored:
+        raise ShardError(f"{len(columns['weights'])} weights and {len(atoms)} index units for {entries} entries")
+    if columns["layout"].tolist() != [bits, meta.weight_octaves]:
+        raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
+    ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
+    ends = ends[(ends > 0) & (ends < entries)]
+    parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms][:entries]
+    rising, largest = _rising(parts, entries)
+    rising[ends - 1] = True
+    if entries and (largest >= meta.k or not rising.all()):
+        raise ShardError(f"atoms are not increasing below k = {meta.k}")
+
+
+def _rising(parts, entries):
+    """Whether each entry exceeds the one before it, bool (E - 1), and the largest; entries come in parts."""
+    rising, largest, place, before = np.empty(max(0, entries - 1), bool), 0, 0, None
+    for part in parts:
+        if place:
+            rising[place - 1] = part[0] > before
+        np.greater(part[1:], part[:-1], out=rising[place : place + len(part) - 1])
+        place, before, largest = place + len(part), part[-1], max(largest, int(part.max()))
+    return rising, largest
+
+
+def _unpacked_12(packed, entries):
+    """12-bit indices (E) as parts of uint16, in order, each small enough to stay in the cache.
+
+    Three bytes hold a pair: one unaligned 32-bit load, whose two 12-bit fields move into its 16-bit halves. That
+    is six times as fast as the gathers of codec.unpack_indices, and lets this check keep up with the hash.
+    """
+    pairs = max(0, (len(packed) - 1) // 3)  # the load of a last whole pair would leave the array
+    for first in range(0, pairs, _PAIRS):
+        words_P = np.ndarray(min(_PAIRS, pairs - first), "<u4", packed, 3 * first, (3,))
+        words_P = np.ascontiguousarray(words_P)
+        yield (words_P & 0xFFF | (words_P & 0xFFF000) << 4).view("<u2")
+    if entries > 2 * pairs:
+        rest = np.append(packed[3 * pairs :], 0)
+        yield codec.unpack_indices(rest, np.arange(entries - 2 * pairs), 12)
+
+
+# -- the way out ------------------------------------------------------------------------------------------
+
+
+def _remove(files, damaged):
+    """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit."""
+    removed = []
+    for unit in sorted({entry["unit"] for entry in damaged} - {None}):
+        removed += [files.record_file(unit), *(path for path in _listed(files.units) if _unit_of_shard(path) == unit)]
+    removed += [files.path / entry["file"] for entry in damaged if entry["file"].startswith("plans/")]
+    gone = []
+    for path in removed:
+        if path.is_file():
+            path.unlink()
+            gone.append(str(path.relative_to(files.path)))
+    for directory in (files.units, files.plans):
+        fsync_directory(directory)
+    return gone
+
+
+def _commands(files, target, plans, damaged):
+    """The commands that make again what is damaged, once it is removed, and what is missing."""
+    units = {entry["unit"] for entry in damaged} - {None}
+    of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
+    wanted = {}
+    for plan in plans:
+        lacking = {unit.id for unit in files.missing_units(plan)} | units
+        if of_store or lacking & {unit.id for unit in plan.units}:
+            wanted[plan.id] = sorted({unit.source for unit in plan.units})
+    for entry in damaged:
+        if entry["file"].startswith("plans/"):
+            wanted[entry["file"].removeprefix("plans/").removesuffix(".json")] = []
+    return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
+
+
+def encoding_command(files, target, plan_id, sources):
+    """The command line that makes what this store lacks of a plan.
+
+    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
+    the corpus from what the plan calls its sources, but how the text was cut into units is not known then.
+    """
+    settings, lineage = target["settings"], target["lineage"]
+    output = ["--output", files.path.absolute().parent.parent]
+    if "derived_from" in settings:
+        found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
+        source = found[0] if found else f"<the store of target {settings['derived_from']}>"
+        return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
+    verb = "encode-lsp" if target["k"] else "encode-ids"
+    own = ["--layer", settings["layer"]] if "layer" in settings else []
+    if files.dictionary.is_dir():
+        own += ["--dictionary", files.dictionary.absolute()]
+    recipe = files.plans / f"{plan_id}.yaml"
+    if recipe.is_file():
+        return _line(verb, "--recipe", recipe.absolute(), *own, *output)
+    flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
+    flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
+    flags["max_length"] = target["max_length"]
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
+    return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
+
+
+def _line(*words):
+    return "mlsm " + shlex.join(map(str, words))

@@ -1,0 +1,157 @@
+"""clean removes left-overs of dead processes, and nothing that may be in use or is not recognised."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from make_store import make_store
+
+from shards import clean as module
+from shards.clean import clean
+from shards.manifest import temporary_name
+from shards.reader import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path / "runs" / "stores" / "lsp", blocks=1, units=("train", "held_out"))[0]
+
+
+@pytest.fixture
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def later(monkeypatch, hours=2):
+    now = time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now + hours * 3600)
+
+
+def names(report, which="removed"):
+    return sorted(entry["path"].rpartition("/")[2] for entry in report[which])
+
+
+def left_overs(store, pid):
+    """One of each kind; returns their paths."""
+    runs = store.path.parent.parent
+    temporary = store.units / f".unit.{pid}.0123456789ab.tmp"
+    temporary.write_bytes(b"x" * 100)
+    replaced = store.path / f".tokenizer.{pid}.0123456789ab.tmp"
+    replaced.mkdir()
+    (replaced / "tokenizer.json").write_bytes(b"y" * 50)
+    unfinished = runs / "dictionaries" / f".name-0123.{time.time_ns()}.tmp"
+    unfinished.mkdir(parents=True)
+    learning = runs / "dictionaries" / ".name-0123.learning"
+    learning.mkdir()
+    (learning / "lock").touch()
+    (learning / "sample.npy").write_bytes(b"z" * 20)
+    unrecorded = store.units / f"{0:032}-0123456789ab.tar"
+    unrecorded.write_bytes(b"t" * 10)
+    return [temporary, replaced, unfinished, learning, unrecorded]
+
+
+def test_left_overs_of_the_dead_go_after_an_hour(store, dead_pid, monkeypatch):
+    paths = left_overs(store, dead_pid)
+    whole = Store.open(store.path).report()
+    runs = store.path.parent.parent
+    young = clean(runs)
+    assert not young["removed"] and len(young["kept"]) == 5 and all(path.exists() for path in paths)
+    later(monkeypatch)
+    listed = clean(runs, dry_run=True)
+    assert listed["bytes"] == 180 and all(path.exists() for path in paths)
+    report = clean(runs)
+    assert names(report) == names(listed) == sorted(path.name for path in paths)
+    assert not any(path.exists() for path in paths) and report["bytes"] == 180
+    assert Store.open(store.path).report() == whole
+    assert clean(runs)["removed"] == []
+
+
+def test_all_takes_the_young_ones_too(store, dead_pid):
+    paths = left_overs(store, dead_pid)
+    assert len(clean(store.path.parent.parent, everything=True)["removed"]) == len(paths)
+
+
+def test_a_living_writer_loses_nothing(store, monkeypatch):
+    mine = temporary_name(store.units, "unit")
+    mine.write_bytes(b"x")
+    later(monkeypatch)
+    report = clean(store.path, everything=True)
+    assert not report["removed"] and f"process {os.getpid()} is alive" in report["kept"][0]["reason"]
+    assert mine.exists()
+
+
+def test_a_process_id_that_was_given_anew_does_not_count(store, monkeypatch):
+    mine = temporary_name(store.units, "unit")
+    mine.write_bytes(b"x")
+    monkeypatch.setattr(module, "_began", lambda pid: time.time() + 3600)
+    assert names(clean(store.path, everything=True)) == [mine.name]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc")
+def test_when_a_process_began():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert abs(module._began(process.pid) - time.time()) < 30
+        assert module._began(2**22 + 5) is None
+    finally:
+        process.communicate(b"\n")
+
+
+def test_a_learning_directory_in_use_stays(store, dead_pid, monkeypatch):
+    learning = left_overs(store, dead_pid)[3]
+    later(monkeypatch)
+    with open(learning / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert names(clean(store.path.parent.parent), "kept") == [learning.name]
+    assert names(clean(store.path.parent.parent)) == [learning.name]
+
+
+def test_the_shard_of_an_unreadable_record_stays(store, monkeypatch):
+    record = next(store.units.glob("*.json"))
+    shard = store.units / store.record(record.stem).file
+    record.write_text("{")
+    later(monkeypatch)
+    assert "record is damaged" in clean(store.path)["kept"][0]["reason"] and shard.exists()
+
+
+def test_a_loser_of_a_race_goes_and_the_winner_stays(store, monkeypatch):
+    record = store.record(next(store.units.glob("*.json")).stem)
+    loser = store.units / f"{record.unit}-000000000000.tar"
+    loser.write_bytes(b"x")
+    later(monkeypatch)
+    assert names(clean(store.path)) == [loser.name] and (store.units / record.file).exists()
+
+
+def test_a_second_name_of_a_shard_frees_nothing(store, dead_pid, monkeypatch):
+    """Killed between link and unlink: the temporary and the shard are one file."""
+    shard = next(store.units.glob("*.tar"))
+    os.link(shard, store.units / f".unit.{dead_pid}.0123456789ab.tmp")
+    later(monkeypatch)
+    report = clean(store.path)
+    assert len(report["removed"]) == 1 and report["bytes"] == 0 and shard.exists()
+
+
+def test_what_is_not_recognised_is_not_touched(store, dead_pid, monkeypatch, tmp_path):
+    runs = store.path.parent.parent
+    others = [
+        runs / ".cache.tmp", runs / f".x.{dead_pid}.zzz.tmp", runs / "a.tmp", runs / f"x-{0:012}.tar",
+        store.units / "notes.txt", store.units / "mine.tar", store.path / ".learning",
+    ]  # fmt: skip
+    for path in others:
+        path.write_bytes(b"x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    kept = outside / f".x.{dead_pid}.0123456789ab.tmp"
+    kept.write_bytes(b"x")
+    (runs / "link").symlink_to(outside)
+    (runs / f".link.{dead_pid}.0123456789ab.tmp").symlink_to(outside)
+    later(monkeypatch)
+    report = clean(runs, everything=True)
+    assert report["removed"] == [] and all(path.exists() for path in [*others, kept])
+    with pytest.raises(FileNotFoundError):
+        clean(tmp_path / "nothing")

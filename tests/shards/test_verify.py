@@ -1,0 +1,260 @@
+"""verify finds every kind of damage, names it, and its repair lets the same encoding make the store whole."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_store import make_store
+
+from shards import codec, verify
+from shards.manifest import StoreFiles, fingerprint
+from shards.reader import Store
+from shards.schema import ShardError, ShardMeta, StoreError
+
+UNITS = ("train", "train", "held_out")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("stores") / "lsp", max_length=512)[0].path
+
+
+@pytest.fixture
+def store(whole, tmp_path):
+    """A copy that a test may damage."""
+    return StoreFiles(shutil.copytree(whole, tmp_path / "lsp"))
+
+
+def record_of(files, number=0):
+    return files.record(Store.open(files.path).plan.units[number].id)
+
+
+@pytest.mark.parametrize("k", [0, 300, 5000, 70_000])
+def test_a_whole_store_of_any_index_width(tmp_path, k):
+    files, *_ = make_store(tmp_path / "s", k=k, blocks=1, units=UNITS)
+    for full in (False, True):
+        report = verify.verify(files.path, full=full)
+        assert not report["damaged"] and not report["missing"] and not report["stray"]
+        assert report["units"] == 3 and report["plans"][0]["missing"] == 0
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_every_byte_of_a_shard_is_covered(store):
+    """A bit flipped anywhere, headers, padding and end mark included, is found in its block."""
+    record = record_of(store)
+    path = store.units / record.file
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    ends = [group["offset"] + group["length"] for group in record.groups]
+    chosen = [*rng.integers(0, record.bytes, 30), 0, *ends, record.bytes - 1, record.bytes - 1025, ends[-1] + 300]
+    for offset in map(int, chosen):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ (1 << rng.integers(8))]) + whole[offset + 1 :])
+        (damage,) = verify.verify(store.path, full=True)["damaged"]
+        assert damage["unit"] == record.unit and damage["file"] == f"units/{record.file}"
+        assert damage["offset"] <= offset < damage["offset"] + damage["length"]
+    path.write_bytes(whole)
+    assert not verify.verify(store.path, full=True)["damaged"]
+
+
+def cut(files, record):
+    path = files.units / record.file
+    path.write_bytes(path.read_bytes()[:-1024])
+
+
+def lose(files, record):
+    (files.units / record.file).unlink()
+
+
+def lose_the_end(files, record):
+    path = files.units / record.file
+    path.write_bytes(path.read_bytes()[:-3072] + bytes(3072))
+
+
+def change_the_record(files, record):
+    path = files.record_file(record.unit)
+    path.write_text(path.read_text().replace('"windows"', '"window"'))
+
+
+def cut_the_record(files, record):
+    path = files.record_file(record.unit)
+    path.write_text(path.read_text()[:-20])
+
+
+def rename_the_record(files, record):
+    path = files.record_file(record.unit)
+    path.rename(path.with_name(f"{0:032}.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (cut, "bytes, its record says"),
+        (lose, "shard is missing"),
+        (lose_the_end, "end mark"),
+        (change_the_record, "checksum"),
+        (cut_the_record, "not readable as JSON"),
+        (rename_the_record, "the record is of unit"),
+    ],
+)
+def test_damage_that_a_quick_look_finds_and_repair_removes(store, tmp_path, damage, problem):
+    record = record_of(store)
+    damage(store, record)
+    report = verify.verify(store.path)
+    assert len(report["damaged"]) == 1 and problem in report["damaged"][0]["problem"]
+    others = {path: path.read_bytes() for path in store.units.glob("*.tar") if path.name != record.file}
+    removed = verify.verify(store.path, repair=True)["repaired"]
+    assert removed or damage is lose
+    assert all(path.read_bytes() == content for path, content in others.items())
+    assert not verify.verify(store.path, full=True)["damaged"]
+    make_store(store.path, max_length=512)
+    report = verify.verify(store.path, full=True)
+    assert not report["damaged"] and not report["missing"]
+    assert len(Store.open(store.path).split("train")) > 0
+
+
+def test_two_blocks_swapped_and_one_zeroed(store):
+    record = record_of(store)
+    path = store.units / record.file
+    raw = bytearray(path.read_bytes())
+    first, second = record.blocks[:2]
+    length = min(first["length"], second["length"])
+    a, b = (slice(group["offset"], group["offset"] + length) for group in (first, second))
+    raw[a], raw[b] = raw[b], raw[a]
+    path.write_bytes(raw)
+    report = verify.verify(store.path, full=True)
+    assert [entry["block"] for entry in report["damaged"]] == ["000000", "000001"]
+    assert len(report["commands"]) == 1
+
+
+def test_a_damaged_plan_is_named_and_removed(store):
+    (plan,) = store.plans.glob("*.json")
+    plan.write_text(plan.read_text().replace('"train"', '"held_out"', 1))
+    (damage,) = verify.verify(store.path)["damaged"]
+    assert damage["file"] == f"plans/{plan.name}" and damage["unit"] is None
+    report = verify.verify(store.path, repair=True)
+    assert report["repaired"] == [f"plans/{plan.name}"] and len(report["commands"]) == 1
+    make_store(store.path, max_length=512)
+    assert not verify.verify(store.path)["damaged"] and Store.open(store.path)
+
+
+def test_what_is_missing_and_what_is_stray(store):
+    record = record_of(store)
+    store.record_file(record.unit).unlink()
+    (store.units / ".unit.12.0123456789ab.tmp").write_bytes(b"x")
+    (store.units / "notes.txt").write_text("mine")
+    (store.units / "*.json").write_text("mine, too")
+    (store.plans / ".p.12.0123456789ab.tmp").write_text("x")
+    report = verify.verify(store.path, full=True)
+    assert not report["damaged"] and [entry["unit"] for entry in report["missing"]] == [record.unit]
+    kinds = {entry["file"].split("/")[1]: entry["kind"] for entry in report["stray"]}
+    assert kinds == {
+        record.file: "shard without a record",
+        ".unit.12.0123456789ab.tmp": "temporary",
+        ".p.12.0123456789ab.tmp": "temporary",
+        "notes.txt": "not of a store",
+        "*.json": "not of a store",
+    }
+
+
+def test_repair_leaves_a_whole_store_alone(store):
+    before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
+    assert verify.verify(store.path, repair=True)["repaired"] == []
+    assert {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()} == before
+
+
+def test_not_a_store_and_another_format_are_refused_and_untouched(store, tmp_path):
+    with pytest.raises(StoreError, match="not a store"):
+        verify.verify(tmp_path, repair=True)
+    target = json.loads(store.target_file.read_text())
+    target["settings"]["format"] = 2
+    store.target_file.write_text(json.dumps(target))
+    with pytest.raises(ShardError, match="format 2"):
+        verify.verify(store.path, repair=True)
+
+
+def forge(files, record, change):
+    """Change a record and give it the checksum that fits."""
+    values = json.loads(files.record_file(record.unit).read_text())
+    change(values)
+    del values["checksum"]
+    files.record_file(record.unit).write_text(json.dumps(values | {"checksum": fingerprint(values)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda values: values.update(file=f"../../{values['file']}"), "names a shard"),
+        (lambda values: values.update(target="0" * 32), "of target 000"),
+        (lambda values: values["groups"].pop(1), "does not begin where"),
+        (lambda values: values.update(tokens=values["tokens"] + 1), "its blocks hold"),
+        (lambda values: values["statistics"].update(entries=7), "the record says 7"),
+        (lambda values: values["groups"][1].update(sha256="0" * 64), "end mark differs"),
+    ],
+)
+def test_a_record_that_contradicts_itself_or_its_shard(store, change, problem):
+    forge(store, record_of(store), change)
+    assert problem in verify.verify(store.path, full=True)["damaged"][0]["problem"]
+
+
+def test_a_shard_of_another_target_is_found_by_its_meta(store, tmp_path):
+    other, *_ = make_store(tmp_path / "other", max_length=512, seed=1)
+    record = record_of(other)
+    shutil.copy(other.units / record.file, store.units)
+    shutil.copy(other.record_file(record.unit), store.units)
+    forge(store, record, lambda values: values.update(target=store.target()["target"]))
+    assert not verify.verify(store.path)["damaged"]
+    (damage,) = verify.verify(store.path, full=True)["damaged"]
+    assert damage["block"] == "__meta__" and "another target" in damage["problem"]
+
+
+META = ShardMeta("t", "u", k=300, vocab_size=1000, max_length=8)
+BLOCK = {"ids": [5, 6, 7, 8], "lengths": [3, 1], "run_starts": [0, 2], "run_records": [0, 1],
+         "nnz": [2, 0, 1, 3], "indices": [4, 9, 2, 0, 1, 299], "weights": [0.5, 0.5, 1, 0.5, 0.25, 0.25],
+         "tail": [0, 0, 0, 0.0]}  # fmt: skip
+
+
+def packed(**changes):
+    columns = codec.pack_block(META, **{name: np.array(values) for name, values in BLOCK.items()})
+    return columns | {name: np.array(values, columns[name].dtype) for name, values in changes.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lengths": [3, 2]}, "windows of 4 tokens"),
+        ({"lengths": [4]}, "1 windows"),
+        ({"ids": [5, 6, 7, 1000]}, "vocabulary"),
+        ({"run_starts": [1, 2]}, "document runs"),
+        ({"run_starts": [0, 0]}, "document runs"),
+        ({"run_starts": [0, 4]}, "document runs"),
+        ({"nnz": [2, 0, 1, 2]}, "weights"),
+        ({"nnz": [1, 2, 1, 2]}, "increasing"),
+        ({"tail": [0]}, "no row"),
+        ({"layout": [16, 12]}, "layout"),
+        ({"atoms": codec.pack_indices(np.array([9, 4, 2, 0, 1, 299]), 12)}, "increasing"),
+        ({"atoms": codec.pack_indices(np.array([4, 9, 2, 0, 299, 1]), 12)}, "increasing"),
+        ({"atoms": codec.pack_indices(np.array([4, 9, 2, 0, 1, 300]), 12)}, "below k"),
+    ],
+)
+def test_columns_that_fit_their_hash_but_not_the_format(changes, problem):
+    group = {"windows": 2, "tokens": 4}
+    verify.check_block(packed(), group, META)
+    with pytest.raises(ShardError, match=problem):
+        verify.check_block(packed(**changes), group, META)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 4095), max_size=23), st.integers(1, 4))
+def test_the_fast_unpacking_equals_the_plain_one(values, pairs):
+    values = np.array(values, np.int64)
+    before, verify._PAIRS = verify._PAIRS, pairs
+    try:
+        parts = list(verify._unpacked_12(codec.pack_indices(values, 12), len(values)))
+    finally:
+        verify._PAIRS = before
+    assert np.array_equal(np.concatenate([*parts, []]), values)
+    rising, largest = verify._rising(parts, len(values))
+    assert np.array_equal(rising, values[1:] > values[:-1]) and largest == values.max(initial=0)

@@ -1,0 +1,62 @@
+"""The tools over stores as a person uses them: STORE without a flag, exit codes, JSON."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_store import write_store
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory with one store under ./runs."""
+    write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
+    return tmp_path
+
+
+def mlsm(place, *arguments, code=0):
+    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
+    run = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
+    return run
+
+
+def test_verify_ends_with_3_on_damage_and_says_how_to_repair(place):
+    store = Path("runs/stores/lsp-tiny")
+    assert "The store is whole" in mlsm(place, "verify-shards", store, "--full").stdout
+    shard = next((place / store / "units").glob("*.tar"))
+    raw = bytearray(shard.read_bytes())
+    raw[5000] ^= 1
+    shard.write_bytes(raw)
+    assert "The store is whole" in mlsm(place, "verify-shards").stdout  # the quick look does not read it
+    run = mlsm(place, "verify-shards", "--full", code=3)
+    for words in ("is damaged: 1 places in 1 units", shard.name, "block 000000", f"verify-shards {store} --repair"):
+        assert words in run.stdout
+    report = json.loads(mlsm(place, "verify-shards", store, "--repair", "--json", code=3).stdout)
+    assert len(report["repaired"]) == 2 and len(report["commands"]) == 1
+    run = mlsm(place, "verify-shards", store)
+    assert "unfinished" in run.stdout and "Missing:" in run.stdout and "encode-lsp" in run.stdout
+    assert "is not a store" in mlsm(place, "verify-shards", "nowhere", code=3).stderr
+
+
+def test_show_derive_and_clean(place):
+    run = mlsm(place, "show-shards")
+    assert "dead atoms" in run.stdout and "the newest finished one" in run.stderr and "recipe" not in run.stderr
+    assert len(json.loads(mlsm(place, "show-shards", "--window", 1, "--json").stdout)["tokens"]) > 5
+    assert "Give one of them" in mlsm(place, "show-shards", "--window", 1, "--document", 1, code=2).stderr
+    run = mlsm(place, "derive-shards", "--top-n", 2, "runs/stores/lsp-tiny")
+    assert "mass kept" in run.stdout and "train-student --store runs/stores/lsp-tiny-n2-" in run.stdout
+    derived = next((place / "runs" / "stores").glob("*-n2-*"))
+    assert "was finished already" in mlsm(place, "derive-shards", "runs/stores/lsp-tiny", "--top-n", 2).stdout
+    shutil.rmtree(derived / "plans")
+    mlsm(place, "derive-shards", "runs/stores/lsp-tiny", "--top-n", 2)
+    left = derived / "units" / ".unit.4999999.0123456789ab.tmp"
+    left.write_bytes(b"x")
+    assert "Nothing to remove" in mlsm(place, "clean").stdout and left.exists()
+    assert "1 bytes would be freed" in mlsm(place, "clean", "runs", "--dry-run", "--all").stdout and left.exists()
+    assert "1 bytes freed" in mlsm(place, "clean", "--all").stdout and not left.exists()
