@@ -421,16 +421,15 @@ def sample_hidden(job, teacher, directory):
 
 
 def _write_sample(path, job, teacher, windows, count):
-    batch = max(1, job.config.batch_tokens // job.config.max_length)
-    temporary, done = path.with_name(f".{path.name}.tmp"), 0
-    hidden_Nd = np.lib.format.open_memmap(temporary, "w+", np.float16, (count, teacher.hidden_size))
-    for i in range(0, len(windows), batch):
-        rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
-        stop = min(done + len(rows_nd), count)
-        hidden_Nd[done:stop] = rows_nd[: stop - done]
-        done = stop
-        job.progress("sample", done, count)
-    if done != count:
-        raise AssertionError(f"{done} hidden states where {count} were counted")
-    hidden_Nd.flush()  # msync: on disk before it has its name
-    temporary.replace(path)
+    from pipeline.files import write_rows
+
+    def blocks():
+        batch, done = max(1, job.config.batch_tokens // job.config.max_length), 0
+        for i in range(0, len(windows), batch):
+            rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
+            rows_nd = rows_nd[: count - done]
+            done += len(rows_nd)
+            yield rows_nd
+            job.progress("sample", done, count)
+
+    write_rows(path, (count, teacher.hidden_size), np.float16, blocks())
