@@ -150,7 +150,7 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
                      few of the vectors may go unnoticed (TrainingVectors.identity)
     progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
     Returns          Dictionary, the evaluated state with the lowest held-out objective
-    Raises           ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    Raises           DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
     """
     settings = {"k": k, "lam": lam, "seed": seed, "epochs": epochs, "init": init, "batch": batch,
                 "forgetting": forgetting, "min_improvement": min_improvement,
@@ -178,11 +178,12 @@ def _check(settings, vectors):
 
 
 def _device(device):
-    if device != "auto":
-        return device
-    import torch
+    if device == "cpu":
+        return device           # without torch
+    from pipeline.device import choose_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = choose_device(device)
+    return "cpu" if chosen.type == "cpu" else str(chosen)
 
 
 class _Learning:

@@ -40,6 +40,15 @@ def file_digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_stamp(path):
+    """Size, time and inode of a file: while they stay, so does its content; None if it is not there."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
     """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite."""
     try:
