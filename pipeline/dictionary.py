@@ -33,6 +33,7 @@ from pipeline.training_vectors import TrainingVectors
 FORMAT = 1
 KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
+SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
 
 
@@ -50,7 +51,8 @@ class Dictionary:
 
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
-              explained_variance, dead_atoms (unused since the evaluation before, then replaced)
+              explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
+              evaluation before, then replaced)
     stopped   why learning ended
     settings  what it was asked for
     """
@@ -68,8 +70,13 @@ class Dictionary:
         return digest.hexdigest()
 
     def report(self):
-        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation."""
-        best = min(self.history, key=lambda entry: entry["objective"], default={})
+        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
+
+        An explained variance that there is not is NaN here, a number to whoever prints it.
+        """
+        best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
+        if best.get("explained_variance", 0) is None:
+            best["explained_variance"] = float("nan")
         return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
                 **{name: best[name] for name in best if name != "vectors"},
                 "vectors": self.settings.get("vectors")}
@@ -284,10 +291,13 @@ class _Evaluation:
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
         self.history.append({"vectors": vectors, "epoch": round(epoch, 4), "objective": value,
                              "nnz": len(codes.values) / len(codes),
-                             "explained_variance": float(1 - squared_residual / max(self.variance, 1e-12)),
+                             "explained_variance": self._explained(squared_residual),
                              "dead_atoms": int((learner.uses_K == 0).sum())})
         if value < self.best_objective:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
+
+    def _explained(self, squared_residual):
+        return float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
 
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""

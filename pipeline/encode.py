@@ -21,6 +21,7 @@ import numpy as np
 
 from pipeline import plan as planning
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, hidden_rows
+from pipeline.config import LearnConfig
 from pipeline.corpus import CorpusError, join_windows, open_sources, silent
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, fingerprint, publish_directory
@@ -353,6 +354,8 @@ def _dictionary_of_file(config, progress):
     from pipeline.training_vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 
     _refuse_foreign_output(config.output)
+    if (config.teacher, config.corpus) != (LearnConfig.teacher, LearnConfig.corpus):
+        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", config.hidden)
     if choose_device(config.device).type == "cuda":
         _require_gpu_solver()
     stamp = file_stamp(config.hidden)

@@ -11,7 +11,7 @@ from planted import planted
 
 from pipeline import device as device_module
 from pipeline import encode, learning_checkpoint, training_vectors
-from pipeline.config import LearnConfig
+from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.device import DeviceError
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary import learn_dictionary as learn
@@ -169,8 +169,23 @@ def test_a_leftover_place_goes_and_another_name_resumes_in_it(tmp_path, monkeypa
     assert learn_dictionary(config)[0]["finished_before"] and not work.exists()
 
 
-def test_hidden_and_a_teacher_contradict_each_other():
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        LearnConfig(hidden=Path("a.npy"), teacher="somewhere")
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        LearnConfig(hidden=Path("a.npy"), corpus=("a.txt",))
+def test_hidden_goes_before_teacher_and_corpus(tmp_path):
+    np.save(tmp_path / "a.npy", planted(500)[0])
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
+    first = learn_dictionary(config)[0]
+    other = replace(config, teacher="nowhere", corpus=("nowhere.txt",), layer=(99,))
+    assert learn_dictionary(other)[0] == first | {"finished_before": True}
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"dictionary_epochs": 0}, "--dictionary-epochs must be positive and finite, found 0."),
+    ({"dictionary_epochs": float("inf")}, "--dictionary-epochs must be"),
+    ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
+    ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
+    ({"seed": -1}, "--seed must not be negative, found -1."),
+    ({"lam": 5e-4}, r"found 0.001: .* Give --tolerance as well, below --lam\."),
+    ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.001\."),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused_with_their_flag(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        EncodeConfig(**wrong)
