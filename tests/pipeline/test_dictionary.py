@@ -211,6 +211,16 @@ def test_another_dictionary_is_not_overwritten(learned, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["atoms"]
 
 
+def test_a_failed_save_leaves_nothing(learned, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        learned.save(tmp_path / "atoms")
+    assert not list(tmp_path.iterdir())
+
+
 def test_fingerprint_sees_bytes_and_shape():
     atoms = np.arange(6, dtype=np.float32)
     arrays = atoms.reshape(2, 3), atoms.reshape(3, 2), -atoms[None]

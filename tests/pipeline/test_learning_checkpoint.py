@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from planted import planted
 
-from pipeline import learning_checkpoint
+from pipeline import dictionary, learning_checkpoint
 from pipeline.dictionary import learn_dictionary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +100,11 @@ def test_another_request_starts_afresh(interrupted, change, caplog):
     caplog.set_level(logging.INFO, "pipeline")
     position, _ = first_position(interrupted, **change)
     assert position == 256 and "other settings or vectors" in caplog.text
+
+
+def test_another_algorithm_starts_afresh(interrupted, monkeypatch):
+    monkeypatch.setattr(dictionary, "ALGORITHM", -1)
+    assert first_position(interrupted)[0] == 256
 
 
 @pytest.mark.parametrize("damage", [
