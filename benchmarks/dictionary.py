@@ -12,6 +12,12 @@ float64 objective for every rival. About ten minutes on two cores.
 - ours          learn_dictionary from the float16 file. Its clock holds reading, initialisation and its own
                 evaluations on those held-out vectors, one every 8,192 vectors: an evaluation is the only
                 moment at which it is known to have reached an objective. Compilation is left out.
+                Two things to know: unused atoms are replaced at evaluations, so here four times as often as by
+                default (once a pass of these vectors); and its figures are the lowest of its evaluations on the very
+                vectors that judge it, coded to a KKT violation of 1e-3 (`objective_of_ours_checked` is by the
+                solver that judges all).
+- defaults      ours once more as a user gets it, one seed: `default_seconds` and `default_objective`, by the solver
+                that judges all. It too returns its best evaluation on those vectors, of at most two.
 - scikit-learn  MiniBatchDictionaryLearning at a size it can finish: 256 atoms, 8,192 vectors, two passes; ours at
                 the same setting. Its alpha is our lambda (it divides by the width itself); of its algorithms only
                 coordinate descent gives non-negative codes.
@@ -53,7 +59,7 @@ def main():
             for init in ("sample", "kmeans")}
     small = Task(task.train_Nd[:SMALL_VECTORS], task.held_out_Hd, SMALL_K, LAM)
     result = {"benchmark": "dictionary", **against_spams(runs["sample"], few, many, double),
-              **against_sklearn(small), "init_comparison": compare_starts(runs, few["objective"]),
+              **run_defaults(task), **against_sklearn(small), "init_comparison": compare_starts(runs, few["objective"]),
               "threads": thread_count(), "seeds": len(SEEDS), **conditions("spams-bin", "scikit-learn")}
     show(result)
     print(json.dumps(result))
@@ -79,7 +85,9 @@ def unit_rows(hidden_Nd):
 
 
 def warm_up(task):
-    """Compile every kernel."""
+    """Compile every kernel, and import what a start by k-means needs."""
+    import faiss  # noqa: F401
+
     learn_dictionary(task.train_Nd[:1024], 64, task.lam, seed=0, batch=512, epochs=1)
 
 
@@ -105,6 +113,15 @@ def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, **settings)
     seconds = time.perf_counter() - clock
     curve = [[seconds_at[entry["vectors"]], entry["epoch"], entry["objective"]] for entry in found.history]
     return {"seconds": seconds, "curve": curve, "objective": task.objective(found.atoms_Kd)}
+
+
+def run_defaults(task):
+    """Seconds and objective of ours with every setting as it comes."""
+    clock = time.perf_counter()
+    found = learn_dictionary(task.train_Nd, task.k, task.lam, seed=SEEDS[0], held_out_Hd=task.held_out_Hd)
+    seconds = time.perf_counter() - clock
+    return {"default_seconds": seconds, "default_objective": task.objective(found.atoms_Kd),
+            "default_epochs": found.history[-1]["epoch"], "default_evaluations": len(found.history)}
 
 
 def seconds_to(run, target):
@@ -177,6 +194,7 @@ def show(result):
     line("SPAMS, 82 in float64", result["spams82_float64_seconds"], result["spams82_float64_objective"])
     line("SPAMS, 300 iterations", result["spams300_seconds"], result["spams300_objective"])
     line(f"ours, {result['epochs_of_ours']:g} passes", result["seconds_of_ours"], result["objective_at_spams300_time"])
+    line("ours, default settings", result["default_seconds"], result["default_objective"])
     print(f"time to the objective of SPAMS's 82 iterations: {result['time_to_spams_objective']} of its time")
     for init, figures in result["init_comparison"].items():
         for seconds, value in zip(figures["seconds"], figures["objective"], strict=True):

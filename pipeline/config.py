@@ -1,5 +1,6 @@
 """Settings of stage A, frozen, with units. Imports nothing heavy, so that `--help` answers at once."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,8 @@ class CorpusConfig:
     max_tokens: int | None = None
     """Stop at the window that reaches this many tokens; the whole corpus when not given."""
     unit_tokens: int = 1_048_576
-    """About this many tokens make one unit: one shard, and what an interruption costs at most."""
+    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what
+    was read ahead of it."""
     seed: int = 42
     """Seed of the dictionary's sample and initialisation."""
     output: Path = Path("runs")
@@ -29,11 +31,13 @@ class CorpusConfig:
 
     def __post_init__(self):
         if self.max_length < 8:
-            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]; use 8 or more")
+            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
         for name in ("max_tokens", "unit_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}")
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}.")
+        if self.seed < 0:
+            raise ValueError(f"--seed must not be negative, found {self.seed}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +84,18 @@ class DictionaryConfig(CorpusConfig):
         if not 0 < self.lam < 1:
             raise ValueError(
                 f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
-                "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05"
+                "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05."
             )
         if self.k < 1:
-            raise ValueError(f"--k must be positive, found {self.k}")
+            raise ValueError(f"--k must be positive, found {self.k}.")
+        if self.dictionary_tokens < 1:
+            raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
+        if not 0 < self.dictionary_epochs < math.inf:
+            raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
         if not self.layer:
-            raise ValueError("--layer needs at least one layer, for example: --layer 10")
+            raise ValueError("--layer needs at least one layer, for example: --layer 10.")
         if self.batch_tokens < self.max_length:
-            raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens")
+            raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +104,9 @@ class LearnConfig(DictionaryConfig):
 
     hidden: Path | None = None
     """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
-    every row, scaled to unit length. No teacher or corpus is read; only --k, --lam, --dictionary-epochs, --seed,
-    --device and --output apply."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        defaults = DictionaryConfig
-        if self.hidden is not None and (self.teacher, self.corpus) != (defaults.teacher, defaults.corpus):
-            raise ValueError(
-                "--hidden names the vectors to learn from, and --teacher or --corpus others. Leave one of them out"
-            )
+    every row, scaled to unit length. It goes before the settings of teacher, layer and corpus, which are not used
+    then, whether a flag or a recipe gives them: only --k, --lam, --dictionary-epochs, --seed, --device and --output
+    apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +126,14 @@ class EncodeConfig(DictionaryConfig):
         if self.top_n != "all" and not 1 <= self.top_n <= 255:
             raise ValueError(
                 f"--top-n must lie between 1 and 255, or be `all`, found {self.top_n}: "
-                "the shard format counts the entries of a token in one byte"
+                "the shard format counts the entries of a token in one byte."
             )
         if not 0 < self.tolerance < self.lam:
+            is_default = self.tolerance == EncodeConfig.tolerance
+            advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.001"
             raise ValueError(
                 f"--tolerance must lie between 0 and --lam {self.lam}, found {self.tolerance}: it is how far a "
-                "correlation may exceed the penalty. The usual value is 0.001"
+                f"correlation may exceed the penalty. {advice}."
             )
         if self.dictionary is not None and len(self.layer) > 1:
             raise ValueError(f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")

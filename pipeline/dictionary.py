@@ -17,7 +17,6 @@ Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K ato
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -25,14 +24,17 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.files import appearing_whole, fsync_directory
 from pipeline.learner_cpu import CpuLearner
 from pipeline.learning_checkpoint import Checkpoint
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import TrainingVectors
 
-FORMAT = 1
+FORMAT = 1                      # of the files
+ALGORITHM = 1                   # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
 KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
+SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
 
 
@@ -50,7 +52,8 @@ class Dictionary:
 
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
-              explained_variance, dead_atoms (unused since the evaluation before, then replaced)
+              explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
+              evaluation before, then replaced)
     stopped   why learning ended
     settings  what it was asked for
     """
@@ -68,8 +71,13 @@ class Dictionary:
         return digest.hexdigest()
 
     def report(self):
-        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation."""
-        best = min(self.history, key=lambda entry: entry["objective"], default={})
+        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
+
+        An explained variance that there is not is NaN here, a number to whoever prints it.
+        """
+        best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
+        if best.get("explained_variance", 0) is None:
+            best["explained_variance"] = float("nan")
         return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
                 **{name: best[name] for name in best if name != "vectors"},
                 "vectors": self.settings.get("vectors")}
@@ -81,15 +89,22 @@ class Dictionary:
         """
         directory = Path(directory)
         temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
-        temporary.mkdir(parents=True)
         record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
                   "stopped": self.stopped, "settings": self.settings, "history": self.history}
-        _write(temporary / "atoms.npy", lambda file: np.save(file, self.atoms_Kd))
-        _write(temporary / "dictionary.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+        temporary.mkdir(parents=True)
+        try:
+            with appearing_whole(temporary / "atoms.npy") as file:
+                np.save(file, self.atoms_Kd)
+            with appearing_whole(temporary / "dictionary.json") as file:
+                file.write(json.dumps(record, indent=1).encode())
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         try:
             temporary.rename(directory)
+            fsync_directory(directory.parent)
         except OSError as error:
-            shutil.rmtree(temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
             if not _holds(directory, self.fingerprint):
                 raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
                                       "directory, or remove that one.") from error
@@ -112,13 +127,6 @@ class Dictionary:
             raise DictionaryError(f"{directory} is damaged: atoms.npy has sha256 {found[:12]}, "
                                   f"dictionary.json says {expected[:12]}. Copy or learn it again.")
         return dictionary
-
-
-def _write(path, write):
-    with open(path, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _holds(directory, fingerprint):
@@ -144,13 +152,13 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
     evaluate_every   most vectors between evaluations, which come at least once an epoch
     device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
-    checkpoint       directory to keep the state in, about once a minute, and to go on from: an interrupted call
-                     made again ends with the same bits. It stays at the end, so that nothing is lost before the
-                     dictionary is saved: remove it then. Other settings or vectors start afresh; a change in
-                     few of the vectors may go unnoticed (TrainingVectors.identity)
+    checkpoint       directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
+                     interrupted call made again ends with the same bits. It stays at the end, so that nothing is
+                     lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
+                     change in few of the vectors may go unnoticed (TrainingVectors.identity)
     progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
     Returns          Dictionary, the evaluated state with the lowest held-out objective
-    Raises           ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    Raises           DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
     """
     settings = {"k": k, "lam": lam, "seed": seed, "epochs": epochs, "init": init, "batch": batch,
                 "forgetting": forgetting, "min_improvement": min_improvement,
@@ -178,11 +186,12 @@ def _check(settings, vectors):
 
 
 def _device(device):
-    if device != "auto":
-        return device
-    import torch
+    if device == "cpu":
+        return device           # without torch
+    from pipeline.device import choose_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = choose_device(device)
+    return "cpu" if chosen.type == "cpu" else str(chosen)
 
 
 class _Learning:
@@ -198,8 +207,8 @@ class _Learning:
     def run(self, checkpoint=None):
         """Go on from the checkpoint or begin; returns the Dictionary."""
         if checkpoint is not None:
-            request = {"settings": self.settings, "vectors": self.vectors.identity(), "device": self.device}
-            checkpoint = Checkpoint(checkpoint, request)
+            checkpoint = Checkpoint(checkpoint, {"algorithm": ALGORITHM, "settings": self.settings,
+                                                 "vectors": self.vectors.identity(), "device": self.device})
         self._restore(checkpoint and checkpoint.load())
         while (stopped := self._stop_reason()) is None:
             evaluated = self._minibatch()
@@ -283,10 +292,13 @@ class _Evaluation:
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
         self.history.append({"vectors": vectors, "epoch": round(epoch, 4), "objective": value,
                              "nnz": len(codes.values) / len(codes),
-                             "explained_variance": float(1 - squared_residual / max(self.variance, 1e-12)),
+                             "explained_variance": self._explained(squared_residual),
                              "dead_atoms": int((learner.uses_K == 0).sum())})
         if value < self.best_objective:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
+
+    def _explained(self, squared_residual):
+        return float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
 
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from pipeline import plan as planning
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, hidden_rows
+from pipeline.config import LearnConfig
 from pipeline.corpus import CorpusError, join_windows, open_sources, silent
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, fingerprint, publish_directory
@@ -46,7 +47,7 @@ def encode_lsp(config, progress=silent):
 
     progress  called with (stage, done, total, unit=..., **figures)
     Returns   list of report dicts: store, finished_before, timing, the store's statistics
-    Raises    CorpusError, TeacherError, EncodeError, StoreError
+    Raises    CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
     job = _teacher_job(config, progress)
     return [_encode_layer(job, _load_teacher(job, layer)) for layer in config.layer]
@@ -56,7 +57,7 @@ def learn_dictionary(config, progress=silent):
     """Learn, or find, the dictionary of every layer that the settings name, or that of the file config.hidden.
 
     Returns  list of report dicts: directory, finished_before, the figures of its atoms
-    Raises   as encode_lsp, DictionaryError; ValueError on a file that cannot be used
+    Raises   as encode_lsp, DictionaryError; ValueError on a file that cannot be used or changes meanwhile
     """
     if config.hidden is not None:
         return [_dictionary_of_file(config, progress)]
@@ -116,11 +117,14 @@ class Job:
             max_tokens=config.max_tokens,
             progress=progress,
         )
+        self.check_sources()
+
+    def check_sources(self):
+        """Raise CorpusError if a source is no longer the file that was scanned."""
         for name in self.sources:
             self._check_unchanged(name)
 
     def _check_unchanged(self, name):
-        """Raise CorpusError if a source is no longer the file that was scanned."""
         if self.sources[name].stamp() != self._stamps[name]:
             raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
@@ -346,9 +350,22 @@ def _dictionary_of_layer(job, teacher):
 
 def _dictionary_of_file(config, progress):
     """Report of the dictionary of the vectors in a .npy file; no teacher and no corpus is loaded."""
-    from pipeline.training_vectors import file_digest, open_vectors, refuse_unusable
+    from pipeline.device import choose_device
+    from pipeline.training_vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 
     _refuse_foreign_output(config.output)
+    if (config.teacher, config.corpus) != (LearnConfig.teacher, LearnConfig.corpus):
+        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", config.hidden)
+    if choose_device(config.device).type == "cuda":
+        _require_gpu_solver()
+    stamp = file_stamp(config.hidden)
+
+    def check_unchanged():
+        if file_stamp(config.hidden) != stamp:
+            raise ValueError(
+                f"{config.hidden} changed while it was read. Run the command again once nobody writes to it."
+            )
+
     hidden_Nd = open_vectors(config.hidden)
     refuse_unusable(hidden_Nd, config.hidden)
     request = {
@@ -360,32 +377,52 @@ def _dictionary_of_file(config, progress):
     }
     name = f"{config.hidden.stem}-k{config.k}"
     directory = named_by_content(config.output / "dictionaries", name, fingerprint(request))
-    return _learn_once(directory, config, progress, lambda place: hidden_Nd)
+    return _learn_once(directory, config, progress, lambda place: hidden_Nd, check_unchanged)
 
 
-def _learn_once(directory, config, progress, make_vectors):
-    """Report of a dictionary: the one in `directory`, or else learned from make_vectors(working directory)."""
+def _learn_once(directory, config, progress, make_vectors, check_vectors=silent):
+    """Report of a dictionary: the one in `directory`, or else learned from make_vectors(working directory).
+
+    check_vectors  raises when they are no longer what the name of the directory says
+    """
     from pipeline import dictionary as learning
-    from pipeline.learning_checkpoint import workplace
+    from pipeline.learning_checkpoint import discard, workplace
 
+    work = directory.with_name(f".{directory.name.rpartition('-')[2]}.learning")  # whatever the vectors' name
     finished_before = directory.is_dir()
-    if not finished_before:
-        with workplace(directory.with_name(f".{directory.name}.learning")) as place:
-            found = learning.learn_dictionary(
-                make_vectors(place),
-                config.k,
-                config.lam,
-                seed=config.seed,
-                epochs=config.dictionary_epochs,
-                device=config.device,
-                checkpoint=place,
-                progress=progress,
-            )
-            found.save(directory)
+    if finished_before:
+        discard(work)
+    else:
+        with workplace(work) as place:
+            finished_before = directory.is_dir()  # another process may have finished it before we had the place
+            if not finished_before:
+                _learn(config, make_vectors(place), place, progress, check_vectors).save(directory)
     return learning.Dictionary.load(directory).report() | {
         "dictionary": str(directory),
         "finished_before": finished_before,
     }
+
+
+def _learn(config, hidden_Nd, place, progress, check_vectors):
+    from pipeline.dictionary import learn_dictionary as learn
+    from pipeline.learning_checkpoint import forget
+
+    found = learn(
+        hidden_Nd,
+        config.k,
+        config.lam,
+        seed=config.seed,
+        epochs=config.dictionary_epochs,
+        device=config.device,
+        checkpoint=place,
+        progress=progress,
+    )
+    try:
+        check_vectors()
+    except ValueError:
+        forget(place)  # learned in part from other vectors
+        raise
+    return found
 
 
 def _announce(directory):
@@ -409,6 +446,7 @@ def sample_hidden(job, teacher, directory):
     if not path.is_file():
         config = job.config
         windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
+        job.check_sources()
         special = job.special_ids["all"]
         count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
         if count <= config.k:
@@ -421,16 +459,15 @@ def sample_hidden(job, teacher, directory):
 
 
 def _write_sample(path, job, teacher, windows, count):
-    batch = max(1, job.config.batch_tokens // job.config.max_length)
-    temporary, done = path.with_name(f".{path.name}.tmp"), 0
-    hidden_Nd = np.lib.format.open_memmap(temporary, "w+", np.float16, (count, teacher.hidden_size))
-    for i in range(0, len(windows), batch):
-        rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
-        stop = min(done + len(rows_nd), count)
-        hidden_Nd[done:stop] = rows_nd[: stop - done]
-        done = stop
-        job.progress("sample", done, count)
-    if done != count:
-        raise AssertionError(f"{done} hidden states where {count} were counted")
-    hidden_Nd.flush()  # msync: on disk before it has its name
-    temporary.replace(path)
+    from pipeline.files import write_rows
+
+    def blocks():
+        batch, done = max(1, job.config.batch_tokens // job.config.max_length), 0
+        for i in range(0, len(windows), batch):
+            rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
+            rows_nd = rows_nd[: count - done]
+            done += len(rows_nd)
+            yield rows_nd
+            job.progress("sample", done, count)
+
+    write_rows(path, (count, teacher.hidden_size), np.float16, blocks())

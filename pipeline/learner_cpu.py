@@ -44,7 +44,10 @@ class CpuLearner:
         self._refresh_gram()
 
     def state(self):
-        """Everything that the next step depends on, as NumPy arrays by name."""
+        """Everything that the next step depends on, as NumPy arrays by name, wherever it is asked for.
+
+        dictionary.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
+        """
         return {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK, "steps": np.array(self.steps),
                 "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.uses_K}
 

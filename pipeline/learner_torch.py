@@ -35,7 +35,7 @@ class TorchLearner:
         return self.used_K.cpu().numpy()
 
     def state(self):
-        """Everything that the next step depends on, as NumPy arrays by name."""
+        """As CpuLearner.state."""
         tensors = {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK,
                    "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.used_K}
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()} | {"steps": np.array(self.steps)}

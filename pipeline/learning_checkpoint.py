@@ -4,11 +4,11 @@
 
     checkpoint = Checkpoint(directory, request)
     state = checkpoint.load() or {...}
-    checkpoint.save(state)                  # at most once in SECONDS_BETWEEN
+    checkpoint.save_if_due(make_state)      # at most once in SECONDS_BETWEEN
 
-The state appears whole or not at all. It belongs to a request (settings and identity of the vectors): another
-request never goes on from it. One that is damaged or of another request is passed over with a note, and learning
-starts afresh.
+The state appears whole or not at all; one that cannot be written does not end the learning. It belongs to a request
+(settings and identity of the vectors): another request never goes on from it. One that is damaged or of another
+request is passed over with a note, and learning starts afresh.
 """
 
 import fcntl
@@ -18,14 +18,16 @@ import os
 import shutil
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
+from pipeline.files import appearing_whole
+
 FORMAT = 1
 SECONDS_BETWEEN = 60            # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
-FILE = "learning.npz"
+FILE, LOCK = "learning.npz", "lock"
 logger = logging.getLogger(__name__)
 
 
@@ -60,15 +62,20 @@ class Checkpoint:
             self.save(*make_state())
 
     def save(self, arrays, facts):
-        """Replace the file: temporary name, fsync, rename."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{FILE}.tmp")
-        with open(temporary, "wb") as file:
-            np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        """Replace the file, which appears whole. One that cannot be written is a note: learning needs none."""
         self._saved = time.monotonic()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with appearing_whole(self.path) as file:
+                np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
+        except OSError as error:
+            logger.info("the checkpoint %s could not be written (%s): learning goes on; an interruption costs what "
+                        "came since the one before", self.path, error.strerror or error)
+
+
+def forget(directory):
+    """Remove the state in a working directory, if there is one."""
+    (directory / FILE).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -77,17 +84,60 @@ def workplace(directory):
 
     Raises ValueError if another process works in it (on this machine, or where the file system shares locks).
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is learning in {directory}. Wait for it, then run this again: "
-                             "it will find the dictionary.") from None
+    with _locked(directory):
         try:
             yield directory
         except BaseException:
-            if os.listdir(directory) == ["lock"]:
-                shutil.rmtree(directory)
+            if os.listdir(directory) == [LOCK]:
+                shutil.rmtree(directory, ignore_errors=True)
             raise
-        shutil.rmtree(directory)
+    shutil.rmtree(directory, ignore_errors=True)        # the lock is closed: NFS keeps an open file's directory
+
+
+def discard(directory):
+    """Remove a working directory that nobody needs any more, unless someone may be working in it."""
+    if directory.is_dir():
+        with suppress(OSError, ValueError):
+            with _locked(directory) as is_locked:
+                pass
+            if is_locked:
+                shutil.rmtree(directory)
+
+
+@contextmanager
+def _locked(directory, attempts=2):
+    """Make a directory and hold its lock; gives whether the file system has locks."""
+    for attempt in range(1, attempts + 1):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = open(directory / LOCK, "w")      # noqa: SIM115 (closed below)
+        except FileNotFoundError:                   # whoever finished there removed the directory just now
+            if attempt == attempts:
+                raise
+            continue
+        with lock:
+            is_locked = _lock(lock, directory)
+            if attempt < attempts and not _is_at(lock, directory / LOCK):
+                continue                            # removed after it was opened: a lock that nobody else sees
+            yield is_locked
+        return
+
+
+def _lock(lock, directory):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another process is learning in {directory}. Wait for it, then run this again: "
+                         "it will find the dictionary.") from None
+    except OSError as error:
+        logger.info("no lock on %s (%s): see that no other process learns the same dictionary", directory,
+                    error.strerror or error)
+        return False
+    return True
+
+
+def _is_at(file, path):
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False

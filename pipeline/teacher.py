@@ -28,6 +28,7 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from pipeline.device import choose_device
 from pipeline.solvers import onednn
 
 BUNDLED = Path(__file__).parent / "bundled_teacher"
@@ -87,12 +88,12 @@ class Teacher:
         dtype         "float32", "bfloat16", "float16", or "auto": bfloat16 on a GPU that computes in it
                       natively, float32 elsewhere. Never the checkpoint's own: that may be float16.
         device        a torch device, or "auto": the GPU if there is one
-        Raises        TeacherError if the teacher is not found, does not fit or has no such layer
+        Raises        TeacherError if the teacher is not found, does not fit or has no such layer; DeviceError
         """
         directory = locate(name_or_path)
         config = _read_config(directory, name_or_path)
         _check_layer(layer, config.num_hidden_layers, name_or_path)
-        device = _device(device)
+        device = choose_device(device)
         model = _load_cut(directory, config, layer, _dtype(dtype, device), name_or_path)
         return cls(
             name=str(name_or_path),
@@ -424,18 +425,6 @@ def _max_positions(model):
     # RoBERTa and its kin number positions from padding_idx + 1 on
     offset = 0 if table.padding_idx is None else table.padding_idx + 1
     return table.num_embeddings - offset
-
-
-def _device(device):
-    if str(device) == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(device)
-    except RuntimeError as error:
-        raise TeacherError(f"no such device: {device!r}. Use cpu, cuda or auto.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TeacherError("device cuda asked for, but torch finds no GPU here. Use --device cpu or auto.")
-    return device
 
 
 def _dtype(dtype, device):

@@ -40,14 +40,28 @@ def file_digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_stamp(path):
+    """Size, time and inode of a file: while they stay, so does its content; None if it is not there."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
-    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite."""
+    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite, all 0."""
     try:
         _check(hidden_Nd)
+        is_nothing = len(hidden_Nd) > 0
         for start in range(0, len(hidden_Nd), rows_at_once):
-            finite_n = np.isfinite(hidden_Nd[start:start + rows_at_once]).all(1)
+            rows_nd = hidden_Nd[start:start + rows_at_once]
+            finite_n = np.isfinite(rows_nd).all(1)
             if not finite_n.all():
                 raise ValueError(_not_finite(start + np.flatnonzero(~finite_n)))
+            is_nothing = is_nothing and not rows_nd.any()
+        if is_nothing:
+            raise ValueError(f"training vectors: all {len(hidden_Nd):,} rows are zero; check what wrote them")
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -113,13 +127,20 @@ def _check(hidden_Nd):
 
 
 def unit_length(hidden_nd, row_numbers):
-    """Rows of unit length, float32; rows of zeros stay. Raises ValueError naming rows that are not finite."""
+    """Rows of unit length, float32; rows of zeros stay. Raises ValueError naming rows that are not finite.
+
+    Each is first scaled by a power of two, which rounds nothing: squares of huge or tiny numbers would not be numbers.
+    """
     hidden_nd = np.asarray(hidden_nd)
     hidden_nd = hidden_nd.astype(np.promote_types(hidden_nd.dtype, np.float32), copy=False)
+    largest_n = np.maximum(hidden_nd.max(1), -hidden_nd.min(1))
+    if not np.isfinite(largest_n).all():
+        raise ValueError(_not_finite(row_numbers[~np.isfinite(largest_n)]))
+    exponents_n = np.frexp(largest_n)[1]
+    hidden_nd = np.ldexp(hidden_nd, -exponents_n[:, None])
     norms_n = np.linalg.norm(hidden_nd, axis=1, keepdims=True)
-    if not np.isfinite(norms_n).all():
-        raise ValueError(_not_finite(row_numbers[~np.isfinite(norms_n[:, 0])]))
-    return (hidden_nd / np.maximum(norms_n, 1e-12)).astype(np.float32, copy=False)
+    norms_n[norms_n == 0] = 1
+    return (hidden_nd / norms_n).astype(np.float32, copy=False)
 
 
 def _not_finite(rows):

@@ -24,6 +24,12 @@ def test_ours_and_spams_are_judged_alike(task):
     assert seconds == sorted(seconds) and len(seconds) == 12 and seconds[-1] <= ours["seconds"]
 
 
+def test_default_settings_are_judged_alike(task):
+    figures = benchmark.run_defaults(task)
+    assert figures["default_epochs"] == 2 and figures["default_evaluations"] == 2 and figures["default_seconds"] > 0
+    assert figures["default_objective"] == pytest.approx(benchmark.run_ours(task, 2, 65_536)["objective"], rel=1e-6)
+
+
 def test_figures_follow_from_the_curves():
     runs = [{"curve": [[1.0, 0.5, 0.3], [2.0, 1.0, 0.2], [3.0, 1.5, last]], "seconds": 3.0, "objective": last}
             for last in (0.10, 0.11)]

@@ -11,6 +11,7 @@ from planted import planted, unit_rows
 from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
+from pipeline.training_vectors import refuse_unusable, unit_length
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,35 @@ def test_double_precision_vectors_are_accepted():
         learn_dictionary(np.ones((50, 4), int), 5, 0.05, seed=0)
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e30), (np.float32, 1e-30), (np.float32, 1e-44),
+                                              (np.float64, 1e300), (np.float64, 1e-320), (np.float16, 6e-8)])
+def test_huge_and_tiny_rows_have_a_direction_too(dtype, scale):
+    rows = np.array([[3, -4, 0], [0, 0, 0], [0, 0, 1]]) * scale
+    found = unit_length(rows.astype(dtype), np.arange(3))
+    exact = rows.astype(dtype).astype(np.longdouble)            # as far as such numbers can say it
+    exact /= np.maximum(np.sqrt((exact ** 2).sum(1)), np.finfo(np.longdouble).tiny)[:, None]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact.astype(float), atol=1e-6)
+
+
+def test_ordinary_rows_keep_the_bits_of_plain_division():
+    hidden = np.random.default_rng(0).normal(size=(100, 24)).astype(np.float32)
+    assert (unit_length(hidden, np.arange(100)) == hidden / np.linalg.norm(hidden, axis=1, keepdims=True)).all()
+
+
+def test_a_file_of_zeros_is_refused():
+    with pytest.raises(ValueError, match="zeros.npy: training vectors: all 50 rows are zero"):
+        refuse_unusable(np.zeros((50, 4), np.float16), "zeros.npy", rows_at_once=20)
+    refuse_unusable(np.eye(50, dtype=np.float16)[::-1], "one.npy", rows_at_once=20)
+
+
+def test_equal_vectors_have_no_variance_to_explain(tmp_path):
+    found = learn_dictionary(np.ones((50, 4), np.float32), 5, 0.05, seed=0)
+    assert all(entry["explained_variance"] is None for entry in found.history)
+    found.save(tmp_path / "atoms")
+    assert f"{Dictionary.load(tmp_path / 'atoms').report()['explained_variance']:.1%}" == "nan%"
+
+
 def test_real_vectors_beat_sampled_atoms_soon():
     hidden = np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r")[:8192]
     held_out = np.load(bench_file("hidden_test_8192x384_f16.npy"))[:256]
@@ -179,6 +209,16 @@ def test_another_dictionary_is_not_overwritten(learned, tmp_path):
         other.save(tmp_path / "atoms")
     assert Dictionary.load(tmp_path / "atoms").fingerprint == learned.fingerprint
     assert [path.name for path in tmp_path.iterdir()] == ["atoms"]
+
+
+def test_a_failed_save_leaves_nothing(learned, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        learned.save(tmp_path / "atoms")
+    assert not list(tmp_path.iterdir())
 
 
 def test_fingerprint_sees_bytes_and_shape():

@@ -1,14 +1,18 @@
 """The learn-dictionary command below the command line: a sample that survives interruptions, vectors from a file."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from planted import planted
 
-from pipeline import learning_checkpoint
-from pipeline.config import LearnConfig
+from pipeline import device as device_module
+from pipeline import encode, learning_checkpoint, training_vectors
+from pipeline.config import EncodeConfig, LearnConfig
+from pipeline.device import DeviceError
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.encode import EncodeError, learn_dictionary
@@ -52,7 +56,7 @@ def test_the_report_tells_what_was_learned_and_finds_it_again(place, unbroken):
 
 
 @pytest.mark.parametrize(("stage", "vectors", "kept"), [
-    ("sample", 2000, {".sample.npy.tmp", "lock"}),
+    ("sample", 2000, None),  # half a sample is of no use: nothing stays
     ("dictionary", 4500, {"sample.npy", "learning.npz", "lock"}),
 ])  # fmt: skip
 def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monkeypatch, stage, vectors, kept):
@@ -60,8 +64,9 @@ def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monk
     given = replace(place, output=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         learn_dictionary(given, stop_at(stage, vectors))
-    (work,) = (tmp_path / "dictionaries").iterdir()
-    assert work.name.endswith(".learning") and {path.name for path in work.iterdir()} == kept
+    left = list((tmp_path / "dictionaries").iterdir())
+    assert [{path.name for path in work.iterdir()} for work in left] == ([kept] if kept else [])
+    assert all(work.name.endswith(".learning") for work in left)
     stages = {}
     report = learn_dictionary(given, lambda stage, done, *_, **figures: stages.setdefault(stage, done))[0]
     assert ("sample" in stages) == (stage == "sample") and (stages["dictionary"] > 4500) == (stage == "dictionary")
@@ -99,8 +104,88 @@ def test_the_name_follows_from_content_and_settings(tmp_path):
     assert len({report["dictionary"] for report in [first, *others]}) == 3
 
 
-def test_hidden_and_a_teacher_contradict_each_other():
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        LearnConfig(hidden=Path("a.npy"), teacher="somewhere")
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        LearnConfig(hidden=Path("a.npy"), corpus=("a.txt",))
+def test_a_file_that_changes_while_it_is_learned_from(tmp_path):
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
+    np.save(tmp_path / "a.npy", planted(500)[0])
+
+    def touch(*_, **figures):
+        (tmp_path / "a.npy").touch()
+
+    with pytest.raises(ValueError, match="a.npy changed while it was read. Run the command again"):
+        learn_dictionary(config, touch)
+    assert not list((tmp_path / "runs" / "dictionaries").iterdir())
+
+
+@pytest.mark.parametrize("device", ["toaster", "meta", pytest.param("cuda", marks=pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU"))])  # fmt: skip
+def test_a_device_that_is_not_there_is_refused_before_the_file_is_read(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(training_vectors, "file_digest", None)
+    np.save(tmp_path / "a.npy", planted(500)[0])
+    with pytest.raises(DeviceError, match="auto"):
+        learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device=device, output=tmp_path))
+
+
+def test_a_gpu_without_its_solver_is_said_before_the_file_is_read(tmp_path, monkeypatch):
+    def missing():
+        raise EncodeError("install numba-cuda")
+
+    monkeypatch.setattr(training_vectors, "file_digest", None)
+    monkeypatch.setattr(encode, "_require_gpu_solver", missing)
+    monkeypatch.setattr(device_module, "choose_device", torch.device)
+    with pytest.raises(EncodeError, match="install"):
+        learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device="cuda", output=tmp_path))
+
+
+def test_what_another_process_finished_meanwhile_is_taken(tmp_path, monkeypatch):
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
+    np.save(tmp_path / "a.npy", planted(500)[0])
+    lock = learning_checkpoint._lock
+
+    def late(file, directory):
+        monkeypatch.setattr(learning_checkpoint, "_lock", lock)
+        shutil.rmtree(directory)
+        others.append(learn_dictionary(config)[0])
+        return lock(file, directory)
+
+    others = []
+    monkeypatch.setattr(learning_checkpoint, "_lock", late)
+    assert learn_dictionary(config)[0] == others[0] | {"finished_before": True}
+    assert len(list((tmp_path / "runs" / "dictionaries").iterdir())) == 1
+
+
+def test_a_leftover_place_goes_and_another_name_resumes_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, output=tmp_path / "runs")
+    np.save(tmp_path / "a.npy", planted(5000)[0])
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(config, stop_at("dictionary", 4600))
+    (work,) = (tmp_path / "runs" / "dictionaries").iterdir()
+    shutil.copytree(work, tmp_path / "copy")
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    config, calls = replace(config, hidden=tmp_path / "b.npy"), []
+    learn_dictionary(config, lambda stage, done, *_, **figures: calls.append(done))
+    assert calls[0] > 4500 and not work.exists()
+    shutil.copytree(tmp_path / "copy", work)
+    assert learn_dictionary(config)[0]["finished_before"] and not work.exists()
+
+
+def test_hidden_goes_before_teacher_and_corpus(tmp_path):
+    np.save(tmp_path / "a.npy", planted(500)[0])
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
+    first = learn_dictionary(config)[0]
+    other = replace(config, teacher="nowhere", corpus=("nowhere.txt",), layer=(99,))
+    assert learn_dictionary(other)[0] == first | {"finished_before": True}
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"dictionary_epochs": 0}, "--dictionary-epochs must be positive and finite, found 0."),
+    ({"dictionary_epochs": float("inf")}, "--dictionary-epochs must be"),
+    ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
+    ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
+    ({"seed": -1}, "--seed must not be negative, found -1."),
+    ({"lam": 5e-4}, r"found 0.001: .* Give --tolerance as well, below --lam\."),
+    ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.001\."),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused_with_their_flag(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        EncodeConfig(**wrong)

@@ -1,6 +1,10 @@
 """Dictionary learning that is interrupted: it goes on with the same bits, or starts afresh and says so."""
 
+import errno
+import fcntl
 import logging
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +14,7 @@ import numpy as np
 import pytest
 from planted import planted
 
-from pipeline import learning_checkpoint
+from pipeline import dictionary, learning_checkpoint
 from pipeline.dictionary import learn_dictionary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +102,11 @@ def test_another_request_starts_afresh(interrupted, change, caplog):
     assert position == 256 and "other settings or vectors" in caplog.text
 
 
+def test_another_algorithm_starts_afresh(interrupted, monkeypatch):
+    monkeypatch.setattr(dictionary, "ALGORITHM", -1)
+    assert first_position(interrupted)[0] == 256
+
+
 @pytest.mark.parametrize("damage", [
     lambda path: path.write_bytes(path.read_bytes()[:-1000]),
     lambda path: path.write_bytes(b""),
@@ -131,6 +140,62 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
         (place / "something").touch()
         raise KeyError
     assert (place / "something").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("seconds", "left"), [(0, ["learning.npz"]), (60, [])])     # 60: only the one at the end
+def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, caplog, monkeypatch, seconds, left):
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", seconds)
+    caplog.set_level(logging.INFO, "pipeline")
+
+    def fill_the_disk(*_, **figures):
+        if not (tmp_path / ".learning.npz.tmp").is_symlink():
+            (tmp_path / ".learning.npz.tmp").symlink_to("/dev/full")
+
+    found = learn_dictionary(planted()[0], 40, 0.05, seed=1, checkpoint=tmp_path, progress=fill_the_disk, **LONG)
+    assert found.fingerprint == unbroken.fingerprint and [path.name for path in tmp_path.iterdir()] == left
+    assert caplog.text.count("could not be written (No space left") == (1 if seconds else len(found.history))
+
+
+def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "pipeline")
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(learning_checkpoint.fcntl, "flock", no_locks)
+    with learning_checkpoint.workplace(tmp_path / "place") as place:
+        (place / "something").touch()
+        learning_checkpoint.discard(place)                      # nobody can know whether it is in use
+        assert (place / "something").exists()
+    assert "no lock on" in caplog.text and not place.exists()
+
+
+def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
+    place, flock, calls = tmp_path / "place", fcntl.flock, []
+
+    def late(lock, how):
+        if not calls:
+            shutil.rmtree(place)
+        calls.append(how)
+        flock(lock, how)
+
+    monkeypatch.setattr(learning_checkpoint.fcntl, "flock", late)
+    with learning_checkpoint.workplace(place):
+        assert (place / "lock").exists() and len(calls) == 2
+        with pytest.raises(ValueError, match="another process"), learning_checkpoint.workplace(place):
+            pass
+
+
+def test_only_a_free_place_is_discarded(tmp_path):
+    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path / "place") as place:
+        (place / "something").touch()
+        learning_checkpoint.discard(place)
+        assert (place / "something").exists()
+        raise KeyError
+    learning_checkpoint.discard(place)
+    learning_checkpoint.discard(place)
+    assert not place.exists()
 
 
 def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):

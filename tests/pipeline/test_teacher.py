@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline import teacher as teacher_module
+from pipeline.device import DeviceError
 from pipeline.teacher import (
     FAMILIES,
     Teacher,
@@ -214,14 +215,15 @@ def test_chosen_tokens_are_those_of_the_whole(bert_dir, dtype):
 def test_wrong_dtype_and_device(bert_dir):
     with pytest.raises(TeacherError, match="float32, bfloat16, float16 or auto"):
         Teacher.load(bert_dir, 1, dtype="int8")
-    with pytest.raises(TeacherError, match="cpu, cuda or auto"):
-        Teacher.load(bert_dir, 1, device="toaster")
+    for device in ("toaster", "meta"):
+        with pytest.raises(DeviceError, match="cpu, cuda or auto"):
+            Teacher.load(bert_dir, 1, device=device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_no_gpu(bert_dir):
     assert Teacher.load(bert_dir, 1, device="auto").device.type == "cpu"
-    with pytest.raises(TeacherError, match="no GPU"):
+    with pytest.raises(DeviceError, match="no GPU"):
         Teacher.load(bert_dir, 1, device="cuda")
 
 

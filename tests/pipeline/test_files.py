@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all, also when the disk is full."""
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.files import appearing_whole, write_rows
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_in_blocks_are_the_array(tmp_path, dtype):
+    rows = np.random.default_rng(0).normal(size=(50, 7)).astype(np.float32)
+    write_rows(tmp_path / "rows.npy", rows.shape, dtype, (rows[i : i + 8] for i in range(0, 50, 8)))
+    np.save(tmp_path / "expected.npy", rows.astype(dtype))
+    assert (tmp_path / "rows.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
+    (tmp_path / ".rows.npy.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        write_rows(tmp_path / "rows.npy", (9, 1000), np.float32, [np.ones((9, 1000))])
+    assert caught.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt), appearing_whole(tmp_path / "a") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
+def test_too_few_rows_are_not_published(tmp_path):
+    with pytest.raises(AssertionError, match="8 rows where 9 were counted"):
+        write_rows(tmp_path / "rows.npy", (9, 2), np.float32, [np.ones((8, 2))])
+    assert not list(tmp_path.iterdir())
