@@ -155,7 +155,7 @@ class Job:
         files = StoreFiles(self._store_directory(name, target["target"]))
         files.create(target)
         if not files.tokenizer.is_dir():
-            publish_directory(files.tokenizer, self.tokenizer.save_pretrained)
+            publish_directory(files.tokenizer, self.tokenizer.save_pretrained, replace=False)
         if dictionary is not None and not files.dictionary.is_dir():
             dictionary.save(files.dictionary)
         files.publish_plan(self.plan)
