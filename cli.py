@@ -6,7 +6,7 @@
 Settings are the dataclasses of pipeline/config.py and student/config.py: a recipe gives the defaults,
 flags win. Exit codes: 0 done or already finished, 1 a fault of this program, 2 bad input or usage, 3 a
 store or shard that is damaged or unfinished, 4 training stopped by itself, 74 a file could not be written,
-130 interrupted.
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
+EXIT_TERMINATED = 143
 
 
 class Verb(NamedTuple):
@@ -73,15 +75,24 @@ COMMON = """\
   --debug              show the whole traceback of an error"""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the work in flight exactly as Ctrl-C does."""
+
+
+def _terminate(*_):
+    raise Terminated
+
+
 def main(argv=None):
     """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = _take_flag(argv, "--debug")
     try:
         code = run(argv)
     except KeyboardInterrupt as stop:
         kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
-        code = _complain(str(stop) or kept, EXIT_INTERRUPTED)
+        code = _complain(str(stop) or kept, EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE

@@ -84,8 +84,12 @@ class Dictionary:
         temporary.mkdir(parents=True)
         record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
                   "stopped": self.stopped, "settings": self.settings, "history": self.history}
-        _write(temporary / "atoms.npy", lambda file: np.save(file, self.atoms_Kd))
-        _write(temporary / "dictionary.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+        try:
+            _write(temporary / "atoms.npy", lambda file: np.save(file, self.atoms_Kd))
+            _write(temporary / "dictionary.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+        except BaseException:
+            shutil.rmtree(temporary)
+            raise
         try:
             temporary.rename(directory)
         except OSError as error:

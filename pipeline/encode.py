@@ -421,9 +421,17 @@ def sample_hidden(job, teacher, directory):
 
 
 def _write_sample(path, job, teacher, windows, count):
-    batch = max(1, job.config.batch_tokens // job.config.max_length)
-    temporary, done = path.with_name(f".{path.name}.tmp"), 0
-    hidden_Nd = np.lib.format.open_memmap(temporary, "w+", np.float16, (count, teacher.hidden_size))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        _fill_sample(temporary, job, teacher, windows, count)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _fill_sample(path, job, teacher, windows, count):
+    batch, done = max(1, job.config.batch_tokens // job.config.max_length), 0
+    hidden_Nd = np.lib.format.open_memmap(path, "w+", np.float16, (count, teacher.hidden_size))
     for i in range(0, len(windows), batch):
         rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
         stop = min(done + len(rows_nd), count)
@@ -433,4 +441,3 @@ def _write_sample(path, job, teacher, windows, count):
     if done != count:
         raise AssertionError(f"{done} hidden states where {count} were counted")
     hidden_Nd.flush()  # msync: on disk before it has its name
-    temporary.replace(path)

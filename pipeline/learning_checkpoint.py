@@ -63,11 +63,14 @@ class Checkpoint:
         """Replace the file: temporary name, fsync, rename."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{FILE}.tmp")
-        with open(temporary, "wb") as file:
-            np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        try:
+            with open(temporary, "wb") as file:
+                np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
         self._saved = time.monotonic()
 
 
