@@ -52,7 +52,7 @@ def test_the_report_tells_what_was_learned_and_finds_it_again(place, unbroken):
 
 
 @pytest.mark.parametrize(("stage", "vectors", "kept"), [
-    ("sample", 2000, {".sample.npy.tmp", "lock"}),
+    ("sample", 2000, None),
     ("dictionary", 4500, {"sample.npy", "learning.npz", "lock"}),
 ])  # fmt: skip
 def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monkeypatch, stage, vectors, kept):
@@ -60,8 +60,9 @@ def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monk
     given = replace(place, output=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         learn_dictionary(given, stop_at(stage, vectors))
-    (work,) = (tmp_path / "dictionaries").iterdir()
-    assert work.name.endswith(".learning") and {path.name for path in work.iterdir()} == kept
+    works = list((tmp_path / "dictionaries").iterdir())
+    assert all(work.name.endswith(".learning") for work in works)
+    assert [{path.name for path in work.iterdir()} for work in works] == ([kept] if kept else [])
     stages = {}
     report = learn_dictionary(given, lambda stage, done, *_, **figures: stages.setdefault(stage, done))[0]
     assert ("sample" in stages) == (stage == "sample") and (stages["dictionary"] > 4500) == (stage == "dictionary")
