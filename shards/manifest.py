@@ -11,11 +11,13 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from shards import disk
 from shards.schema import FORMAT_VERSION, ShardError, StoreError
 
+_ENCODE_AGAIN = "Delete it and run the encoding command again: it encodes that unit and no other."
 TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
 
 
@@ -237,15 +239,17 @@ class UnitRecord:
 
     @classmethod
     def read(cls, path):
-        """Read a record file; ShardError when its checksum does not fit."""
+        """Read a record file; ShardError when it is damaged, another unit's, or names a file elsewhere."""
         values = read_json(path)
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
-            raise ShardError(
-                f"{path}: the record does not match its checksum. Delete it and run the encoding command again: "
-                "it encodes that unit and no other."
-            )
-        return cls(**{**values, "groups": tuple(values["groups"])})
+            raise ShardError(f"{path}: the record does not match its checksum. {_ENCODE_AGAIN}")
+        record = cls(**{**values, "groups": tuple(values["groups"])})
+        if record.unit != path.stem:
+            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_ENCODE_AGAIN}")
+        if Path(record.file).name != record.file:
+            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_ENCODE_AGAIN}")
+        return record
 
 
 class StoreFiles:
@@ -288,13 +292,22 @@ class StoreFiles:
             raise ShardError(f"{self.target_file} does not match its fingerprint. Encode again elsewhere.")
         return target
 
+    @cached_property
+    def _target_id(self):
+        return self.target()["target"]
+
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
 
     def record(self, unit_id):
         """The commit record of a unit, or None when it is not finished."""
         path = self.record_file(unit_id)
-        return UnitRecord.read(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        record = UnitRecord.read(path)
+        if record.target != self._target_id:
+            raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
+        return record
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""
