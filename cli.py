@@ -5,8 +5,8 @@
 
 Settings are the dataclasses of pipeline/config.py and student/config.py: a recipe gives the defaults,
 flags win. Exit codes: 0 done or already finished, 1 a fault of this program, 2 bad input or usage, 3 a
-store or shard that is damaged or unfinished, 4 training stopped by itself, 74 a file could not be written,
-130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+store or shard that is damaged or unfinished, 4 training stopped by itself, 5 encoded but for documents in
+quarantine, 74 a file could not be written, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
-EXIT_TERMINATED = 143
+EXIT_QUARANTINE, EXIT_TERMINATED = 5, 143
 
 
 class Verb(NamedTuple):
@@ -132,7 +132,7 @@ def _run_verb(name, verb, argv):
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
     globals()[verb.show](result, settings)
-    return 0
+    return _complain_of_quarantine(result) if name.startswith("encode-") else 0
 
 
 def train_student(settings, progress):
@@ -323,6 +323,19 @@ def _one_line(error):
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
+
+
+def _complain_of_quarantine(reports):
+    """The exit code of an encoding: 5, and a line, when documents of the stores could not be coded."""
+    count = sum(report["quarantined"] for report in reports)
+    if not count:
+        return 0
+    stores = ", ".join(report["store"] for report in reports if report["quarantined"])
+    return _complain(
+        f"finished, but {count} documents could not be coded and carry no LSPs; the records in {stores}/units name "
+        "them and why. Run the same command with --retry-quarantine to try them again",
+        EXIT_QUARANTINE,
+    )
 
 
 def _complain(message, code):

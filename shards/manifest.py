@@ -228,6 +228,8 @@ class UnitRecord:
     """Sums over the unit; additive between units, but for names beginning with `max_`."""
     environment: dict
     """Device and library versions that made it."""
+    quarantined: tuple[dict, ...] = ()
+    """Documents that could not be coded: record, source, windows of the unit without LSPs for it, reason."""
 
     @property
     def blocks(self):
@@ -244,7 +246,8 @@ class UnitRecord:
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
             raise ShardError(f"{path}: the record does not match its checksum. {_ENCODE_AGAIN}")
-        record = cls(**{**values, "groups": tuple(values["groups"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
+        record = cls(**{**values, **lists})
         if record.unit != path.stem:
             raise ShardError(f"{path}: this is the record of unit {record.unit}. {_ENCODE_AGAIN}")
         if Path(record.file).name != record.file:
@@ -308,6 +311,14 @@ class StoreFiles:
         if record.target != self._target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
         return record
+
+    def withdraw(self, unit_id):
+        """Take a finished unit back, so that it will be encoded again: its record first, then its shard."""
+        record = self.record(unit_id)
+        disk.unlink(self.record_file(unit_id))
+        disk.fsync_path(self.units)
+        with suppress(FileNotFoundError):
+            disk.unlink(self.units / record.file)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""

@@ -37,6 +37,7 @@ class UnitWriter:
     def __init__(self, files, meta, environment=None):
         self.files, self.meta = files, meta
         self.environment = local_environment() | (environment or {})
+        self.quarantined = []
         self.statistics = (
             {
                 "documents": 0,
@@ -81,6 +82,11 @@ class UnitWriter:
     def _close(self):
         file, self._file = self._file, None
         disk.close(file)
+
+    @property
+    def windows(self):
+        """Windows written so far."""
+        return self._windows
 
     def write_block(self, **columns):
         """Append one block; the columns are those of `codec.pack_block`."""
@@ -155,6 +161,7 @@ class UnitWriter:
             tuple(self._groups),
             self.statistics,
             self.environment,
+            tuple(self.quarantined),
         )
         return self._publish_record(record)
 
