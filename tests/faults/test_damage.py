@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -318,3 +319,21 @@ def test_a_pickle_in_a_shard_is_not_loaded(store, copy, tmp_path):
     with pytest.raises(ValueError):
         everything(path)
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("version", ["v1"])
+def test_golden_stores_stay_readable(version):
+    golden = Path(__file__).with_name("golden") / version
+    read = json.loads(json.dumps(everything(golden / "store")))
+    expected = json.loads((golden / "content.json").read_text())
+    assert all(read["report"][name] == value for name, value in expected.pop("report").items())
+    assert all(read[name] == value for name, value in expected.items())
+
+
+def test_stores_of_before_the_checksums_stay_readable(store, copy):
+    path = copy()
+    for file in (path / "target.json", next(path.glob("plans/*.json"))):
+        values = json.loads(file.read_text())
+        del values["checksum"]
+        file.write_text(json.dumps(values))
+    assert everything(path) == store[1]
