@@ -1,5 +1,6 @@
 # make demo   install into .venv and run the two commands
 # make test   the same .venv with the test extras; lint and the whole suite
+# make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make lint   ruff alone
 
 PYTHON ?= python3
@@ -11,6 +12,10 @@ demo: .venv/installed
 
 test: .venv/installed-test lint
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+faults: .venv/installed-test
+	HF_HUB_OFFLINE=1 MLSM_FAULT_CASES=1000 $(BIN)/python -m pytest tests/faults
+	$(BIN)/python tests/faults/soak.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -26,4 +31,4 @@ lint: .venv/installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test lint
+.PHONY: demo test faults lint

@@ -5,8 +5,8 @@
 
 Settings are the dataclasses of pipeline/config.py and student/config.py: a recipe gives the defaults,
 flags win. Exit codes: 0 done or already finished, 1 a fault of this program, 2 bad input or usage, 3 a
-store or shard that is damaged or unfinished, 4 training stopped by itself, 74 a file could not be written,
-130 interrupted.
+store or shard that is damaged or unfinished, 4 training stopped by itself, 5 encoded but for documents in
+quarantine, 74 a file could not be written, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -26,6 +27,7 @@ from evaluation.summaries import duration
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
+EXIT_QUARANTINE, EXIT_TERMINATED = 5, 143
 
 
 class Verb(NamedTuple):
@@ -101,15 +103,24 @@ RECIPES = """\
   --print-config       print the settings as YAML and stop"""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the work in flight exactly as Ctrl-C does."""
+
+
+def _terminate(*_):
+    raise Terminated
+
+
 def main(argv=None):
     """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = _take_flag(argv, "--debug")
     try:
         code = run(argv)
     except KeyboardInterrupt as stop:
         kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
-        code = _complain(str(stop) or kept, EXIT_INTERRUPTED)
+        code = _complain(str(stop) or kept, EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE
@@ -152,6 +163,12 @@ def _run_verb(name, verb, argv):
     if name in ("encode-lsp", "encode-ids"):
         _keep_settings(name, settings, result)
     print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
+    return _exit_code_of_result(name, result)
+
+
+def _exit_code_of_result(name, result):
+    if name.startswith("encode-"):
+        return _complain_of_quarantine(result)
     return EXIT_STORE if "damaged" in result and result["damaged"] else 0
 
 
@@ -412,6 +429,19 @@ def _one_line(error):
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
+
+
+def _complain_of_quarantine(reports):
+    """The exit code of an encoding: 5, and a line, when documents of the stores could not be coded."""
+    count = sum(report["quarantined"] for report in reports)
+    if not count:
+        return 0
+    stores = ", ".join(report["store"] for report in reports if report["quarantined"])
+    return _complain(
+        f"finished, but {count} documents could not be coded and carry no LSPs; the records in {stores}/units name "
+        "them and why. Run the same command with --retry-quarantine to try them again",
+        EXIT_QUARANTINE,
+    )
 
 
 def _complain(message, code):

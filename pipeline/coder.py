@@ -10,13 +10,18 @@ The stages are generators, each over the items of the one before. What runs besi
 - On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
   that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
 
+A window at which teacher or solver fails is found by halving its batch, and keeps its place without LSPs. The batch
+is then coded once more without the failing windows, so its bytes follow from the text and from which failed.
+
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, K atoms.
 """
 
+import logging
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,10 +31,13 @@ from pipeline.lanes import open_lane
 from pipeline.lsp import distributions
 from pipeline.solvers import Codes, nonneg_lasso
 
+logger = logging.getLogger(__name__)
+
 LAYOUTS = {
     "cpu": {"read": 4, "teach": 0, "solve": 0, "finish": 2},
     "cuda": {"read": 4, "teach": 2, "solve": 2, "finish": 2},
 }
+SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
 UNIT_END = object()  # comes after the blocks of a unit
 
 
@@ -46,6 +54,7 @@ class Block:
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
+    failed      windows without LSPs because coding them failed: number in the block to the reason
     """
 
     columns: dict
@@ -53,6 +62,7 @@ class Block:
     parts: list = field(default_factory=list)
     statistics: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
+    failed: dict = field(default_factory=dict)
 
     @property
     def tokens(self):
@@ -75,17 +85,37 @@ class Batch:
     real_WL    bool tensor, True at tokens; None when every window is full
     tokens_N   int64 tensor, which of the W * L places are coded
     coded_T    bool, which of the tokens end to end are coded
+    windows    how many of the W count, the others being copies
+    first      number of the first window in its block
     marks      beginning and end of "teacher" and of "solver"
+    error      what the teacher raised
     """
 
     ids_WL: torch.Tensor
     real_WL: torch.Tensor | None
     tokens_N: torch.Tensor
     coded_T: np.ndarray
+    windows: int
+    first: int = 0
     block: Block | None = None
     hidden: "Hidden | None" = None
     codes: Codes | None = None
     marks: dict = field(default_factory=dict)
+    error: Exception | None = None
+
+    def only(self, windows):
+        """The batch with these windows alone, in their places; the others become copies of the first of them."""
+        chosen_W = np.zeros(len(self.ids_WL), bool)
+        chosen_W[windows] = True
+        source_W = torch.from_numpy(np.where(chosen_W, np.arange(len(chosen_W)), windows[0]))
+        mask_WL = None if self.real_WL is None else self.real_WL[source_W]
+        kept_N = chosen_W[self.tokens_N.numpy() // self.ids_WL.shape[1]]
+        coded_T = self.coded_T.copy()
+        coded_T[coded_T] = kept_N
+        return replace(
+            self, ids_WL=self.ids_WL[source_W], real_WL=mask_WL, tokens_N=self.tokens_N[torch.from_numpy(kept_N)],
+            coded_T=coded_T, hidden=None, codes=None, marks={}, error=None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +156,7 @@ class LspCoder:
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
-        self._checked = False
+        self._checked, self._teaching = False, threading.Lock()
 
     def stages(self):
         """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
@@ -147,16 +177,21 @@ class LspCoder:
                 ids_t = block.columns["ids"][first : first + lengths_w.sum()]
                 first += len(ids_t)
                 batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
-                batch.block = block
+                batch.block, batch.first = block, start
                 yield batch
 
     def teach(self, batches):
-        """Batches with their hidden states."""
+        """Batches with their hidden states, or the error that they met."""
         for batch in batches:
-            yield batch if batch is UNIT_END else self._teach(batch)
+            if batch is not UNIT_END:
+                try:
+                    self._teach(batch)
+                except Exception as error:
+                    batch.error = error
+            yield batch
 
     def _teach(self, batch):
-        with self._lanes["teach"] as lane:
+        with self._teaching, self._lanes["teach"] as lane:  # the solver's thread, too, comes here after an error
             begin = lane.mark()
             batch.hidden = unit_rows(self.teacher, batch)
             batch.marks["teacher"] = begin, lane.mark()
@@ -165,7 +200,51 @@ class LspCoder:
     def solve(self, batches):
         """Batches with their codes, without the hidden states."""
         for batch in batches:
-            yield batch if batch is UNIT_END else self._solve(batch)
+            yield batch if batch is UNIT_END else self._solve_or_isolate(batch)
+
+    def _solve_or_isolate(self, batch):
+        try:
+            if batch.error is not None:
+                raise batch.error
+            return self._solve(batch)
+        except Exception as error:
+            return self._without_failing(batch, error)
+
+    def _without_failing(self, batch, error):
+        """The batch coded without the windows at which teacher or solver fails, which its block notes.
+
+        Raises the error if it is not the text's fault, for example because most windows fail
+        """
+        if not may_be_the_texts_fault(error):
+            raise error
+        failing = {}
+        for window, reason in self._failing(batch, np.arange(batch.windows)):
+            failing[window] = reason
+            if len(failing) > max(SOME_WINDOWS, batch.windows // 2):
+                raise error
+        if not failing:
+            logger.warning("a batch failed once and not again: %s", describe(error))
+        batch.block.failed |= {batch.first + window: reason for window, reason in failing.items()}
+        whole = [window for window in range(batch.windows) if window not in failing]
+        if not whole:
+            return replace(batch, coded_T=np.zeros_like(batch.coded_T), codes=None, hidden=None, marks={})
+        return self._solve(self._teach(batch.only(whole) if failing else batch))
+
+    def _failing(self, batch, windows):
+        """Pairs (window, reason) of those at which coding fails, found by halving."""
+        try:
+            self._solve(self._teach(batch.only(windows)))
+        except Exception as error:
+            if not may_be_the_texts_fault(error):
+                raise
+            if len(windows) == 1:
+                yield int(windows[0]), describe(error)
+                return
+        else:
+            return
+        half = len(windows) // 2
+        yield from self._failing(batch, windows[:half])
+        yield from self._failing(batch, windows[half:])
 
     @torch.inference_mode()
     def _solve(self, batch):
@@ -198,6 +277,10 @@ class LspCoder:
                 yield block
 
     def _finish(self, batch):
+        if batch.codes is None:  # none of its windows can be coded
+            nothing = np.zeros(len(batch.coded_T))
+            return {"nnz": nothing.astype(np.int64), "indices": np.zeros(0, np.int32),
+                    "weights": np.zeros(0, np.float32), "tail": nothing.astype(np.float32)}  # fmt: skip
         with self._lanes["finish"] as lane:
             codes = self._fetch(batch.codes, batch.marks["solver"][1])
             seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
@@ -241,7 +324,7 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False)
     mask_WL = None if real_WL.all() else torch.from_numpy(real_WL)
     if pinned:
         tokens_N, mask_WL = tokens_N.pin_memory(), mask_WL if mask_WL is None else mask_WL.pin_memory()
-    return Batch(ids_WL, mask_WL, tokens_N, coded_T)
+    return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W))
 
 
 @torch.inference_mode()
@@ -266,6 +349,16 @@ def hidden_rows(teacher, windows, batch, max_length, special_ids):
     hidden = unit_rows(teacher, prepared)
     hidden.check(teacher)
     return hidden.rows_Nd.cpu().numpy(), prepared.coded_T
+
+
+def may_be_the_texts_fault(error):
+    """Whether an error may come from the windows at hand, and not from the disk or from a lack of memory."""
+    return not isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+
+
+def describe(error):
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _as_array(rows_Nd):

@@ -54,6 +54,8 @@ class EncodeIdsConfig(CorpusConfig):
 
     tokenizer: str = "bundled"
     """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's."""
+    retry_quarantine: bool = False
+    """Encode the units that hold quarantined documents again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,8 @@ class EncodeConfig(DictionaryConfig):
     leaves the objective 2e-5 above its optimum, relative; on a GPU less than 1e-4 is out of reach."""
     top_n: int | Literal["all"] = 32
     """Largest entries kept of each token's distribution; `all` keeps every non-zero, up to 255."""
+    retry_quarantine: bool = False
+    """Encode the units that hold quarantined documents again."""
 
     def __post_init__(self):
         super().__post_init__()

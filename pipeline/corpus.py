@@ -421,8 +421,11 @@ def _is_text(text):
 
 def _write_documents(path, documents):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write("\n\n".join(documents) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).replace(path)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write("\n\n".join(documents) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        finally:
+            Path(file.name).unlink(missing_ok=True)

@@ -5,7 +5,9 @@
 Running it again continues: finished units are found by their records and left alone. What an interruption
 costs is the unit that is being written and the few batches that were ahead of it. Reading and coding run in
 stages ahead of the writing (coder.py says which beside which), over all units without a pause between two;
-writing and progress stay in the caller's thread. Left out: the parts themselves, and several processes.
+writing and progress stay in the caller's thread. A document at which teacher or solver fails is quarantined: its
+windows keep their numbers but carry no LSPs, and its unit's record names it. Left out: the parts themselves, and
+several processes.
 
 Shapes: W windows, L window length, N coded tokens, d hidden width, K atoms.
 """
@@ -20,7 +22,16 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import plan as planning
-from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, hidden_rows
+from pipeline.coder import (
+    UNIT_END,
+    Block,
+    EncodeError,
+    IdsCoder,
+    LspCoder,
+    describe,
+    hidden_rows,
+    may_be_the_texts_fault,
+)
 from pipeline.config import LearnConfig
 from pipeline.corpus import CorpusError, join_windows, open_sources, silent
 from pipeline.stages import Stages
@@ -29,6 +40,8 @@ from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError, windows_per_block
 from shards.writer import UnitWriter
 
+QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
+QUARANTINE_LEAST = 10  # documents that may fail in a plan however small
 logger = logging.getLogger(__name__)
 
 
@@ -102,6 +115,7 @@ class Job:
         from pipeline.teacher import special_ids, tokenizer_fingerprint
 
         self.config, self.tokenizer, self.progress = config, tokenizer, progress
+        self._done, self._quarantined, self._records = 0, 0, []
         _refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
         self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
@@ -159,12 +173,17 @@ class Job:
         files = StoreFiles(self._store_directory(name, target["target"]))
         files.create(target)
         if not files.tokenizer.is_dir():
-            publish_directory(files.tokenizer, self.tokenizer.save_pretrained)
+            publish_directory(files.tokenizer, self.tokenizer.save_pretrained, replace=False)
         if dictionary is not None and not files.dictionary.is_dir():
             dictionary.save(files.dictionary)
         files.publish_plan(self.plan)
-        missing = files.missing_units(self.plan)
-        self._done = sum(files.record(unit.id).tokens for unit in self.plan.units if unit not in missing)
+        if self.config.retry_quarantine:
+            _withdraw_quarantined(files, self.plan)
+        missing = set(files.missing_units(self.plan))
+        finished = [files.record(unit.id) for unit in self.plan.units if unit not in missing]
+        missing = [unit for unit in self.plan.units if unit in missing]
+        self._done = sum(record.tokens for record in finished)
+        self._quarantined = sum(len(record.quarantined) for record in finished)
         self._records = []
         write_units(
             missing,
@@ -182,7 +201,18 @@ class Job:
         with UnitWriter(files, meta, environment) as writer:
             yield writer
             self._check_unchanged(unit.source)
+            self._check_quarantine(writer)
         self._records.append(writer.record)
+
+    def _check_quarantine(self, writer):
+        """Raise EncodeError when too many documents failed, this unit's included."""
+        self._quarantined += len(writer.quarantined)
+        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.plan.corpus["documents"]))
+        if self._quarantined > allowed:
+            raise EncodeError(
+                f"{self._quarantined} documents could not be coded, more than the {allowed} that may be in quarantine, "
+                f"so the fault is hardly theirs. The last one: {writer.quarantined[-1]['reason']}"
+            )
 
     def _show_progress(self, block, writer):
         self._done += block.tokens
@@ -209,6 +239,7 @@ def write_units(units, windows_of, coder, max_length, open_writer, after_block):
         for unit in units:
             with open_writer(unit) as writer:
                 for block in _blocks_of_unit(items):
+                    _note_failed(writer.quarantined, block, unit, writer.windows)
                     writer.write_block(**block.columns)
                     block.add_to(writer.statistics, writer.environment)
                     after_block(block, writer)
@@ -229,6 +260,27 @@ def _blocks_of_unit(items):
             return
         yield item
     raise AssertionError("the stages ended inside a unit")  # it must not be committed
+
+
+def _note_failed(quarantined, block, unit, first_window):
+    """Name the documents in the windows that failed, each once in a unit."""
+    known = {entry["record"]: entry for entry in quarantined}
+    begins = np.cumsum(block.columns["lengths"]) - block.columns["lengths"]
+    windows = np.searchsorted(begins, block.columns["run_starts"], side="right") - 1
+    for window, reason in sorted(block.failed.items()):
+        for record in block.columns["run_records"][windows == window]:
+            number = unit.start + int(record)
+            if number not in known:
+                known[number] = {"record": number, "source": unit.source, "windows": [], "reason": reason}
+                quarantined.append(known[number])
+            known[number]["windows"].append(first_window + window)
+
+
+def _withdraw_quarantined(files, plan):
+    missing = set(files.missing_units(plan))
+    for unit in plan.units:
+        if unit not in missing and files.record(unit.id).quarantined:
+            files.withdraw(unit.id)
 
 
 def named_by_content(parent, name, content):
@@ -263,6 +315,7 @@ def _report(files, plan, missing, records, seconds):
         "new_units": len(missing),
         "new_tokens": sum(record.tokens for record in records),
         "seconds": seconds,
+        "quarantined": sum(len(record.quarantined) for record in store.records()),
         **store.report(),
     }
 
@@ -464,10 +517,26 @@ def _write_sample(path, job, teacher, windows, count):
     def blocks():
         batch, done = max(1, job.config.batch_tokens // job.config.max_length), 0
         for i in range(0, len(windows), batch):
-            rows_nd, _ = hidden_rows(teacher, windows[i : i + batch], batch, job.config.max_length, job.special_ids)
+            rows_nd = _usable_rows(job, teacher, windows[i : i + batch], batch)
+            if not len(rows_nd):
+                raise EncodeError(f"{teacher.name}, layer {teacher.layer}, fails at each window of a batch; see the log")
             rows_nd = rows_nd[: count - done]
             done += len(rows_nd)
             yield rows_nd
             job.progress("sample", done, count)
 
     write_rows(path, (count, teacher.hidden_size), np.float16, blocks())
+
+
+def _usable_rows(job, teacher, windows, batch):
+    """Hidden states of the windows at which the teacher does not fail, found by halving."""
+    try:
+        return hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids)[0]
+    except Exception as error:
+        if not may_be_the_texts_fault(error):
+            raise
+        if len(windows) == 1:
+            logger.warning("a window is left out of the dictionary's sample: %s", describe(error))
+            return np.zeros((0, teacher.hidden_size), np.float32)
+    half = len(windows) // 2
+    return np.concatenate([_usable_rows(job, teacher, part, batch) for part in (windows[:half], windows[half:])])

@@ -39,18 +39,26 @@ def fsync_directory(path):
 
 
 def write_rows(path, shape, dtype, blocks):
-    """Write a .npy file of that shape from blocks of rows, in order; it appears when it is complete.
+    """Write a .npy file from blocks of rows, in order; it appears when it is complete.
 
+    shape   the file's; where the blocks hold fewer rows, its first number becomes theirs
     Raises  OSError on a full disk and the like; what `blocks` raises
     """
-    count, dtype = shape[0], np.dtype(dtype)
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    count, dtype = 0, np.dtype(dtype)
     with appearing_whole(path) as file:
-        np.lib.format.write_array_header_1_0(file, header)
+        _write_header(file, shape, dtype)
+        begin = file.tell()
         for rows_nd in blocks:
-            if rows_nd.shape[1:] != shape[1:]:
-                raise AssertionError(f"rows of shape {rows_nd.shape[1:]} for a file of {shape}")
+            if rows_nd.shape[1:] != shape[1:] or count + len(rows_nd) > shape[0]:
+                raise AssertionError(f"rows {count} on of shape {rows_nd.shape} for a file of {shape}")
             file.write(np.ascontiguousarray(rows_nd, dtype).data)
-            count -= len(rows_nd)
-        if count:
-            raise AssertionError(f"{shape[0] - count} rows where {shape[0]} were counted")
+            count += len(rows_nd)
+        if count < shape[0]:
+            file.seek(0)
+            _write_header(file, (count, *shape[1:]), dtype)
+            assert file.tell() == begin     # NumPy pads it for numbers of any length
+
+
+def _write_header(file, shape, dtype):
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -60,13 +60,14 @@ def distributions(codes, top_n):
 def _fill(from_indptr, from_indices, values, bits, indptr, indices, weights, tail_N):
     for n in range(len(tail_N)):
         start, stop, place = from_indptr[n], from_indptr[n + 1], indptr[n]
-        total = 0.0
+        total, low, high = 0.0, np.int32(0x7f800000), np.int32(0)       # infinity
         for entry in range(start, stop):
             total += values[entry]
+            low, high = min(low, bits[entry]), max(high, bits[entry])
         keep = indptr[n + 1] - place
         smallest, ties = np.int32(0), 0
         if keep < stop - start:
-            smallest, ties = _nth_largest(bits[start:stop], keep)
+            smallest, ties = _nth_largest(bits[start:stop], keep, low, high)
         dropped = 0.0
         for entry in range(start, stop):
             tied = bits[entry] == smallest
@@ -81,15 +82,19 @@ def _fill(from_indptr, from_indices, values, bits, indptr, indices, weights, tai
 
 
 @inlined
-def _nth_largest(bits, nth):
-    """The nth largest entry, and how many entries equal to it belong to the nth largest.
+def _nth_largest(bits, nth, low, high):
+    """The nth largest entry, and how many entries equal to it belong to the nth largest, all in [low, high].
 
-    The bits of positive floats, read as integers, are in the same order: bisection takes 31 counts at most.
+    The bits of positive floats, read as integers, are in the same order: bisection takes 31 counts at most, and
+    is over as soon as a bound leaves exactly n.
     """
-    low, high = np.int32(0), np.int32(0x7f800000)       # infinity
     while low < high:
         middle = low + (high - low + 1) // 2
-        if _count_from(bits, middle) >= nth:
+        count = _count_from(bits, middle)
+        if count == nth:
+            low = _least_from(bits, middle)
+            break
+        if count > nth:
             low = np.int32(middle)
         else:
             high = np.int32(middle - 1)
@@ -103,3 +108,13 @@ def _count_from(bits, least):
     for entry in range(len(bits)):
         count += np.int32(bits[entry] >= least)
     return count
+
+
+@inlined
+def _least_from(bits, least):
+    smallest = np.int32(0x7f800000)
+    least = np.int32(least)
+    for entry in range(len(bits)):
+        if bits[entry] >= least:
+            smallest = min(smallest, bits[entry])
+    return np.int32(smallest)

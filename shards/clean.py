@@ -4,7 +4,7 @@
 
 Three kinds are recognised, by name and place:
 
-    temporaries     .<name>.<pid>.<12 hex digits>.tmp   (manifest.temporary_name: files, and directories that were being
+    temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
                     filled or replaced), .<name>.<time in ns>.tmp (dictionaries)
     learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
                     same command would go on from it, so removing one costs the work it holds

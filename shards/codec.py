@@ -80,8 +80,11 @@ def encode_weights(weights, nnz, octaves):
     filled = nnz[nnz > 0].astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
     peaks = np.repeat(np.maximum.reduceat(weights, starts), filled)
-    codes = np.rint(-np.log2(weights / peaks) * (255 / octaves))
-    return np.minimum(codes, 255).astype(np.uint8)
+    codes = weights / peaks
+    np.log2(codes, out=codes)  # in place: a block's temporaries cost as much as the arithmetic
+    codes *= -(255 / octaves)
+    np.rint(codes, out=codes)
+    return np.minimum(codes, 255, out=codes).astype(np.uint8)
 
 
 def decode_weights(codes, nnz, octaves):

@@ -100,6 +100,7 @@ def _derive_unit(source, files, target, record, top_n):
     meta = ShardMeta(target["target"], record.unit, source.k, source.vocab_size, source.max_length,
                      source.weight_octaves)  # fmt: skip
     with UnitWriter(files, meta, _device(record)) as writer:
+        writer.quarantined.extend(record.quarantined)
         truncated = 0
         for group, columns in blocks(source.files, record):
             truncated += int((columns["nnz"] > top_n).sum())

@@ -2,20 +2,22 @@
 
 A file appears whole or not at all: unique temporary name, fsync, `os.link` to the final name (which never
 replaces), unlink, fsync of the directory. The unit's record is the only commit; it names its shard, whose
-name carries its hash, so two writers of one unit cannot mix. Left out: tar members (writer.py), choosing
-what to encode (pipeline/plan.py).
+name carries its hash, so two writers of one unit cannot mix. Every file also carries a checksum over its values.
+Left out: the calls themselves (disk.py), tar members (writer.py), choosing what to encode (pipeline/plan.py).
 """
 
+import errno
 import hashlib
 import json
-import os
-import shutil
-import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from shards import disk
 from shards.schema import FORMAT_VERSION, ShardError, StoreError
 
+_ENCODE_AGAIN = "Delete it and run the encoding command again: it encodes that unit and no other."
 TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
 
 
@@ -29,66 +31,76 @@ def fingerprint(value):
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
 
 
-def fsync_directory(path):
-    """Make new names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def temporary_name(directory, stem):
-    """A name no other process uses; it begins with a dot, so that no reader takes it for finished."""
-    return Path(directory) / f".{stem}.{os.getpid()}.{uuid.uuid4().hex[:12]}.tmp"
-
-
-def publish(temporary, final):
+def publish(temporary, final, withdraw=False):
     """Give a written and fsynced file its final name, unless that name exists.
 
-    Returns  True when this call published it, False when another had; the temporary is gone either way
+    withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
+    Returns   True when this call published it, False when another had; the temporary is gone either way
     """
     try:
-        os.link(temporary, final)
+        disk.link(temporary, final)
         published = True
     except FileExistsError:
         published = False
-    os.unlink(temporary)
-    fsync_directory(final.parent)
+    try:
+        disk.unlink(temporary)
+        disk.fsync_path(final.parent)
+    except OSError:
+        if published and withdraw:
+            with suppress(OSError):
+                disk.unlink(final)
+        raise
     return published
 
 
-def publish_directory(final, fill):
+def publish_directory(final, fill, replace=True):
     """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
 
-    One that is already there is replaced. A failure leaves it as it was, and no temporary.
+    replace  whether one that is already there is replaced, or stays and counts as this one
+    A failure leaves things as they were, and no temporary.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(final.parent, final.name)
-    temporary.mkdir()
+    make_directories(final.parent)
+    temporary = disk.temporary_name(final.parent, final.name)
     try:
+        disk.mkdir(temporary)
         fill(temporary)
         _fsync_tree(temporary)
-        if final.exists():
-            replaced = temporary_name(final.parent, final.name)
-            final.rename(replaced)
-            temporary.rename(final)
-            shutil.rmtree(replaced)
-        else:
-            temporary.rename(final)
-        fsync_directory(final.parent)
+        try:
+            disk.rename(temporary, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if replace:
+                _replace_directory(temporary, final)
+        disk.fsync_path(final.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        disk.discard(temporary)
+
+
+def _replace_directory(temporary, final):
+    replaced = disk.temporary_name(final.parent, final.name)
+    disk.rename(final, replaced)
+    try:
+        disk.rename(temporary, final)
+    except OSError:
+        disk.rename(replaced, final)
+        raise
+    disk.discard(replaced)
 
 
 def _fsync_tree(directory):
     for path in directory.rglob("*"):
-        if path.is_dir():
-            fsync_directory(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    fsync_directory(directory)
+        disk.fsync_path(path)
+    disk.fsync_path(directory)
+
+
+def make_directories(path):
+    """Make a directory and its parents, each of them durable in the one above."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        with suppress(FileExistsError):
+            disk.mkdir(path)
+        disk.fsync_path(path.parent)
 
 
 def file_sha256(path):
@@ -97,18 +109,31 @@ def file_sha256(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def publish_json(path, value):
-    """Write JSON under a final name, unless it exists. Returns whether this call published it."""
-    temporary = temporary_name(path.parent, path.stem)
+def publish_json(path, value, withdraw=False):
+    """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    temporary = disk.temporary_name(path.parent, path.stem)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return publish(temporary, path)
+        file = disk.create(temporary)
+        try:
+            disk.write(file, text.encode())
+            disk.fsync(file)
+        finally:
+            disk.close(file)
+        return publish(temporary, path, withdraw)
     finally:
-        temporary.unlink(missing_ok=True)
+        disk.discard(temporary)
+
+
+def with_checksum(values):
+    """A dict with a checksum over all the rest of it."""
+    return values | {"checksum": fingerprint(values)}
+
+
+def fits_checksum(values, fields):
+    """Whether the checksum fits; files of before there was one have exactly the `fields`."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return values.keys() == fields if "checksum" not in values else values["checksum"] == fingerprint(rest)
 
 
 def read_json(path):
@@ -159,12 +184,14 @@ class Plan:
         return fingerprint({"windowing": self.windowing, "units": [[unit.id, unit.split] for unit in self.units]})
 
     def as_dict(self):
-        return {
-            "plan": self.id,
-            "windowing": self.windowing,
-            "corpus": self.corpus,
-            "units": [asdict(unit) for unit in self.units],
-        }
+        return with_checksum(
+            {
+                "plan": self.id,
+                "windowing": self.windowing,
+                "corpus": self.corpus,
+                "units": [asdict(unit) for unit in self.units],
+            }
+        )
 
     @classmethod
     def read(cls, path):
@@ -172,10 +199,12 @@ class Plan:
         values = read_json(path)
         try:
             plan = cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ShardError(f"{path} is not a plan ({error}). Delete it and run the encoding command again.") from None
         if plan.id != path.stem:
             raise ShardError(f"{path} holds plan {plan.id}. Delete it and run the encoding command again.")
+        if not fits_checksum(values, {"plan", "windowing", "corpus", "units"}):
+            raise ShardError(f"{path} does not match its checksum. Delete it and run the encoding command again.")
         return plan
 
 
@@ -199,27 +228,31 @@ class UnitRecord:
     """Sums over the unit; additive between units, but for names beginning with `max_`."""
     environment: dict
     """Device and library versions that made it."""
+    quarantined: tuple[dict, ...] = ()
+    """Documents that could not be coded: record, source, windows of the unit without LSPs for it, reason."""
 
     @property
     def blocks(self):
         return [group for group in self.groups if "windows" in group]
 
     def as_dict(self):
-        """The JSON of the record, with a checksum over all the rest."""
-        values = asdict(self)
-        return values | {"checksum": fingerprint(values)}
+        """The JSON of the record."""
+        return with_checksum(asdict(self))
 
     @classmethod
     def read(cls, path):
-        """Read a record file; ShardError when its checksum does not fit."""
+        """Read a record file; ShardError when it is damaged, another unit's, or names a file elsewhere."""
         values = read_json(path)
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
-            raise ShardError(
-                f"{path}: the record does not match its checksum. Delete it and run the encoding command again: "
-                "it encodes that unit and no other."
-            )
-        return cls(**{**values, "groups": tuple(values["groups"])})
+            raise ShardError(f"{path}: the record does not match its checksum. {_ENCODE_AGAIN}")
+        lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
+        record = cls(**{**values, **lists})
+        if record.unit != path.stem:
+            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_ENCODE_AGAIN}")
+        if Path(record.file).name != record.file:
+            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_ENCODE_AGAIN}")
+        return record
 
 
 class StoreFiles:
@@ -239,8 +272,8 @@ class StoreFiles:
         target  dict with the fingerprinted `settings` and the `target` fingerprint
         """
         for directory in (self.units, self.plans):
-            directory.mkdir(parents=True, exist_ok=True)
-        made = publish_json(self.target_file, target)
+            make_directories(directory)
+        made = publish_json(self.target_file, with_checksum(target))
         if not made and self.target()["target"] != target["target"]:
             difference = differing(self.target()["settings"], target["settings"])
             raise StoreError(f"{self.path} holds another target: {difference}. Choose another --output.")
@@ -249,15 +282,22 @@ class StoreFiles:
         if not self.target_file.is_file():
             raise StoreError(f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp")
         target = read_json(self.target_file)
-        settings = target.get("settings", {}) if isinstance(target, dict) else {}
+        target = target if isinstance(target, dict) else {}
+        settings = target.get("settings", {})
+        settings = settings if isinstance(settings, dict) else {}
         if settings.get("format", FORMAT_VERSION) != FORMAT_VERSION:
             raise ShardError(
                 f"{self.path} is of shard format {settings['format']}, this version reads {FORMAT_VERSION}. "
                 "Install the release of this project that wrote it, or encode again."
             )
-        if not target.keys() >= TARGET_FIELDS or target["target"] != fingerprint(settings):
+        sound = target.keys() >= TARGET_FIELDS and target["target"] == fingerprint(settings)
+        if not sound or not fits_checksum(target, TARGET_FIELDS):
             raise ShardError(f"{self.target_file} does not match its fingerprint. Encode again elsewhere.")
         return target
+
+    @cached_property
+    def _target_id(self):
+        return self.target()["target"]
 
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
@@ -265,7 +305,20 @@ class StoreFiles:
     def record(self, unit_id):
         """The commit record of a unit, or None when it is not finished."""
         path = self.record_file(unit_id)
-        return UnitRecord.read(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        record = UnitRecord.read(path)
+        if record.target != self._target_id:
+            raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
+        return record
+
+    def withdraw(self, unit_id):
+        """Take a finished unit back, so that it will be encoded again: its record first, then its shard."""
+        record = self.record(unit_id)
+        disk.unlink(self.record_file(unit_id))
+        disk.fsync_path(self.units)
+        with suppress(FileNotFoundError):
+            disk.unlink(self.units / record.file)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shards import codec
-from shards.manifest import Plan, StoreFiles, UnitRecord, fsync_directory
+from shards import codec, disk
+from shards.manifest import Plan, StoreFiles, UnitRecord
 from shards.schema import ShardError, ShardMeta, ids_dtype, index_bits
 from shards.shard_file import BlockError, ShardFile
 
@@ -348,7 +348,7 @@ def _remove(files, damaged):
             path.unlink()
             gone.append(str(path.relative_to(files.path)))
     for directory in (files.units, files.plans):
-        fsync_directory(directory)
+        disk.fsync_path(directory)
     return gone
 
 

@@ -12,15 +12,15 @@ An exception inside publishes nothing. Layout: schema.py; names and fsync: manif
 import hashlib
 import io
 import json
-import os
 import platform
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
 import webdataset as wds
 
-from shards import codec
-from shards.manifest import UnitRecord, file_sha256, fsync_directory, publish, publish_json, temporary_name
+from shards import codec, disk
+from shards.manifest import UnitRecord, file_sha256, publish, publish_json
 from shards.schema import SHARD_MTIME
 
 _END_OF_ARCHIVE = bytes(1024)
@@ -37,6 +37,7 @@ class UnitWriter:
     def __init__(self, files, meta, environment=None):
         self.files, self.meta = files, meta
         self.environment = local_environment() | (environment or {})
+        self.quarantined = []
         self.statistics = (
             {
                 "documents": 0,
@@ -55,9 +56,13 @@ class UnitWriter:
         self._hash = hashlib.sha256()
 
     def __enter__(self):
-        self._temporary = temporary_name(self.files.units, self.meta.unit)
-        self._file = open(self._temporary, "wb")
-        self._write_group("__meta__", {"__meta__/meta": {"json": _json_bytes(self.meta.as_dict())}})
+        self._temporary, self._size, self._file = disk.temporary_name(self.files.units, self.meta.unit), 0, None
+        try:
+            self._file = disk.create(self._temporary)
+            self._write_group("__meta__", {"__meta__/meta": {"json": _json_bytes(self.meta.as_dict())}})
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def __exit__(self, kind, error, trace):
@@ -69,9 +74,19 @@ class UnitWriter:
 
     def _discard(self):
         try:
-            self._file.close()      # may want to write once more, and fail on a full disk
+            if self._file is not None:
+                self._close()
         finally:
-            self._temporary.unlink(missing_ok=True)
+            disk.discard(self._temporary)
+
+    def _close(self):
+        file, self._file = self._file, None
+        disk.close(file)
+
+    @property
+    def windows(self):
+        """Windows written so far."""
+        return self._windows
 
     def write_block(self, **columns):
         """Append one block; the columns are those of `codec.pack_block`."""
@@ -110,7 +125,7 @@ class UnitWriter:
         self._groups.append(
             {
                 "name": name,
-                "offset": self._file.tell(),
+                "offset": self._size,
                 "length": len(raw),
                 "sha256": hashlib.sha256(raw).hexdigest(),
                 **facts,
@@ -119,8 +134,9 @@ class UnitWriter:
         self._append(raw)
 
     def _append(self, raw):
-        self._file.write(raw)
+        disk.write(self._file, raw)
         self._hash.update(raw)
+        self._size += len(raw)
 
     def _commit(self):
         sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
@@ -129,10 +145,8 @@ class UnitWriter:
         self._write_group("__stats__", {"__stats__/sums": sums})
         self._append(_tar_members({"__end__/end": {"json": _json_bytes({"groups": self._groups})}}))
         self._append(_END_OF_ARCHIVE)
-        size = self._file.tell()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        disk.fsync(self._file)
+        self._close()
         digest = self._hash.hexdigest()
         name = f"{self.meta.unit}-{digest[:12]}.tar"
         self._publish_shard(self.files.units / name, digest)
@@ -140,31 +154,36 @@ class UnitWriter:
             self.meta.unit,
             self.meta.target,
             name,
-            size,
+            self._size,
             digest,
             self._windows,
             self._tokens,
             tuple(self._groups),
             self.statistics,
             self.environment,
+            tuple(self.quarantined),
         )
-        if publish_json(self.files.record_file(self.meta.unit), record.as_dict()):
-            return record
-        return self._yield_to_winner(name)
+        return self._publish_record(record)
 
     def _publish_shard(self, final, digest):
         """The shard under its final name; a damaged file of that name, which its hash betrays, is replaced."""
         if final.exists() and file_sha256(final) != digest:
-            self._temporary.replace(final)
-            fsync_directory(final.parent)
+            disk.rename(self._temporary, final)
+            disk.fsync_path(final.parent)
         else:
             publish(self._temporary, final)
 
-    def _yield_to_winner(self, name):
-        winner = self.files.record(self.meta.unit)
-        if winner.file != name:
-            (self.files.units / name).unlink(missing_ok=True)
-        return winner
+    def _publish_record(self, record):
+        """Commit, or yield to whoever has committed this unit: its record counts, and a shard of ours that differs
+        goes. A record that could not be made durable is withdrawn, so the winner's may be gone when we look."""
+        path = self.files.record_file(record.unit)
+        while not publish_json(path, record.as_dict(), withdraw=True):
+            if winner := self.files.record(record.unit):
+                if winner.file != record.file:
+                    with suppress(FileNotFoundError):  # another loser's shard was the same
+                        disk.unlink(self.files.units / record.file)
+                return winner
+        return record
 
 
 def _tar_members(samples):

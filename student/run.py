@@ -15,7 +15,8 @@ import os
 import re
 from pathlib import Path
 
-from shards.manifest import file_sha256, fingerprint, fsync_directory, temporary_name
+from shards import disk
+from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
 from student.errors import RunError
@@ -105,13 +106,16 @@ def replace_json(path: Path, value: dict) -> None:
 
 
 def _replace_text(path: Path, text: str) -> None:
-    temporary = temporary_name(path.parent, path.name)
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_directory(path.parent)
+    temporary = disk.temporary_name(path.parent, path.name)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        disk.rename(temporary, path)
+    finally:
+        disk.discard(temporary)
+    disk.fsync_path(path.parent)
 
 
 def _operational(config: StudentConfig) -> dict:

@@ -11,7 +11,7 @@ from make_store import make_store
 
 from shards import clean as module
 from shards.clean import clean
-from shards.manifest import temporary_name
+from shards.disk import temporary_name
 from shards.reader import Store
 
 

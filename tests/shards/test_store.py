@@ -246,7 +246,7 @@ def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
     script = (
         "import os, shards.writer as w\n"
         "from make_store import make_store\n"
-        "w.publish_json = lambda *a: os._exit(9)\n"
+        "w.publish_json = lambda *a, **k: os._exit(9)\n"
         f"make_store({str(tmp_path / 's')!r}, blocks=1, units=('train',))\n"
     )
     run = subprocess.run([sys.executable, "-c", script], env=_environment())

@@ -1,0 +1,112 @@
+"""SIGTERM and Ctrl-C in real processes: out within seconds, its own exit code, finished work kept, nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_commit import temporaries, visible_units_are_whole
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_TO_EXIT = 8
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def start(flags, **environment):
+    command = [sys.executable, str(Path(__file__).with_name("command.py")), *map(str, flags)]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def interrupted(flags, ready, number, pause=0.0, **environment):
+    """Run the command until `ready()`, send the signal; returns what it said."""
+    process = start(flags, **environment)
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.002)
+    time.sleep(pause)
+    process.send_signal(number)
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == CODES[number], said
+    assert time.monotonic() - began < SECONDS_TO_EXIT
+    assert said.count("mlsm: error:") == 1 and "Run the same command to go on" in said and "Traceback" not in said
+    return said
+
+
+def finish(flags, **environment):
+    process = start(flags, **environment)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+
+
+def shards(output):
+    return {path.name: path.read_bytes() for path in Path(output).glob("stores/*/units/*.tar")}
+
+
+@pytest.fixture(scope="module")
+def flags(english_text, teacher_directory):
+    return [
+        *("encode-lsp", "--teacher", teacher_directory, "--layer", 2, "--corpus", english_text, "--k", 96),
+        *("--lam", 0.1, "--top-n", 8, "--max-length", 32, "--dictionary-tokens", 20_000, "--unit-tokens", 15_000),
+        *("--batch-tokens", 2048, "--device", "cpu", "--dictionary-epochs", 8),
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """An unbroken run."""
+    output = tmp_path_factory.mktemp("whole")
+    finish([*flags, "--output", output])
+    return output
+
+
+def test_again_and_again_while_encoding(flags, whole, tmp_path):
+    dictionary = ["--dictionary", next(whole.glob("dictionaries/*"))]
+    command = [*flags, *dictionary, "--output", tmp_path]
+    kept = {}
+    for number, layout, pause in [
+        (signal.SIGTERM, "cpu", 0),
+        (signal.SIGINT, "cuda", 0.05),
+        (signal.SIGTERM, "cuda", 0.1),
+        (signal.SIGINT, "cpu", 0.15),
+    ]:
+        seen = len(kept)
+        interrupted(
+            command,
+            lambda seen=seen: len(list(tmp_path.glob("stores/*/units/*.json"))) > seen,
+            number,
+            pause,
+            MLSM_TEST_LAYOUT=layout,
+        )
+        assert not temporaries(tmp_path)
+        assert kept.items() <= shards(tmp_path).items() <= shards(whole).items()
+        kept = shards(tmp_path)
+        assert visible_units_are_whole(next(tmp_path.glob("stores/*"))) == len(kept) < len(shards(whole))
+    finish(command)
+    assert shards(tmp_path) == shards(whole)
+
+
+def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
+    command = [*flags, "--output", tmp_path]
+    sampling = tmp_path / "dictionaries"
+    interrupted(command, lambda: list(sampling.glob(".*.learning/.sample.npy.tmp")), signal.SIGTERM)
+    assert not temporaries(tmp_path)
+    saved = lambda: list(sampling.glob(".*.learning/learning.npz"))  # noqa: E731
+    interrupted(command, saved, signal.SIGINT, 0.05, MLSM_TEST_SAVE_ALWAYS="1")
+    assert not temporaries(tmp_path) and saved()
+    process = start(command)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "dictionary: going on after" in said
+    assert shards(tmp_path) == shards(whole) and not list(sampling.glob(".*"))
+
+
+def test_before_any_work(flags, tmp_path):
+    """In the imports, where a library may be half loaded."""
+    interrupted([*flags, "--output", tmp_path], lambda: True, signal.SIGTERM, 1.5)
+    assert not list(tmp_path.rglob("*.json")) and not temporaries(tmp_path)

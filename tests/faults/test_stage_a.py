@@ -1,0 +1,252 @@
+"""Stage A and what a corpus, a setting or a worker may do to it: order, retries, edits, odd texts, writers that fail.
+
+One random 3-layer teacher and one dictionary; the oracle is an undisturbed run, or the text itself.
+"""
+
+import gzip
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_commit import temporaries
+from test_interruption import start
+
+from pipeline import encode as encoding
+from pipeline.config import EncodeConfig, EncodeIdsConfig
+from pipeline.corpus import CorpusError
+from pipeline.dictionary import Dictionary
+from pipeline.encode import encode_ids, encode_lsp
+from shards.reader import Store
+from shards.schema import StoreError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, english_text, teacher_directory):
+    directory = tmp_path_factory.mktemp("stage-a")
+    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
+    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
+    return EncodeConfig(
+        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), dictionary=directory / "dictionary",
+        lam=0.1, top_n=8, max_length=32, max_tokens=40_000, unit_tokens=5_000, batch_tokens=2048, device="cpu",
+        output=directory / "whole",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    return encode_lsp(place)[0]
+
+
+def shards(store):
+    return {path.name: path.read_bytes() for path in Path(store).glob("units/*.tar")}
+
+
+def ids_of(text, place, output, **settings):
+    """An ids store of one text; returns its report."""
+    given = {"tokenizer": place.teacher, "max_length": 32, "output": output, **settings}
+    return encode_ids(EncodeIdsConfig(corpus=(str(text),), **given))[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, tmp_path, monkeypatch, seed):
+    dice = random.Random(seed)
+    write = encoding.UnitWriter.write_block
+
+    def fails_at_times(writer, **columns):
+        if dice.random() < 0.2:
+            raise OSError(5, "Input/output error")
+        return write(writer, **columns)
+
+    monkeypatch.setattr(encoding.UnitWriter, "write_block", fails_at_times)
+    monkeypatch.setattr(encoding.Job, "run", in_shuffled_order(encoding.Job.run, dice))
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            report = encode_lsp(replace(place, output=tmp_path))[0]
+            break
+        except OSError:
+            assert attempts < 100
+    assert shards(report["store"]) == shards(whole["store"])
+
+
+def in_shuffled_order(run, dice):
+    """Job.run, which encodes missing units in another order than the plan's."""
+
+    def shuffled_run(job, *arguments):
+        works = encoding.write_units
+
+        def write_units(units, *rest):
+            units = list(units)
+            dice.shuffle(units)
+            return works(units, *rest)
+
+        encoding.write_units = write_units
+        try:
+            return run(job, *arguments)
+        finally:
+            encoding.write_units = works
+
+    return shuffled_run
+
+
+def test_two_commands_at_once(place, whole, tmp_path):
+    """Real processes on one plan: each ends well, one shard a unit, the bytes of one run alone."""
+    flags = [
+        *("encode-lsp", "--teacher", place.teacher, "--layer", 2, "--corpus", *place.corpus),
+        *("--dictionary", place.dictionary, "--lam", 0.1, "--top-n", 8, "--max-length", 32),
+        *("--max-tokens", 40_000, "--unit-tokens", 5_000, "--batch-tokens", 2048, "--output", tmp_path),
+    ]
+    both = [start(flags), start(flags)]
+    for process in both:
+        _, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert shards(next(tmp_path.glob("stores/*"))) == shards(whole["store"]) and not temporaries(tmp_path)
+
+
+def test_changed_settings_are_another_store(place, whole, tmp_path):
+    seen = {whole["store"]}
+    other = tmp_path / "other"
+    atoms = np.eye(40, 32, dtype=np.float32)
+    Dictionary(atoms / np.maximum(np.linalg.norm(atoms, axis=1, keepdims=True), 1e-9), [], "x", {}).save(other)
+    for change in ({"lam": 0.12}, {"layer": (1,)}, {"top_n": 4}, {"tolerance": 5e-4}, {"dictionary": other}):
+        found = encode_lsp(replace(place, max_tokens=8000, **change))[0]["store"]
+        assert found not in seen, change
+        seen.add(found)
+
+
+def test_a_changed_teacher_or_tokenizer_under_the_same_name(place, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(place.teacher, teacher)
+    given = replace(place, teacher=str(teacher), max_tokens=8000, output=tmp_path / "runs")
+    first = encode_lsp(given)[0]
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(teacher / "model.safetensors")
+    name = next(name for name in weights if "layer.0" in name and name.endswith("weight"))
+    weights[name] = weights[name] + np.float32(1e-3)
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+    second = encode_lsp(given)[0]
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, two = sorted(vocabulary, key=vocabulary.get)[-2:]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    third = encode_lsp(given)[0]
+    assert len({report["store"] for report in (first, second, third)}) == 3
+    assert first["plan"] == second["plan"] != third["plan"]
+
+
+def test_an_edited_file_is_encoded_anew_and_only_it(place, tmp_path):
+    texts = [tmp_path / f"{n}.txt" for n in range(2)]
+    for n, text in enumerate(texts):
+        text.write_text("\n\n".join(f"Document {i} of file {n} says a few plain words." for i in range(150)))
+    given = replace(place, corpus=tuple(map(str, texts)), max_tokens=None, output=tmp_path / "runs")
+    first = encode_lsp(given)[0]
+    before = shards(first["store"])
+    content = texts[1].read_text()
+    stamp = texts[1].stat()
+    texts[1].write_text(content.replace("plain", "other"))
+    import os
+
+    os.utime(texts[1], ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time, other content
+    second = encode_lsp(given)[0]
+    assert second["plan"] != first["plan"] and 0 < second["new_units"] < second["units"]
+    assert before.items() <= shards(second["store"]).items()
+    texts[1].write_text(content)
+    again = encode_lsp(given)[0]
+    assert again["finished_before"] and again["plan"] == first["plan"]
+
+
+def test_odd_documents_are_counted_and_keep_their_numbers(place, tmp_path):
+    """Empty, blank, of special tokens only, NUL, a byte order mark, CRLF: no NaN, no missing document number."""
+    lines = ["first words here", "", "   ", "[SEP] [CLS] [PAD]", "nul \0 inside", "last words here"] * 40
+    text = tmp_path / "odd.jsonl"
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    report = encode_lsp(replace(place, corpus=(str(text),), max_tokens=None, output=tmp_path / "runs"))[0]
+    assert 0 < report["mass_kept"] <= 1 and np.isfinite(report["entropy_nats"])
+    plain, marked = tmp_path / "plain.txt", tmp_path / "marked.txt"
+    plain.write_bytes(b"one two\n\nthree four\n" * 100)
+    marked.write_bytes(b"\xef\xbb\xbf" + b"one two\r\n\r\nthree four\r\n" * 100)
+    one, other = (ids_of(path, place, tmp_path / path.stem) for path in (plain, marked))
+    assert one["documents"] == other["documents"] and one["tokens"] == other["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.txt", "caf\xe9 ".encode("latin1") * 50, "not UTF-8 at byte 3"),
+        ("surrogate.jsonl", b'{"text": "a \\ud800 b"}\n', "lone surrogate"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+        ("cut.txt.gz", gzip.compress(random.Random(0).randbytes(9000).hex().encode())[:-2000], "cannot be read"),
+        ("nothing.txt", b"", "no training text"),
+        ("blank.txt", b" \n\n \n", "no training text"),
+    ],
+)
+def test_text_that_is_refused_says_where(place, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        ids_of(tmp_path / name, place, tmp_path / "runs")
+    assert not list(tmp_path.glob("runs/stores/*/units/*"))
+
+
+def test_a_document_of_50_mb_on_one_line_takes_bounded_memory(place, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("word after word " * (50_000_000 // 16))
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom pipeline.config import EncodeIdsConfig\n"
+        "from pipeline.encode import encode_ids\nimport pipeline.teacher\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"report = encode_ids(EncodeIdsConfig(corpus=({str(text)!r},), tokenizer={place.teacher!r}, max_length=128, "
+        f"max_tokens=300_000, output=Path({str(tmp_path / 'runs')!r})))[0]\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "assert report['tokens'] >= 297_000, report\nassert grown < 400_000, grown"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
+    def fails(writer, **columns):
+        raise RuntimeError("the writer fails")
+
+    monkeypatch.setattr(encoding.UnitWriter, "write_block", fails)
+    with pytest.raises(RuntimeError, match="the writer fails"):
+        encode_lsp(replace(place, output=tmp_path))
+    assert not list(tmp_path.glob("stores/*/units/*")) and not temporaries(tmp_path)
+    with pytest.raises(StoreError, match="unfinished"):
+        Store.open(next(tmp_path.glob("stores/*")))
+
+
+def test_a_full_disk_has_its_own_exit_code_and_can_be_resumed(place, whole, tmp_path):
+    """The file size limit hits the shards of the real command."""
+    import signal
+
+    limit = max(path.stat().st_size for path in Path(whole["store"]).glob("units/*.tar")) - 5000
+    flags = [
+        *("encode-lsp", "--teacher", place.teacher, "--layer", "2", "--corpus", *place.corpus),
+        *("--dictionary", place.dictionary, "--lam", "0.1", "--top-n", "8", "--max-length", "32"),
+        *("--max-tokens", "40000", "--unit-tokens", "5000", "--batch-tokens", "2048", "--output", tmp_path),
+    ]
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "cli.py", *map(str, flags)]
+    run = subprocess.run(command, cwd=ROOT, preexec_fn=limited, capture_output=True, text=True)
+    assert run.returncode == 74 and run.stderr.count("mlsm: error:") == 1 and "File too large" in run.stderr, run
+    assert not temporaries(tmp_path)
+    kept = shards(next(tmp_path.glob("stores/*")))
+    assert kept.items() < shards(whole["store"]).items()
+    report = encode_lsp(replace(place, output=tmp_path))[0]
+    assert shards(report["store"]) == shards(whole["store"])
