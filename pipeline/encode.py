@@ -519,7 +519,7 @@ def _write_sample(path, job, teacher, windows, count):
         for i in range(0, len(windows), batch):
             rows_nd = _usable_rows(job, teacher, windows[i : i + batch], batch)
             if not len(rows_nd):
-                raise EncodeError(f"{teacher.name}, layer {teacher.layer}, fails at each window of a batch; see the log")
+                raise EncodeError(f"{teacher.name}, layer {teacher.layer}, fails at a whole batch; see the log")
             rows_nd = rows_nd[: count - done]
             done += len(rows_nd)
             yield rows_nd

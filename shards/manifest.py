@@ -127,7 +127,8 @@ def publish_json(path, value, withdraw=False):
 
 def with_checksum(values):
     """A dict with a checksum over all the rest of it."""
-    return values | {"checksum": fingerprint(values)}
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return rest | {"checksum": fingerprint(rest)}
 
 
 def fits_checksum(values, fields):

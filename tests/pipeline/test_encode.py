@@ -84,8 +84,9 @@ def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
         expected = code / code.sum()
         kept = np.sort(np.argsort(-expected)[: min(8, (expected > 0).sum())])
         row = windows.targets(batch, np.array([window]), np.array([position]))
-        if np.sort(expected)[-8] - np.sort(expected)[-9] > 0.01:
-            assert set(row.indices) <= set(np.flatnonzero(expected > 0)) | set(kept)
+        if 0 < np.sort(expected)[-8] - np.sort(expected)[-9] <= 0.01:
+            continue  # nearly equal: either may be the last that is kept
+        assert set(row.indices) <= set(np.flatnonzero(expected > 0))
         dense = np.zeros(len(atoms))
         dense[row.indices] = row.weights * (1 - row.tail[0])
         assert np.abs(dense[kept] - expected[kept]).max() < 0.03

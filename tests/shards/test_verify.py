@@ -96,7 +96,7 @@ def rename_the_record(files, record):
         (lose_the_end, "end mark"),
         (change_the_record, "checksum"),
         (cut_the_record, "not readable as JSON"),
-        (rename_the_record, "the record is of unit"),
+        (rename_the_record, "this is the record of unit"),
     ],
 )
 def test_damage_that_a_quick_look_finds_and_repair_removes(store, tmp_path, damage, problem):
@@ -186,7 +186,7 @@ def forge(files, record, change):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda values: values.update(file=f"../../{values['file']}"), "names a shard"),
+        (lambda values: values.update(file=f"../../{values['file']}"), "names the shard"),
         (lambda values: values.update(target="0" * 32), "of target 000"),
         (lambda values: values["groups"].pop(1), "does not begin where"),
         (lambda values: values.update(tokens=values["tokens"] + 1), "its blocks hold"),
