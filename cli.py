@@ -226,7 +226,7 @@ def _keep_settings(verb, settings, reports):
     """Keep the settings beside the plan that they made, so that verify-shards can name the command again."""
     from shards.manifest import publish_json
 
-    values = {name: _absolute(name, value) for name, value in _plain(settings).items()}
+    values = {name: _absolute(name, value) for name, value in _plain(settings).items() if name != "retry_quarantine"}
     for report in reports:
         publish_json(Path(report["store"]) / "plans" / f"{report['plan']}.yaml", {verb: values})  # JSON is YAML
 

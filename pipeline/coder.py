@@ -38,6 +38,7 @@ LAYOUTS = {
     "cuda": {"read": 4, "teach": 2, "solve": 2, "finish": 2},
 }
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
+MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error")  # in a plain RuntimeError of torch
 UNIT_END = object()  # comes after the blocks of a unit
 
 
@@ -352,8 +353,9 @@ def hidden_rows(teacher, windows, batch, max_length, special_ids):
 
 
 def may_be_the_texts_fault(error):
-    """Whether an error may come from the windows at hand, and not from the disk or from a lack of memory."""
-    return not isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    """Whether an error may come from the windows at hand, and not from disk, device or a lack of memory."""
+    machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
 
 def describe(error):

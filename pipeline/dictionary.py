@@ -14,6 +14,7 @@ Left out: the codes themselves (solvers/), where the vectors come from (encode.p
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -102,12 +103,14 @@ class Dictionary:
             raise
         try:
             temporary.rename(directory)
-            fsync_directory(directory.parent)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
             if not _holds(directory, self.fingerprint):
                 raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
                                       "directory, or remove that one.") from error
+        fsync_directory(directory.parent)
 
     @classmethod
     def load(cls, directory):

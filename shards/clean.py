@@ -40,6 +40,7 @@ _LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
 _DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
 _LEARNING = re.compile(r"\..+\.learning")
+_LEARNING_FILES = {"lock", "learning.npz", "sample.npy", ".learning.npz.tmp", ".sample.npy.tmp"}
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -97,7 +98,7 @@ def _recognise(path):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
     if _DICTIONARY_TEMPORARY.fullmatch(path.name) and path.is_dir():
         return LeftOver(path, "temporary", None)
-    if _LEARNING.fullmatch(path.name) and path.is_dir():
+    if _LEARNING.fullmatch(path.name) and path.is_dir() and {entry.name for entry in path.iterdir()} <= _LEARNING_FILES:
         return LeftOver(path, _LEARNING_KIND, _holder(path))
     return None
 
@@ -198,7 +199,7 @@ def _remove(found):
     try:
         if found.kind == _SHARD_KIND:
             files = StoreFiles(found.path.parent.parent)
-            if not any(_unrecorded_shards(files, [found.path.name])):
+            if not any(shard.in_use is None for shard in _unrecorded_shards(files, [found.path.name])):
                 return False
         if found.kind == _LEARNING_KIND:
             with _locked(found.path) as mine:

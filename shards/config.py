@@ -72,7 +72,7 @@ class CleanConfig:
     dry_run: bool = False
     """List only."""
     all: bool = False
-    """Also what is younger than an hour: say so when no process on any machine writes there. What a living process of
-    this machine writes is kept all the same."""
+    """Also what is younger than an hour: say so when no process on any machine writes there. Temporaries of a living
+    process of this machine always stay."""
     json: bool = False
     """Print the report as JSON."""

@@ -92,7 +92,7 @@ def _directory(source, target, output):
 
 def _copy(old, new):
     if old.is_dir() and not new.is_dir():
-        publish_directory(new, lambda path: shutil.copytree(old, path, dirs_exist_ok=True))
+        publish_directory(new, lambda path: shutil.copytree(old, path, dirs_exist_ok=True), replace=False)
 
 
 def _derive_unit(source, files, target, record, top_n):

@@ -79,11 +79,12 @@ def publish_directory(final, fill, replace=True):
 
 def _replace_directory(temporary, final):
     replaced = disk.temporary_name(final.parent, final.name)
-    disk.rename(final, replaced)
     try:
+        disk.rename(final, replaced)
         disk.rename(temporary, final)
-    except OSError:
-        disk.rename(replaced, final)
+    except BaseException:       # Ctrl-C as well: the old one would go with the other temporaries
+        if not final.exists() and replaced.exists():
+            disk.rename(replaced, final)
         raise
     disk.discard(replaced)
 

@@ -79,6 +79,7 @@ class Trainer:
         self.loader = Loader(training_windows(store), store.special_ids, objective.read_targets, **reading)
         self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
         self.saved: Path | None = None     # newest whole checkpoint
+        self._saved_step: int | None = None
         self.seconds_to_first_step: float | None = None
         # What a resumed run gets back:
         self.steps = 0                     # optimiser steps done
@@ -143,7 +144,8 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         if not self.signals.requested or self.steps == self.config.max_steps:
             return
-        self._save()
+        if self._saved_step != self.steps:
+            self._save()
         raise Interrupted(
             f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
             f"The same command continues from there."
@@ -168,6 +170,7 @@ class Trainer:
         self.saved = self.checkpoints.save(
             self.steps, self.model, self.stepper.optimizer, state, self._export
         )
+        self._saved_step = self.steps
 
     def _position(self) -> tuple[int, int]:
         return divmod(self.steps * self.config.batch_windows, len(self.loader.windows))

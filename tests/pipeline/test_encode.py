@@ -92,7 +92,7 @@ def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
         assert np.abs(dense[kept] - expected[kept]).max() < 0.03
         assert row.tail[0] == pytest.approx(1 - expected[kept].sum(), abs=0.03)
         checked += 1
-    assert checked > 15
+    assert checked >= 12
 
 
 def test_special_tokens_have_no_rows_and_all_others_are_coded(report):
