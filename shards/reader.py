@@ -18,6 +18,7 @@ Shapes: W windows, L window length, M chosen tokens, B blocks, U units.
 import hashlib
 import io
 import tarfile
+import threading
 from array import array
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,6 +33,7 @@ from shards.schema import ShardError, ShardMeta, StoreError, repair_hint
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
+_parsing = threading.Lock()  # NumPy parses headers by `ast`, which fails now and then in several threads (Python 3.11)
 
 
 class Store:
@@ -449,5 +451,6 @@ def npy_members(raw):
 def _npy_view(raw):
     head = io.BytesIO(raw[:256].tobytes())
     np.lib.format.read_magic(head)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+    with _parsing:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(head)
     return np.frombuffer(raw, dtype, count=int(np.prod(shape)), offset=head.tell()).reshape(shape)
