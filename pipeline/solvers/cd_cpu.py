@@ -34,7 +34,7 @@ from pipeline.solvers.problem import join_codes, numpy_rows
 from pipeline.solvers.vectors import (
     LANES,
     SUBTRACTED_ROWS,
-    axpy,
+    add_scaled,
     block_maxima,
     combine,
     dot,
@@ -42,7 +42,6 @@ from pipeline.solvers.vectors import (
     residual_on_support,
     step_to_zero,
     subtract_rows,
-    turn,
 )
 
 TASK_ROWS = 256                 # tokens of one matmul; about 3 MB of correlations at K = 3072
@@ -282,7 +281,7 @@ def _descend(gram, code, excess, steps, size):
         new = max(code[i] + excess[i] * steps[i], np.float32(0))
         change = new - code[i]
         code[i] = new
-        axpy(excess, -change, gram[i], _padded(size))
+        add_scaled(excess, excess, -change, gram[i], _padded(size))
 
 
 @inlined
@@ -303,15 +302,15 @@ def _conjugate_gradients(gram, code, excess, direction, image, residual, size, t
     for _ in range(MAX_CG_STEPS):
         if squared <= tol * tol:
             break
-        turn(direction, beta, residual, width)
+        add_scaled(direction, residual, beta, direction, width)
         combine(image, direction, gram, (size + 1) // 2 * 2, width)
         curvature = dot(direction, image, width)
         if curvature <= np.float32(1e-12) * squared:
             break
         step = squared / curvature              # exact: a direction is the residual plus what is orthogonal to it
         bound = step_to_zero(code, direction, width)
-        axpy(code, min(step, bound), direction, width)
-        axpy(excess, -min(step, bound), image, width)
+        add_scaled(code, code, min(step, bound), direction, width)
+        add_scaled(excess, excess, -min(step, bound), image, width)
         before = squared
         if bound <= step:
             _leave_support(code, direction, bound, size)

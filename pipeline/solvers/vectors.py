@@ -113,33 +113,18 @@ def dot(typingctx, left, right, width):
 
 
 @intrinsic
-def axpy(typingctx, out, factor, vector, width):
-    """out[:width] += factor * vector[:width]."""
+def add_scaled(typingctx, out, left, factor, right, width):
+    """out[:width] = left[:width] + factor * right[:width]; out may be either of them."""
 
     def generate(context, builder, signature, args):
-        out = _Array(context, builder, signature, args)
-        vector = _Array(context, builder, signature, args, 2)
-        with _loop(builder, _number(0), args[3], LANES) as place:
-            product = _product(builder, args[1], vector.load(place))
-            out.store(builder.fadd(out.load(place), product, flags=FAST), place)
+        out, left = _Array(context, builder, signature, args).first(2)
+        right = _Array(context, builder, signature, args, 3)
+        with _loop(builder, _number(0), args[4], LANES) as place:
+            product = _product(builder, args[2], right.load(place))
+            out.store(builder.fadd(left.load(place), product, flags=FAST), place)
         return context.get_dummy_value()
 
-    return types.void(out, types.float32, vector, width), generate
-
-
-@intrinsic
-def turn(typingctx, direction, beta, residual, width):
-    """direction[:width] = residual[:width] + beta * direction[:width]."""
-
-    def generate(context, builder, signature, args):
-        direction = _Array(context, builder, signature, args)
-        residual = _Array(context, builder, signature, args, 2)
-        with _loop(builder, _number(0), args[3], LANES) as place:
-            product = _product(builder, args[1], direction.load(place))
-            direction.store(builder.fadd(residual.load(place), product, flags=FAST), place)
-        return context.get_dummy_value()
-
-    return types.void(direction, types.float32, residual, width), generate
+    return types.void(out, left, types.float32, right, width), generate
 
 
 @intrinsic

@@ -62,10 +62,10 @@ def test_vectors_of_conjugate_gradients(width):
     np.testing.assert_allclose(compiled(vectors.dot, *range(3))(first, second, width),
                                first[:width] @ second[:width], rtol=1e-4)
     out = first.copy()
-    compiled(vectors.axpy, *range(4))(out, half, second, width)
+    compiled(vectors.add_scaled, *range(5))(out, out, half, second, width)
     np.testing.assert_allclose(out[:width], first[:width] + half * second[:width], rtol=1e-5, atol=1e-6)
     out = first.copy()
-    compiled(vectors.turn, *range(4))(out, half, second, width)
+    compiled(vectors.add_scaled, *range(5))(out, second, half, out, width)
     np.testing.assert_allclose(out[:width], second[:width] + half * first[:width], rtol=1e-5, atol=1e-6)
     out = first.copy()
     squared = compiled(vectors.residual_on_support, *range(4))(out, second, third, width)
