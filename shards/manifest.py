@@ -9,7 +9,7 @@ Left out: the calls themselves (disk.py), tar members (writer.py), choosing what
 import errno
 import hashlib
 import json
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +112,20 @@ def file_sha256(path):
 
 def publish_json(path, value, withdraw=False):
     """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
+    with _json_file(path, value) as temporary:
+        return publish(temporary, path, withdraw)
+
+
+def replace_json(path, value):
+    """Write JSON under a final name, in place of what has it."""
+    with _json_file(path, value) as temporary:
+        disk.rename(temporary, path)
+        disk.fsync_path(path.parent)
+
+
+@contextmanager
+def _json_file(path, value):
+    """A temporary beside `path` that holds the value on disk."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     temporary = disk.temporary_name(path.parent, path.stem)
     try:
@@ -121,7 +135,7 @@ def publish_json(path, value, withdraw=False):
             disk.fsync(file)
         finally:
             disk.close(file)
-        return publish(temporary, path, withdraw)
+        yield temporary
     finally:
         disk.discard(temporary)
 
@@ -314,13 +328,12 @@ class StoreFiles:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
         return record
 
-    def withdraw(self, unit_id):
-        """Take a finished unit back, so that it will be encoded again: its record first, then its shard."""
-        record = self.record(unit_id)
-        disk.unlink(self.record_file(unit_id))
-        disk.fsync_path(self.units)
-        with suppress(FileNotFoundError):
-            disk.unlink(self.units / record.file)
+    def replace_record(self, old, new):
+        """Let a unit's new record take the place of an old one in one step; the old one's shard goes after it."""
+        replace_json(self.record_file(new.unit), new.as_dict())
+        if old.file != new.file:
+            with suppress(FileNotFoundError):  # another process may have replaced it as well
+                disk.unlink(self.units / old.file)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""
