@@ -15,9 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from shards import disk
-from shards.schema import FORMAT_VERSION, ShardError, StoreError
+from shards.schema import FORMAT_VERSION, ShardError, StoreError, repair_hint
 
-_ENCODE_AGAIN = "Delete it and run the encoding command again: it encodes that unit and no other."
 TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
 
 
@@ -153,14 +152,19 @@ def fits_checksum(values, fields):
 
 
 def read_json(path):
-    """Parse one of the store's JSON files; ShardError when it is damaged."""
+    """Parse a plan, a record or target.json; ShardError when it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ShardError(
-            f"{path}: not readable as JSON ({error}). Delete it and run the encoding command again; "
-            "finished units are kept."
-        ) from None
+        remedy = "Delete it and run the encoding command again; finished units are kept."
+        if path.parent.name in ("units", "plans"):
+            remedy = _remedy(path)
+        raise ShardError(f"{path}: not readable as JSON ({error}). {remedy}") from None
+
+
+def _remedy(path):
+    """What to do about a damaged plan or record."""
+    return repair_hint(path.parent.parent)
 
 
 @dataclass(frozen=True)
@@ -216,11 +220,11 @@ class Plan:
         try:
             plan = cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ShardError(f"{path} is not a plan ({error}). Delete it and run the encoding command again.") from None
+            raise ShardError(f"{path} is not a plan ({error}). {_remedy(path)}") from None
         if plan.id != path.stem:
-            raise ShardError(f"{path} holds plan {plan.id}. Delete it and run the encoding command again.")
+            raise ShardError(f"{path} holds plan {plan.id}. {_remedy(path)}")
         if not fits_checksum(values, {"plan", "windowing", "corpus", "units"}):
-            raise ShardError(f"{path} does not match its checksum. Delete it and run the encoding command again.")
+            raise ShardError(f"{path} does not match its checksum. {_remedy(path)}")
         return plan
 
 
@@ -261,13 +265,13 @@ class UnitRecord:
         values = read_json(path)
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
-            raise ShardError(f"{path}: the record does not match its checksum. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: the record does not match its checksum. {_remedy(path)}")
         lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
         record = cls(**{**values, **lists})
         if record.unit != path.stem:
-            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_remedy(path)}")
         if Path(record.file).name != record.file:
-            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_remedy(path)}")
         return record
 
 
@@ -325,7 +329,7 @@ class StoreFiles:
             return None
         record = UnitRecord.read(path)
         if record.target != self._target_id:
-            raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
         return record
 
     def replace_record(self, old, new):
