@@ -22,8 +22,8 @@ def start(flags, **environment):
     )
 
 
-def interrupted(flags, ready, number, pause=0.0, **environment):
-    """Run the command until `ready()`, send the signal; returns what it said."""
+def interrupted(flags, ready, number, pause=0.0, then="Run the same command to go on", **environment):
+    """Run the command until `ready()`, send the signal; returns what it said, `then` among it."""
     process = start(flags, **environment)
     deadline = time.monotonic() + 120
     while not ready():
@@ -35,7 +35,7 @@ def interrupted(flags, ready, number, pause=0.0, **environment):
     _, said = process.communicate(timeout=60)
     assert process.returncode == CODES[number], said
     assert time.monotonic() - began < SECONDS_TO_EXIT
-    assert said.count("mlsm: error:") == 1 and "Run the same command to go on" in said and "Traceback" not in said
+    assert said.count("mlsm: error:") == 1 and then in said and "Traceback" not in said
     return said
 
 
