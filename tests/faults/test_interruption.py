@@ -34,7 +34,8 @@ def interrupted(flags, ready, number, pause=0.0, then="Run the same command to g
     began = time.monotonic()
     _, said = process.communicate(timeout=60)
     assert process.returncode == CODES[number], said
-    assert time.monotonic() - began < SECONDS_TO_EXIT
+    busy = max(1, os.getloadavg()[0] / os.cpu_count())  # others may take most of the machine
+    assert time.monotonic() - began < SECONDS_TO_EXIT * busy
     assert said.count("mlsm: error:") == 1 and then in said and "Traceback" not in said
     return said
 
