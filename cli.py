@@ -26,8 +26,7 @@ from typing import NamedTuple
 from evaluation.summaries import duration
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
-EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
-EXIT_QUARANTINE, EXIT_TERMINATED = 5, 143
+EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
 class Verb(NamedTuple):
@@ -106,6 +105,8 @@ RECIPES = """\
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends the work in flight exactly as Ctrl-C does."""
 
+    number = signal.SIGTERM
+
 
 def _terminate(*_):
     raise Terminated
@@ -120,7 +121,7 @@ def main(argv=None):
         code = run(argv)
     except KeyboardInterrupt as stop:
         kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
-        code = _complain(str(stop) or kept, EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
+        code = _complain(str(stop) or kept, 128 + getattr(stop, "number", signal.SIGINT))  # as a shell counts them
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE
