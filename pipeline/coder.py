@@ -3,7 +3,8 @@
     LspCoder(teacher, outputs, config, special_ids).stages()
 
 An output is one store in the making: a layer and a dictionary. All share one pass of the teacher, each batch of which
-is coded for one output after the other; what an output gets is, bit for bit, what it would get alone.
+is coded for one output after the other; what an output gets is, bit for bit, what it would get alone. (Only where the
+teacher raises in a layer beyond an output's own does that output lose the window as well.)
 
 The stages are generators, each over the items of the one before. What runs beside what is one table,
 `LAYOUTS`: how many items each stage may have ready for the next, 0 meaning that both share a thread.
@@ -269,6 +270,7 @@ class LspCoder:
         return self._teach_and_solve(batch.only(whole) if failing else batch)
 
     def _teach_and_solve(self, batch):
+        batch.sharing = 1
         self._teach([batch])
         return self._solve(batch)
 
@@ -341,8 +343,16 @@ class LspCoder:
         _add(statistics, {"empty_codes": empty, "truncated_tokens": int(rows.truncated_tokens)})
         statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
         if block.output not in self._checked and len(codes.kkt):
-            _refuse_empty_codes(empty, len(codes.kkt), self.config.lam)
+            self._refuse_empty_codes(empty, len(codes.kkt), self.outputs[block.output])
             self._checked.add(block.output)
+
+
+    def _refuse_empty_codes(self, empty, tokens, output):
+        if empty == tokens:
+            raise EncodeError(
+                f"--lam {self.config.lam} empties the code of every one of the first {tokens:,} tokens, at layer "
+                f"{output.layer} and k {len(output.dictionary.atoms_Kd)}. Use a smaller one; 0.05 is usual."
+            )
 
 
 # -- batches and hidden states -----------------------------------------------------------------------------
@@ -437,14 +447,6 @@ def _spread(rows, coded_T):
 def _add(totals, amounts):
     for name, amount in amounts.items():
         totals[name] = totals.get(name, 0) + amount
-
-
-def _refuse_empty_codes(empty, tokens, lam):
-    if empty == tokens:
-        raise EncodeError(
-            f"--lam {lam} empties the code of every one of the first {tokens:,} tokens. Use a smaller "
-            "one; 0.05 is usual. No shard was written."
-        )
 
 
 def _library_versions():

@@ -61,7 +61,7 @@ def encode_lsp(config, progress=silent):
         facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
     reports = _run(job, stores, LspCoder(teacher, outputs, config, job.special_ids))
     for report in reports:
-        _warn_of_empty_codes(report["empty_codes"], report["coded_tokens"], config.lam)
+        _warn_of_empty_codes(report, config.lam)
     return [report | fact for report, fact in zip(reports, facts, strict=True)]
 
 
@@ -116,12 +116,12 @@ def _kept(config):
     return {name: value for name, value in with_absolute_paths(plain(config)).items() if name != "retry_quarantine"}
 
 
-def _warn_of_empty_codes(empty, coded, lam):
-    share = empty / max(1, empty + coded)
+def _warn_of_empty_codes(report, lam):
+    share = report["empty_codes"] / max(1, report["empty_codes"] + report["coded_tokens"])
     if share > 0.5:
         warnings.warn(
-            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss. "
-            "Use a smaller one; 0.05 is usual.",
+            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss "
+            f"({report['store']}). Use a smaller one; 0.05 is usual.",
             stacklevel=2,
         )
 
@@ -147,25 +147,29 @@ class StoreInWork:
         files.publish_plan(job.plan)
         publish_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
-        finished = [files.record(unit.id) for unit in job.plan.units if unit.id not in self.wanted]
-        again = [record for record in finished if job.config.retry_quarantine and record.quarantined]
-        self._replaced = {record.unit: record for record in again}
-        self.wanted |= self._replaced.keys()
-        kept = [record for record in finished if record.unit not in self._replaced]
-        self.done = sum(record.tokens for record in kept)
-        self._quarantined = sum(len(record.quarantined) for record in kept)
-        self._records = []
+        self.done = self._quarantined = self._new_tokens = 0
+        for unit in job.plan.units:
+            self._survey(unit)
+
+    def _survey(self, unit):
+        """Count a unit that is finished; one that is not, or is to be tried again, is wanted."""
+        record = None if unit.id in self.wanted else self.files.record(unit.id)
+        if record is None or (self.job.config.retry_quarantine and record.quarantined):
+            self.wanted.add(unit.id)
+        else:
+            self.done += record.tokens
+            self._quarantined += len(record.quarantined)
 
     @contextmanager
     def writer(self, unit, environment):
         """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
         target = self.target
         meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
-        with UnitWriter(self.files, meta, environment, replaces=self._replaced.get(unit.id)) as writer:
+        with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
             self._check_quarantine(writer)
-        self._records.append(writer.record)
+        self._new_tokens += writer.record.tokens
 
     def _check_quarantine(self, writer):
         """Raise EncodeError when too many documents failed, this unit's included."""
@@ -173,8 +177,9 @@ class StoreInWork:
         allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.plan.corpus["documents"]))
         if self._quarantined > allowed:
             raise EncodeError(
-                f"{self._quarantined} documents could not be coded, more than the {allowed} that may be in quarantine, "
-                f"so the fault is hardly theirs. The last one: {writer.quarantined[-1]['reason']}"
+                f"{self.files.path.name}: {self._quarantined} documents could not be coded, more than the {allowed} "
+                "that may be in quarantine, so the fault is hardly theirs. The last one: "
+                f"{writer.quarantined[-1]['reason']}"
             )
 
     def report(self, seconds):
@@ -185,7 +190,7 @@ class StoreInWork:
             "plan": self.job.plan.id,
             "finished_before": not self.wanted,
             "new_units": len(self.wanted),
-            "new_tokens": sum(record.tokens for record in self._records),
+            "new_tokens": self._new_tokens,
             "seconds": seconds,
             "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
             **store.report(),

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import plan as planning
-from pipeline.coder import EncodeError, describe, hidden_rows, may_be_the_texts_fault
+from pipeline.coder import SOME_WINDOWS, EncodeError, describe, hidden_rows, may_be_the_texts_fault
 from pipeline.config import LearnConfig
 from pipeline.corpus import silent
 from pipeline.files import growing_rows
@@ -78,6 +78,8 @@ def _wanted(job, teacher, layer, k):
         "epochs": config.dictionary_epochs,
         "seed": config.seed,
     }
+    if (dtype := str(teacher.dtype).removeprefix("torch.")) != "float32":  # dictionaries of before it counted have none
+        request["dtype"] = dtype
     name = f"{Path(teacher.name).name}-l{layer}-k{k}"
     return Wanted(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
 
@@ -227,10 +229,11 @@ def _write_samples(path_of, job, teacher, windows, count):
         add = {layer: files.enter_context(growing_rows(path, shape, np.float16)) for layer, path in path_of.items()}
         done = dict.fromkeys(path_of, 0)
         for i in range(0, len(windows), batch):
-            rows = _usable_rows(job, teacher, tuple(path_of), windows[i : i + batch], batch)
-            for layer, rows_nd in zip(path_of, rows, strict=True):
-                if not len(rows_nd):
-                    raise EncodeError(f"{teacher.name}, layer {layer}, fails at a whole batch; see the log")
+            chunk = windows[i : i + batch]
+            found = _usable_rows(job, teacher, tuple(path_of), chunk, batch)
+            for layer, (rows_nd, failing) in zip(path_of, found, strict=True):
+                if failing > max(SOME_WINDOWS, len(chunk) // 2):
+                    raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
                 rows_nd = rows_nd[: count - done[layer]]
                 done[layer] += len(rows_nd)
                 add[layer](rows_nd)
@@ -238,9 +241,13 @@ def _write_samples(path_of, job, teacher, windows, count):
 
 
 def _usable_rows(job, teacher, layers, windows, batch):
-    """Hidden states of the windows at which the teacher does not fail, found by halving: a list, one for a layer."""
+    """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does.
+
+    These are found by halving.
+    """
     try:
-        return hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers)[0]
+        rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers)
+        return [(rows_nd, 0) for rows_nd in rows]
     except Exception as error:
         if not may_be_the_texts_fault(error):
             raise
@@ -248,7 +255,7 @@ def _usable_rows(job, teacher, layers, windows, batch):
             return [_usable_rows(job, teacher, (layer,), windows, batch)[0] for layer in layers]
         if len(windows) == 1:
             logger.warning("a window is left out of the dictionary's sample: %s", describe(error))
-            return [np.zeros((0, teacher.hidden_size), np.float32)]
+            return [(np.zeros((0, teacher.hidden_size), np.float32), 1)]
     half = len(windows) // 2
     parts = [_usable_rows(job, teacher, layers, part, batch)[0] for part in (windows[:half], windows[half:])]
-    return [np.concatenate(parts)]
+    return [(np.concatenate([rows_nd for rows_nd, _ in parts]), sum(failing for _, failing in parts))]

@@ -45,13 +45,12 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
     for name in ("tokenizer", "dictionary"):
         _copy(getattr(source.files, name), getattr(files, name))
     files.publish_plan(source.plan)
-    missing = files.missing_units(source.plan)
-    records = {record.unit: record for record in source.records()}
-    total = sum(record.tokens for record in records.values())
-    done = total - sum(records[unit.id].tokens for unit in missing)
+    missing = [unit for unit in source.plan.units if _is_wanted(files, source.files.record(unit.id))]
+    total = sum(record.tokens for record in source.iter_records())
+    done = total - sum(source.files.record(unit.id).tokens for unit in missing)
     before = done
     for unit in missing:
-        for tokens in _derive_unit(source, files, target, records[unit.id], top_n):
+        for tokens in _derive_unit(source, files, target, source.files.record(unit.id), top_n):
             done += tokens
             progress("derive", done, total)
     return {
@@ -62,8 +61,15 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         "new_units": len(missing),
         "new_tokens": total - before,
         "seconds": time.perf_counter() - started,
+        "quarantined": sum(len(record.quarantined) for record in Store.open(files.path, source.plan_id).iter_records()),
         **Store.open(files.path, source.plan_id).report(),
     }
+
+
+def _is_wanted(files, record):
+    """Whether a unit is to be derived: it is not there, or it lacks what a retry has given the source since."""
+    derived = files.record(record.unit)
+    return derived is None or derived.lacking > record.lacking
 
 
 def _target(source, top_n):
@@ -99,7 +105,7 @@ def _derive_unit(source, files, target, record, top_n):
     """Write one unit; yields the tokens of each block once it is written."""
     meta = ShardMeta(target["target"], record.unit, source.k, source.vocab_size, source.max_length,
                      source.weight_octaves)  # fmt: skip
-    with UnitWriter(files, meta, _device(record)) as writer:
+    with UnitWriter(files, meta, _device(record), retry=True) as writer:
         writer.quarantined.extend(record.quarantined)
         truncated = 0
         for group, columns in blocks(source.files, record):

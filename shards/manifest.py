@@ -9,6 +9,7 @@ Left out: the calls themselves (disk.py), tar members (writer.py), choosing what
 import errno
 import hashlib
 import json
+import os
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -36,6 +37,7 @@ def publish(temporary, final, withdraw=False):
     withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
     Returns   True when this call published it, False when another had; the temporary is gone either way
     """
+    written = os.stat(temporary)
     try:
         disk.link(temporary, final)
         published = True
@@ -47,7 +49,8 @@ def publish(temporary, final, withdraw=False):
     except OSError:
         if published and withdraw:
             with suppress(OSError):
-                disk.unlink(final)
+                if os.path.samestat(os.stat(final), written):  # nobody has replaced it meanwhile
+                    disk.unlink(final)
         raise
     return published
 
@@ -252,6 +255,11 @@ class UnitRecord:
     """Documents that could not be coded: record, source, windows of the unit without LSPs for it, reason."""
 
     @property
+    def lacking(self):
+        """How many windows carry no LSPs because coding them failed."""
+        return len({window for entry in self.quarantined for window in entry["windows"]})
+
+    @property
     def blocks(self):
         return [group for group in self.groups if "windows" in group]
 
@@ -331,13 +339,6 @@ class StoreFiles:
         if record.target != self._target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
         return record
-
-    def replace_record(self, old, new):
-        """Let a unit's new record take the place of an old one in one step; the old one's shard goes after it."""
-        replace_json(self.record_file(new.unit), new.as_dict())
-        if old.file != new.file:
-            with suppress(FileNotFoundError):  # another process may have replaced it as well
-                disk.unlink(self.units / old.file)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""

@@ -127,7 +127,7 @@ class Store:
             for stage in seconds:
                 seconds[stage] += record.environment.get(stage, 0.0)
         totals |= {"bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
-        return totals | (_row_statistics(statistics) if self.k else {})
+        return totals | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
 
 
 def newest_store(root, needs_lsps=False):
@@ -150,14 +150,14 @@ def newest_store(root, needs_lsps=False):
     return max(found)[1]
 
 
-def _row_statistics(statistics):
+def _row_statistics(statistics, derived):
     coded = sum(s["coded_tokens"] for s in statistics)
     share = {"nnz_per_token": "entries", "mass_kept": "kept_mass", "entropy_nats": "entropy_nats"}
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
     report |= {"coded_tokens": coded, "empty_codes": sum(s.get("empty_codes", 0) for s in statistics)}
     if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # stores of before it was measured have none
         means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
-        report["fidelity"] = {"tokens": int(sampled), **means}
+        report["fidelity"] = {"tokens": int(sampled), "of": "source" if derived else "exact", **means}
     violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
     return report | ({"max_kkt": max(violations)} if violations else {})
 
@@ -397,10 +397,20 @@ class WindowReader:
     def _map_shard(self, unit):
         path, size = self.store.files.units / self._table.files[unit], self._table.sizes[unit]
         if not path.is_file():
+            self._refuse_replaced(unit)
             raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint())
         if path.stat().st_size != size:
             raise ShardError(f"{path}: {path.stat().st_size} bytes, the record says {size}. " + self._repair_hint())
         return np.memmap(path, np.uint8, mode="r")
+
+    def _refuse_replaced(self, unit):
+        """Raise StoreError if the unit was encoded again, and its old shard cleaned away, since we read its record."""
+        record = self.store.files.record(self._table.ids[unit])
+        if record is not None and record.file != self._table.files[unit]:
+            raise StoreError(
+                f"{self.store.path}: unit {record.unit} was encoded again since the store was opened, and its old "
+                "shard was cleaned away. Open the store again, or start the command again."
+            )
 
     def _repair_hint(self):
         return repair_hint(self.store.path)

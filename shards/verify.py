@@ -86,7 +86,9 @@ class _Survey:
     damaged: list = field(default_factory=list)
     stray: list = field(default_factory=list)
     seen: dict = field(default_factory=dict)
-    """Bytes, hashed, of the record of each unit and of each plan, by file name."""
+    """Identity of every record and plan, by file name."""
+    shards: dict = field(default_factory=dict)
+    """Names of the shards of every unit, recorded or not."""
 
 
 def _survey(files, target):
@@ -99,6 +101,8 @@ def _survey(files, target):
     planned = {unit.id for plan in found.plans for unit in plan.units}
     listed = _listed(files.units)
     for path in listed:
+        if unit := _unit_of_shard(path):
+            found.shards.setdefault(unit, []).append(path.name)
         if _is_record(path, planned):
             _try(found, path, path.stem, lambda path=path: found.records.append(_read_record(path, target)))
     named = {record.file for record in found.records}
@@ -126,18 +130,21 @@ def _unit_of_shard(path):
 
 
 def _try(found, path, unit, read):
-    found.seen[path.name] = _digest(path)
+    found.seen[path.name] = _identity(path)
     try:
         read()
+    except FileNotFoundError:  # withdrawn since it was listed
+        return
     except ShardError as error:
         problem = str(error).removesuffix(f". {repair_hint(path.parent.parent)}").removeprefix(f"{path}: ")
         found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
 
 
-def _digest(path):
-    """SHA-256 of a small file; None when it has gone."""
+def _identity(path):
+    """What changes when a small file is written anew, even with the same bytes; None when it has gone."""
     try:
-        return hashlib.sha256(path.read_bytes()).digest()
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns, hashlib.sha256(path.read_bytes()).digest()
     except FileNotFoundError:
         return None
 
@@ -225,7 +232,16 @@ def _check_shards(files, target, records, full, threads, progress):
 
 
 def _check_shard(files, target, record, full, count):
-    """Damage of one unit."""
+    """Damage of one unit; when its record has been replaced meanwhile, of what the new one names."""
+    damaged = _damage_in(files, target, record, full, count)
+    try:
+        now = _read_record(files.record_file(record.unit), target) if damaged else record
+    except (ShardError, FileNotFoundError):
+        return damaged
+    return damaged if now == record else _check_shard(files, target, now, full, count)
+
+
+def _damage_in(files, target, record, full, count):
     damaged = []
 
     def note(check, group=None):
@@ -311,7 +327,7 @@ def _check_rows(columns, meta):
         raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
     ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
     ends = ends[(ends > 0) & (ends < entries)]
-    parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms][:entries]
+    parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms] if entries else []
     rising, largest = _rising(parts, entries)
     rising[ends - 1] = True
     if entries and (largest >= meta.k or not rising.all()):
@@ -353,18 +369,20 @@ def _remove(files, survey, damaged):
 
     What another process has encoded anew since it was looked at stays, and its shard with it.
     """
-    removed = []
-    for unit in sorted({entry["unit"] for entry in damaged} - {None}):
-        record = files.record_file(unit)
-        if _digest(record) == survey.seen.get(record.name):
-            removed += [record, *(path for path in _listed(files.units) if _unit_of_shard(path) == unit)]
-    plans = [files.path / entry["file"] for entry in damaged if entry["file"].startswith("plans/")]
-    removed += [path for path in plans if _digest(path) == survey.seen.get(path.name)]
     gone = []
-    for path in removed:
-        if path.is_file():
-            path.unlink()
-            gone.append(str(path.relative_to(files.path)))
+
+    def remove(path, *others):
+        if _identity(path) == survey.seen.get(path.name):
+            for name in (path, *others):
+                if name.is_file():
+                    name.unlink()
+                    gone.append(str(name.relative_to(files.path)))
+
+    for unit in sorted({entry["unit"] for entry in damaged} - {None}):
+        remove(files.record_file(unit), *(files.units / name for name in survey.shards.get(unit, ())))
+    for entry in damaged:
+        if entry["file"].startswith("plans/"):
+            remove(files.path / entry["file"])
     for directory in (files.units, files.plans):
         disk.fsync_path(directory)
     return gone

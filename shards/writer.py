@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import platform
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 
@@ -22,7 +21,7 @@ import numpy as np
 import webdataset as wds
 
 from shards import codec, disk
-from shards.manifest import UnitRecord, publish, publish_json
+from shards.manifest import UnitRecord, publish_json, replace_json
 from shards.schema import SHARD_MTIME
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
@@ -36,11 +35,11 @@ class UnitWriter:
     files        StoreFiles of the store
     meta         ShardMeta of the unit
     environment  extra facts for the record (device, libraries)
-    replaces     the record of this unit that the new one shall replace; None where there is none yet
+    retry        whether to replace a record of this unit that lacks more windows than ours
     """
 
-    def __init__(self, files, meta, environment=None, replaces=None):
-        self.files, self.meta, self._replaces = files, meta, replaces
+    def __init__(self, files, meta, environment=None, retry=False):
+        self.files, self.meta, self._retry = files, meta, retry
         self.environment = local_environment() | (environment or {})
         self.quarantined = []
         self.statistics = (
@@ -154,6 +153,12 @@ class UnitWriter:
         self._size += len(raw)
 
     def _commit(self):
+        """Shard, then record.
+
+        The temporary name stays until the record is there: a shard that was taken for a left-over meanwhile gets its
+        name back from it. Shards of another name, replaced or not recorded, are left to `clean`: who knows here whether
+        somebody is about to record them, or reads them?
+        """
         sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
         if self.meta.k:
             sums["mass.npy"] = _npy_bytes(self._mass)
@@ -165,7 +170,7 @@ class UnitWriter:
         digest = self._hash.hexdigest()
         name = f"{self.meta.unit}-{digest[:12]}.tar"
         self._publish_shard(self.files.units / name)
-        record = UnitRecord(
+        record = self._publish_record(UnitRecord(
             self.meta.unit,
             self.meta.target,
             name,
@@ -177,31 +182,38 @@ class UnitWriter:
             self.statistics,
             self.environment,
             tuple(self.quarantined),
-        )
-        return self._publish_record(record)
+        ))  # fmt: skip
+        if record.file == name and not (self.files.units / name).exists():
+            self._publish_shard(self.files.units / name)
+        disk.unlink(self._temporary)
+        return record
 
     def _publish_shard(self, final):
-        """The shard under its final name, which carries its hash. A file that is there already is damaged, or else
-        without a record and old enough for `clean` to take it: it is replaced."""
-        if final.exists():
-            disk.rename(self._temporary, final)
-            disk.fsync_path(final.parent)
-        else:
-            publish(self._temporary, final)
+        """Give the shard its final name, which carries its hash. A file that has it is damaged, or holds the same bytes
+        and is perhaps old enough for `clean` to take it: it is replaced."""
+        try:
+            disk.link(self._temporary, final)
+        except FileExistsError:
+            again = disk.temporary_name(final.parent, self.meta.unit)
+            try:
+                disk.link(self._temporary, again)
+                disk.rename(again, final)
+            finally:
+                disk.discard(again)
+        disk.fsync_path(final.parent)
 
     def _publish_record(self, record):
-        """Commit, or yield to whoever has committed this unit: its record counts, and a shard of ours that differs
-        goes. A record that could not be made durable is withdrawn, so the winner's may be gone when we look."""
-        if self._replaces is not None:
-            self.files.replace_record(self._replaces, record)
-            return record
+        """Commit, or yield to whoever has committed this unit: its record counts, unless a retry lacks less than it.
+
+        One that could not be made durable is withdrawn, so the winner's may be gone when we look; and what we put in
+        place of it is looked at again, so that of two retries the better stays.
+        """
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
             if winner := self.files.record(record.unit):
-                if winner.file != record.file:
-                    with suppress(FileNotFoundError):  # another loser's shard was the same
-                        disk.unlink(self.files.units / record.file)
-                return winner
+                if not self._retry or winner.lacking <= record.lacking:
+                    return winner
+                replace_json(path, record.as_dict())
         return record
 
 

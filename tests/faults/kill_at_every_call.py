@@ -24,7 +24,7 @@ def main(directory):
         killed += 1
         if (path / "units").is_dir():
             visible_units_are_whole(path)
-        assert len(temporaries(path)) <= 1
+        assert len(temporaries(path)) <= 2
         assert forked(lambda path=path: write(path)) == 0
         found = {name: raw for name, raw in content(path).items() if not name.startswith(".")}
         whole = {name: len(raw) for name, raw in found.items()}

@@ -243,6 +243,6 @@ def test_a_teacher_that_always_fails_gives_no_sample(learning, monkeypatch):
         raise RuntimeError("the teacher chokes on everything")
 
     monkeypatch.setattr(Teacher, "__call__", fails)
-    with pytest.raises(EncodeError, match="fails at a whole batch"):
+    with pytest.raises(EncodeError, match="fails at most of a batch"):
         learn_dictionary(learning)
     assert not list(learning.output.rglob(".*"))
