@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from shards import disk
-from shards.schema import FORMAT_VERSION, ShardError, StoreError
+from shards.schema import FORMAT_VERSION, ShardError, StoreError, repair_hint
 
 _ENCODE_AGAIN = "Delete it and run the encoding command again: it encodes that unit and no other."
 TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
@@ -260,13 +260,21 @@ class UnitRecord:
 class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
+    remote = False
+
     def __init__(self, path):
         self.path = Path(path)
         self.units = self.path / "units"
         self.plans = self.path / "plans"
-        self.tokenizer = self.path / "tokenizer"
-        self.dictionary = self.path / "dictionary"
         self.target_file = self.path / "target.json"
+
+    @property
+    def tokenizer(self):
+        return self.path / "tokenizer"
+
+    @property
+    def dictionary(self):
+        return self.path / "dictionary"
 
     def create(self, target):
         """Make the directories and write target.json; the settings of an existing one must be equal.
@@ -313,6 +321,14 @@ class StoreFiles:
         if record.target != self._target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
         return record
+
+    def open_shard(self, record):
+        """The shard of a record as an open file; FileNotFoundError when there is none."""
+        return open(self.units / record.file, "rb", buffering=0)
+
+    def repair_hint(self):
+        """What to do about damage in this store, in words for an error."""
+        return repair_hint(self.path)
 
     def withdraw(self, unit_id):
         """Take a finished unit back, so that it will be encoded again: its record first, then its shard."""
