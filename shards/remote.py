@@ -45,6 +45,7 @@ from shards.schema import ShardError, StoreError
 from shards.source import Remote, RemoteError, RemoteFile, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
+_NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
 _SMALL_FILES, _RANGES, _SHARDS = 1000, 16, 2  # asked for in one go; memory holds as many
 _SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
 _UNLISTED = {  # where a server lists no directories
@@ -98,7 +99,6 @@ class RemoteFiles(StoreFiles):
 
     def _fetch_target(self):
         url = f"{self.path}/target.json"
-
         found = [Answer(url, None)]
 
         def accept(_, raw):
@@ -115,14 +115,22 @@ class RemoteFiles(StoreFiles):
         with suppress(ShardError):
             if record := super().record(unit_id):
                 return record
-        self._fetch_small([f"units/{unit_id}.json"], UnitRecord.read)
+        self._fetch_small([f"units/{unit_id}.json"], self._read_record)
         return super().record(unit_id)
 
     def missing_units(self, plan):
         kept = {path.stem for path in self.units.glob("*.json")}
         wanted = [f"units/{unit.id}.json" for unit in plan.units if unit.id not in kept]
-        absent = self._fetch_small(wanted, UnitRecord.read)
+        absent = self._fetch_small(wanted, self._read_record)
         return [unit for unit in plan.units if f"units/{unit.id}.json" in absent]
+
+    def _read_record(self, answer):
+        record = UnitRecord.read(answer)
+        if record.target != self._target_id:
+            raise ShardError(f"this is a record of target {record.target}")
+        named = record.file == f"{record.unit}-{record.sha256[:12]}.tar"
+        if not named or not all(_NAME.fullmatch(group["name"]) for group in record.groups):
+            raise ShardError("the record names files outside its own directory")
 
     def load_plan(self, plan_id):
         path = self.plans / f"{plan_id}.json"
@@ -177,7 +185,10 @@ class RemoteFiles(StoreFiles):
 
         read     called with an Answer; raises ShardError when it is damaged. None keeps it as it is
         Returns  the set of names that are not there
+        Raises   RemoteError when a plan's names would be paths elsewhere
         """
+        if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
+            raise RemoteError(f"{self.path} is damaged: it names {odd[0]}, which is outside its own directories")
 
         def accept(request, raw):
             try:
@@ -207,7 +218,7 @@ class RemoteFiles(StoreFiles):
         path = self.units.parent / name
         if path.is_dir():
             return path
-        names = [entry for entry in self.source.names(name) if re.fullmatch(r"\w[\w.-]*", entry)] or _UNLISTED[name]
+        names = [entry for entry in self.source.names(name) if _NAME.fullmatch(entry)] or _UNLISTED[name]
         found = {}
 
         def accept(request, raw):
@@ -363,6 +374,9 @@ def _keep(path, raw):
         finally:
             disk.close(file)
         disk.rename(temporary, path)
+    except OSError as error:
+        hint = "MLSM_CACHE sets another place for the cache of remote stores, MLSM_CACHE_GB a limit"
+        raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
     finally:
         disk.discard(temporary)
 

@@ -80,24 +80,16 @@ class Source:
 
     def names(self, directory):
         """Names of the files in a directory; empty where there is none, or no listing."""
-        found = []
-        self._repeat([(directory, None, None)], self._list, lambda _, names: found.extend(names))
-        return found
+        paths = self._one(f"{directory}/", _listing)
+        return [path.rpartition("/")[2] for path in paths or ()]
 
     def information(self, name):
         """What the protocol tells of a file, as fsspec's dict, often with `size`; None where there is no file."""
-        found = []
-        self._repeat([(name, None, None)], self._inform, lambda _, facts: found.append(facts))
-        return found[0] if found else None
+        return self._one(name, lambda filesystem, path: filesystem.info(path))
 
     def changed(self, name):
         """When a file was written, as a datetime; None where the protocol does not tell."""
-        filesystem, root = self._opened()
-        try:
-            return filesystem.modified(f"{root}/{name}")
-        except NotImplementedError:
-            told = (self.information(name) or {}).get("Last-Modified")
-            return told and parsedate_to_datetime(told)
+        return self._one(name, _changed)
 
     def _opened(self):
         """The file system of this process and thread, and the store's root in it."""
@@ -119,15 +111,16 @@ class Source:
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
             return list(pool.map(_caught(filesystem.cat_file), paths, starts, stops))
 
-    def _list(self, requests):
-        filesystem, root = self._opened()
-        filesystem.invalidate_cache()
-        paths = _caught(lambda name: filesystem.ls(f"{root}/{name}/", detail=False))(requests[0][0])
-        return [paths if isinstance(paths, Exception) else [path.rpartition("/")[2] for path in paths]]
+    def _one(self, name, call):
+        """What call(file system, path) tells of one name; None when there is no such file."""
+        found = []
 
-    def _inform(self, requests):
-        filesystem, root = self._opened()
-        return [_caught(filesystem.info)(f"{root}/{requests[0][0]}")]
+        def ask(_):
+            filesystem, root = self._opened()
+            return [_caught(call)(filesystem, f"{root}/{name}")]
+
+        self._repeat([(name, None, None)], ask, lambda _, answer: found.append(answer))
+        return found[0] if found else None
 
     def _repeat(self, requests, ask, accept):
         left, absent, began = list(requests), [], time.monotonic()
@@ -222,6 +215,19 @@ def copy_again():
         "check the store that it was copied from with mlsm verify-shards <its directory> --repair, run the encoding "
         "command that it names, and copy the store again."
     )
+
+
+def _listing(filesystem, path):
+    filesystem.invalidate_cache()
+    return filesystem.ls(path, detail=False)
+
+
+def _changed(filesystem, path):
+    try:
+        return filesystem.modified(path)
+    except NotImplementedError:  # http
+        told = filesystem.info(path).get("Last-Modified")
+        return told and parsedate_to_datetime(told)
 
 
 def _caught(call):

@@ -1,10 +1,15 @@
 """Stores behind a URL: the same bytes as on disk, whatever the network does, or an error in bounded time."""
 
+import errno
 import hashlib
+import json
 import multiprocessing
 import os
+import pickle
 import time
 import uuid
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import fsspec
@@ -18,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from shards.codec import block_windows
 from shards.derive import derive
+from shards.manifest import with_checksum
 from shards.reader import Store
 from shards.remote import RemoteFiles, gopen
 from shards.schema import ShardError, StoreError
@@ -140,13 +146,13 @@ def test_a_plan_is_named_where_directories_are_not_listed(made, options):
             Store.open(url.replace(made[1].id, "0" * 32), remote=options)
 
 
-@pytest.mark.parametrize("workers, context", [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize("workers, context", [(0, None), (2, "fork")])
 def test_a_torch_dataset_reads_it_in_any_number_of_workers(made, web, options, workers, context):
     def batches(store):
         dataset = LspDataset(store, seed=3, batch_size=16)
         return list(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context))
 
-    store = Store.open(f"{web.url}/lsp", remote=options)
+    store = pickle.loads(pickle.dumps(Store.open(f"{web.url}/lsp", remote=options)))  # as a spawned worker gets it
     store.split("held_out").read([0])  # the parent's connections are open when it forks
     for mine, yours in zip(batches(store), batches(Store.open(made[0])), strict=True):
         assert all(torch.equal(mine[name], yours[name]) for name in yours)
@@ -223,6 +229,32 @@ def test_no_store_no_server_no_protocol(web, options, tmp_path):
         Store.open("http://127.0.0.1:9/lsp", remote=options)
     with pytest.raises(StoreError, match="nonsense"):
         Store.open("nonsense://host/lsp", remote=options)
+
+
+def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
+    files, plan, _ = make_store(tmp_path / "lsp", k=0, blocks=1, units=("train",))
+    url, memory = in_memory(files.path), fsspec.filesystem("memory")
+    unit = plan.units[0]
+    record = json.loads(files.record_file(unit.id).read_text())
+    for change in ({"file": ".."}, {"groups": [record["groups"][0] | {"name": "../../x"}, *record["groups"][1:]]}):
+        memory.pipe_file(f"{url}/units/{unit.id}.json", json.dumps(with_checksum(record | change)).encode())
+        with pytest.raises(RemoteError, match="outside its own directory"):
+            Store.open(url, remote=options)
+    evil = replace(plan, units=(replace(unit, id="../../../evil"),))
+    memory.pipe_file(f"{url}/plans/{evil.id}.json", json.dumps(evil.as_dict()).encode())
+    for use in (partial(Store.open, remote=options), verify):
+        with pytest.raises(RemoteError, match=r"it names units/../../../evil.json, which is outside"):
+            use(f"{url}/plans/{evil.id}.json")
+    assert not list(tmp_path.rglob("*evil*")) and not list(tmp_path.rglob("x"))
+
+
+def test_a_full_disk_leaves_nothing_half_written(made, web, options):
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    full = mock.patch("shards.disk.write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with full, pytest.raises(OSError, match="No space left.*MLSM_CACHE sets another place.*000000"):
+        store.split("train").read([0])
+    assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_groups(options)
+    assert_cache_is_sound(options, made[0])
 
 
 def test_an_unfinished_store_is_refused(made, options):
