@@ -42,11 +42,11 @@ from shards.manifest import (
     read_json,
 )
 from shards.schema import ShardError, StoreError
-from shards.source import Remote, RemoteError, RemoteFile, Source, copy_again
+from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
-_SMALL_FILES, _RANGES, _SHARDS = 1000, 16, 2  # asked for in one go; memory holds as many
+_SMALL_FILES, _RANGES, _SHARDS = 128, 16, 2  # asked for in one go: what memory holds, and a dead server delays
 _SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
 _UNLISTED = {  # where a server lists no directories
     "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json",
@@ -128,8 +128,7 @@ class RemoteFiles(StoreFiles):
         record = UnitRecord.read(answer)
         if record.target != self._target_id:
             raise ShardError(f"this is a record of target {record.target}")
-        named = record.file == f"{record.unit}-{record.sha256[:12]}.tar"
-        if not named or not all(_NAME.fullmatch(group["name"]) for group in record.groups):
+        if not all(_NAME.fullmatch(name) for name in (record.file, *(group["name"] for group in record.groups))):
             raise ShardError("the record names files outside its own directory")
 
     def load_plan(self, plan_id):
@@ -228,7 +227,9 @@ class RemoteFiles(StoreFiles):
                 raise ShardError(f"not readable as JSON ({error})") from None
             found[request[0].rpartition("/")[2]] = raw
 
-        self.source.read([(f"{name}/{entry}", None, None) for entry in names], accept)
+        for entry in names:
+            with suppress(RefusedError):  # how some buckets answer where there is no file
+                self.source.read([(f"{name}/{entry}", None, None)], accept)
         if found:
             publish_directory(path, lambda directory: _fill(directory, found), replace=False)
         return path
@@ -297,8 +298,8 @@ class RemoteFiles(StoreFiles):
             for part in record.groups:
                 self._keep_group(record, part, raw[part["offset"] : part["offset"] + part["length"]])
 
-        for name, *_ in self.source.read(list(expected), accept):
-            raise self._changed(name.removeprefix("units/").rpartition("-")[0])
+        for request in self.source.read(list(expected), accept):
+            raise self._changed(expected[request][0].unit)
 
     def _keep_group(self, record, group, raw):
         if len(raw) != group["length"]:
@@ -347,7 +348,7 @@ class RemoteFiles(StoreFiles):
 def gopen(url, mode="rb", bufsize=-1, **_):
     """A shard as an open file for plain WebDataset, checked against the hash in its name; held in memory.
 
-    webdataset.gopen.gopen_schemes["s3"] = gopen lets wds.WebDataset(store.urls()) read s3:// so.
+    from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.
     Raises  RemoteError when it cannot be read, FileNotFoundError when there is none
     """
     parent, _, name = url.rpartition("/")

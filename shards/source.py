@@ -24,12 +24,16 @@ import fsspec
 
 from shards.schema import ShardError, StoreError
 
-_AT_ONCE = 32
+_AT_ONCE = 64
 _MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
 
 
 class RemoteError(StoreError):
     """A remote store that does not answer, or not with what it should hold."""
+
+
+class RefusedError(RemoteError):
+    """An answer that will not be another one when it is asked for again: no access, above all."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,11 @@ class Source:
         return self._repeat(requests, self._ask, accept)
 
     def names(self, directory):
-        """Names of the files in a directory; empty where there is none, or no listing."""
-        paths = self._one(f"{directory}/", _listing)
+        """Names of the files in a directory; empty where there is none, or no listing, or no access to it."""
+        try:
+            paths = self._one(f"{directory}/", _listing)
+        except RefusedError:
+            return []
         return [path.rpartition("/")[2] for path in paths or ()]
 
     def information(self, name):
@@ -123,8 +130,10 @@ class Source:
         return found[0] if found else None
 
     def _repeat(self, requests, ask, accept):
-        left, absent, began = list(requests), [], time.monotonic()
-        for attempt in range(self.options.attempts if left else 0):
+        left, absent, faults, began = list(requests), [], {}, time.monotonic()
+        for attempt in range(self.options.attempts):
+            if not left:
+                return absent
             if attempt:
                 time.sleep(self.options.delay * 2 ** (attempt - 1))
             faults = {}
@@ -134,16 +143,14 @@ class Source:
                 elif (fault := _fault(request, answer, accept)) is not None:
                     faults[request] = fault
                     if not _may_pass(fault):
-                        raise self._error(request, fault, attempt + 1, began)
+                        raise RefusedError(self._told(request, fault, attempt + 1, began))
             left = list(faults)
-            if not left:
-                break
-        else:
-            if left:
-                raise self._error(left[0], faults[left[0]], self.options.attempts, began)
+        if left:
+            raise RemoteError(self._told(left[0], faults[left[0]], self.options.attempts, began))
         return absent
 
-    def _error(self, request, fault, attempts, began):
+    def _told(self, request, fault, attempts, began):
+        """What an error says."""
         name, start, stop = request
         part = "" if start is None else f" (bytes {start:,} to {stop:,})"
         times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
@@ -154,7 +161,7 @@ class Source:
             problem = f"{type(fault).__name__}: {' '.join(str(fault).split()) or 'no answer'}"
             advice = "What was fetched before is kept: see to the address, the access rights and the network, and run "
             advice += "the same command again."
-        return RemoteError(f"{self.url}/{name}{part}: {problem}; {times}. {advice}")
+        return f"{self.url}/{name}{part}: {problem}; {times}. {advice}"
 
 
 class RemoteFile(io.RawIOBase):

@@ -20,7 +20,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def list_directory(self, path):
         if not self.server.lists:
-            return self.send_error(404)
+            return self.send_error(self.server.refusal)
         return super().list_directory(path)
 
     def do_GET(self):
@@ -38,8 +38,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         try:
             with open(path, "rb") as file:
                 raw = file.read()
-        except OSError:
+        except IsADirectoryError:
             return super().do_GET()
+        except OSError:
+            return self.send_error(self.server.refusal)
         self._answer(raw, fault)
 
     def _answer(self, raw, fault):
@@ -66,10 +68,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(directory, ranges=True, lists=True):
-    """A running server; `url`, `requests` (paths, in order) and `faults`, a list of (pattern, fault, lasting)."""
+def serving(directory, ranges=True, lists=True, refusal=404):
+    """A running server; `url`, `requests` (paths, in order) and `faults`, a list of (pattern, fault, lasting).
+
+    ranges, lists  whether it answers range requests, lists directories
+    refusal        status for what is not there
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(directory)))
-    server.ranges, server.lists = ranges, lists
+    server.ranges, server.lists, server.refusal = ranges, lists, refusal
     server.requests, server.faults, server.lock = [], [], threading.Lock()
     server.url = f"http://127.0.0.1:{server.server_port}"
     server.handle_error = lambda *_: None

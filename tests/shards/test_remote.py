@@ -20,6 +20,7 @@ import webdataset as wds
 from http_store import serving
 from make_store import make_store
 from torch.utils.data import DataLoader
+from webdataset.gopen import gopen_schemes
 
 from shards.codec import block_windows
 from shards.derive import derive
@@ -133,8 +134,9 @@ def test_only_the_blocks_that_are_read_are_fetched(made, web, options):
     assert [path.name for path in cached_groups(options)] == ["000000", "__stats__", "__stats__"]
 
 
-def test_a_plan_is_named_where_directories_are_not_listed(made, options):
-    with serving(made[0].parent, lists=False) as web:
+@pytest.mark.parametrize("refusal", [404, 403])
+def test_a_plan_is_named_where_directories_are_not_listed(made, options, refusal):
+    with serving(made[0].parent, lists=False, refusal=refusal) as web:
         with pytest.raises(StoreError, match=r"lists no plans.*Give the address of a plan: .*/plans/<plan>.json"):
             Store.open(f"{web.url}/lsp", remote=options)
         url = f"{web.url}/lsp/plans/{made[1].id}.json"
@@ -142,7 +144,8 @@ def test_a_plan_is_named_where_directories_are_not_listed(made, options):
         assert_same(store, Store.open(made[0]))
         assert (store.tokenizer_dir / "tokenizer.json").is_file() and not store.files.dictionary.exists()
         assert not verify(url)["damaged"]
-        with pytest.raises(StoreError, match="has no plan 0000"):
+        told = {404: "has no plan 0000", 403: "403.*asked once.*access rights"}[refusal]
+        with pytest.raises(StoreError, match=told):
             Store.open(url.replace(made[1].id, "0" * 32), remote=options)
 
 
@@ -162,7 +165,7 @@ def test_a_torch_dataset_reads_it_in_any_number_of_workers(made, web, options, w
 @pytest.mark.parametrize("scheme", ["curl", "fsspec"])
 def test_plain_webdataset_gives_the_same_windows(made, web, options, scheme, monkeypatch):
     if scheme == "fsspec":
-        monkeypatch.setitem(wds.gopen.__globals__["gopen_schemes"], "http", gopen)
+        monkeypatch.setitem(gopen_schemes, "http", gopen)
     store = Store.open(f"{web.url}/lsp", remote=options)
     streams = [
         wds.WebDataset(urls, shardshuffle=False).decode().compose(block_windows)
