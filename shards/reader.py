@@ -448,12 +448,16 @@ class WindowReader:
         return ShardMeta(store.target_id, "", store.k, store.vocab_size, store.max_length, store.weight_octaves)
 
     def _sum_over_units(self, name, total):
-        table = self._table
-        if self.store.files.remote:
-            units = zip(table.ids, table.files, strict=True)
-            self.store.files.fetch_groups([(*unit, "__stats__") for unit in units])
-        groups = (("__stats__", *group) for group in table.sums)
-        return sum(self._members(unit, group)[name].astype(total) for unit, group in enumerate(groups))
+        groups = (("__stats__", *group) for group in self._table.sums)
+        return sum(self._members(unit, group)[name].astype(total) for unit, group in self._fetched(groups))
+
+    def _fetched(self, groups):
+        """Number the units' groups; those of a remote store are fetched some at once, before they are needed."""
+        units = [(*unit, "__stats__") for unit in zip(self._table.ids, self._table.files, strict=True)]
+        for unit, group in enumerate(groups):
+            if self.store.files.remote and unit % _KEPT_BLOCKS == 0:
+                self.store.files.fetch_groups(units[unit : unit + _KEPT_BLOCKS])
+            yield unit, group
 
 
 def _inverse(permutation):

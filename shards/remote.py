@@ -222,7 +222,8 @@ class RemoteFiles(StoreFiles):
 
         def accept(request, raw):
             try:
-                json.loads(raw) if request[0].endswith(".json") else None
+                if request[0].endswith(".json"):
+                    json.loads(raw)
             except ValueError as error:
                 raise ShardError(f"not readable as JSON ({error})") from None
             found[request[0].rpartition("/")[2]] = raw
@@ -246,7 +247,7 @@ class RemoteFiles(StoreFiles):
     def open_group(self, unit_id, file, name):
         """The cached bytes of one member group of a shard as an open file, fetched if it is not there.
 
-        Raises  ShardError when the records have no such group, RemoteError when it cannot be fetched
+        Raises  RemoteError when it cannot be fetched
         """
         path = self._group_file(file, name)
         for _ in range(self.options.attempts):
@@ -342,7 +343,7 @@ class RemoteFiles(StoreFiles):
         for _, size, path in groups:
             if excess > 0 and path not in needed and _removed_unless_mapped(path):
                 excess -= size
-        self._unscanned = 0
+        self._unscanned = 0 if excess <= 0 else None
 
 
 def gopen(url, mode="rb", bufsize=-1, **_):
