@@ -26,8 +26,7 @@ from typing import NamedTuple
 from evaluation.summaries import duration
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
-EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_WRITE, EXIT_INTERRUPTED = 1, 2, 3, 4, 74, 130
-EXIT_QUARANTINE, EXIT_TERMINATED = 5, 143
+EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
 class Verb(NamedTuple):
@@ -55,7 +54,7 @@ VERBS = {
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
-        "pipeline.encode:learn_dictionary",
+        "pipeline.learn:learn_dictionary",
         "evaluation.summaries:dictionaries",
     ),
     "train-tokenizer": Verb(
@@ -106,6 +105,8 @@ RECIPES = """\
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends the work in flight exactly as Ctrl-C does."""
 
+    number = signal.SIGTERM
+
 
 def _terminate(*_):
     raise Terminated
@@ -120,7 +121,7 @@ def main(argv=None):
         code = run(argv)
     except KeyboardInterrupt as stop:
         kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
-        code = _complain(str(stop) or kept, EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
+        code = _complain(str(stop) or kept, 128 + getattr(stop, "number", signal.SIGINT))  # as a shell counts them
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE
@@ -160,8 +161,6 @@ def _run_verb(name, verb, argv):
             progress.note(f"{name}, recipe {recipe}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
-    if name in ("encode-lsp", "encode-ids"):
-        _keep_settings(name, settings, result)
     print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
     return _exit_code_of_result(name, result)
 
@@ -220,23 +219,6 @@ def _with_store(settings, progress, needs_lsps=False):
     found = newest_store("runs/stores", needs_lsps)
     progress.note(f"store {found} (the newest finished one)")
     return dataclasses.replace(settings, store=str(found))
-
-
-def _keep_settings(verb, settings, reports):
-    """Keep the settings beside the plan that they made, so that verify-shards can name the command again."""
-    from shards.manifest import publish_json
-
-    values = {name: _absolute(name, value) for name, value in _plain(settings).items() if name != "retry_quarantine"}
-    for report in reports:
-        publish_json(Path(report["store"]) / "plans" / f"{report['plan']}.yaml", {verb: values})  # JSON is YAML
-
-
-def _absolute(name, value):
-    """Paths as they are seen from any directory; names such as `bundled`, `docstrings` or a Hub id stay."""
-    if isinstance(value, list):
-        return [_absolute(name, entry) for entry in value]
-    place = name in ("corpus", "teacher", "tokenizer", "dictionary", "output") and isinstance(value, str)
-    return os.path.abspath(value) if place and (any(c in value for c in "*?[") or os.path.exists(value)) else value
 
 
 def _overview():
@@ -352,14 +334,9 @@ def _recipe_file(recipe):
 def _as_yaml(name, settings):
     import yaml
 
-    return yaml.safe_dump({name: _plain(settings)}, sort_keys=False)
+    from pipeline.config import plain
 
-
-def _plain(settings):
-    return {
-        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        for key, value in dataclasses.asdict(settings).items()
-    }
+    return yaml.safe_dump({name: plain(settings)}, sort_keys=False)
 
 
 def _take_flag(argv, flag):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.data import bench_file, conditions, minilm_directory
-from pipeline.coder import LspCoder, make_batch
+from pipeline.coder import LspCoder, Output, make_batch
 from pipeline.config import EncodeConfig
 from pipeline.corpus import TextFile, collect_docstrings, join_windows, packed_windows, tokenised
 from pipeline.dictionary import Dictionary
@@ -41,7 +41,7 @@ def main():
     special = special_ids(tokenizer)
     dictionary = Dictionary(np.load(bench_file("spams_atoms_3072x384_f32.npy")), [], "given", {})
     config = EncodeConfig(layer=(LAYER,), lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
-    coder = LspCoder(teacher, dictionary, config, special)
+    coder = LspCoder(teacher, [Output(LAYER, dictionary)], config, special)
     with tempfile.TemporaryDirectory() as directory:
         runs = real_windows(Path(directory), tokenizer, special, BLOCKS[teacher.device.type])
         rows = [measure(run, coder, Path(directory) / f"store{i}") for i, run in enumerate(runs)][1:]
@@ -83,13 +83,14 @@ def measure(windows, coder, directory):
     files.units.mkdir(parents=True)
     writers = []
 
-    def open_writer(unit):
-        meta = ShardMeta("bench", unit, len(coder.gram_KK), 30_522, MAX_LENGTH)
+    def open_writer(unit, output):
+        k = len(coder.outputs[output].dictionary.atoms_Kd)
+        meta = ShardMeta("bench", unit, k, 30_522, MAX_LENGTH)
         writers.append(UnitWriter(files, meta))
         return writers[0]
 
     clock = time.perf_counter()
-    write_units(["unit"], lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
+    write_units([("unit", [0])], lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
     encode_seconds = time.perf_counter() - clock
     record = writers[0].record
     return {

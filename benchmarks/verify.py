@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import conditions
-from benchmarks.shards import MAX_LENGTH, SPECIAL, TOP_N, VOCABULARY, real_codes
+from benchmarks.shard_bytes import MAX_LENGTH, SPECIAL, TOP_N, VOCABULARY, real_codes
 from pipeline.lsp import distributions
 from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint

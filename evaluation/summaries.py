@@ -86,6 +86,9 @@ def store_rows(path, report):
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
         rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
         rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
+        if fidelity := report.get("fidelity"):
+            words = "KL(stored || exact) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; of {tokens:,} tokens"
+            rows.append(("fidelity", words.format(**fidelity)))
         if "max_kkt" in report:
             rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
     return rows

@@ -1,6 +1,9 @@
-"""Windows to the columns of a block: teacher, unit length, sparse codes, distributions.
+"""Windows to the columns of blocks: teacher, unit length, sparse codes, distributions.
 
-    LspCoder(teacher, dictionary, config, special_ids).stages()
+    LspCoder(teacher, outputs, config, special_ids).stages()
+
+An output is one store in the making: a layer and a dictionary. All share one pass of the teacher, each batch of which
+is coded for one output after the other; what an output gets is, bit for bit, what it would get alone.
 
 The stages are generators, each over the items of the one before. What runs beside what is one table,
 `LAYOUTS`: how many items each stage may have ready for the next, 0 meaning that both share a thread.
@@ -22,6 +25,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +50,19 @@ class EncodeError(ValueError):
     """An encoding that cannot give useful shards."""
 
 
+class Output(NamedTuple):
+    """What a store wants of the hidden states."""
+
+    layer: int
+    dictionary: object
+
+
 @dataclass(eq=False)
 class Block:
     """What becomes one block of a shard.
 
     columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
+    output      number of the output that it is for
     batches     how many forward passes it takes
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
@@ -59,6 +71,7 @@ class Block:
     """
 
     columns: dict
+    output: int = 0
     batches: int = 0
     parts: list = field(default_factory=list)
     statistics: dict = field(default_factory=dict)
@@ -88,7 +101,9 @@ class Batch:
     coded_T    bool, which of the tokens end to end are coded
     windows    how many of the W count, the others being copies
     first      number of the first window in its block
+    blocks     those that it is part of, one an output; from the teacher on, each has a Batch of its own
     marks      beginning and end of "teacher" and of "solver"
+    sharing    how many batches share the teacher's pass
     error      what the teacher raised
     """
 
@@ -98,11 +113,18 @@ class Batch:
     coded_T: np.ndarray
     windows: int
     first: int = 0
-    block: Block | None = None
+    blocks: list = field(default_factory=list)
     hidden: "Hidden | None" = None
     codes: Codes | None = None
     marks: dict = field(default_factory=dict)
+    sharing: int = 1
     error: Exception | None = None
+
+    @property
+    def block(self):
+        """The one block that it is part of."""
+        (block,) = self.blocks
+        return block
 
     def only(self, windows):
         """The batch with these windows alone, in their places; the others become copies of the first of them."""
@@ -121,12 +143,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Unit-length hidden states on the teacher's device.
+    """Unit-length hidden states of a layer, on the teacher's device.
 
+    layer       its number
     rows_Nd     float32 tensor
     not_finite  int64 tensor without axes: rows that hold NaN or infinity
     """
 
+    layer: int
     rows_Nd: torch.Tensor
     not_finite: torch.Tensor
 
@@ -134,7 +158,7 @@ class Hidden:
         """Raise EncodeError if a row is not finite. Waits for the device."""
         if count := int(self.not_finite):
             raise EncodeError(
-                f"{teacher.name}, layer {teacher.layer}: {count} hidden states are not finite. Try --dtype float32."
+                f"{teacher.name}, layer {self.layer}: {count} hidden states are not finite. Try --dtype float32."
             )
 
 
@@ -144,59 +168,72 @@ class IdsCoder:
     layout, environment = {"read": 2}, {}
 
     def stages(self):
-        return (("read", lambda blocks: blocks),)
+        return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
 
 
 class LspCoder:
-    """Blocks of windows to blocks with the LSPs of every token; for one chain of stages at a time."""
+    """Blocks of windows to blocks with the LSPs of every token; for one chain of stages at a time.
 
-    def __init__(self, teacher, dictionary, config, special_ids):
-        self.teacher, self.config, self.special_ids = teacher, config, special_ids
-        self.atoms_Kd, self.gram_KK = _dictionary_on(teacher.device, dictionary.atoms_Kd)
+    outputs  list of Output, which blocks name by their number; none deeper than the teacher is cut
+    """
+
+    def __init__(self, teacher, outputs, config, special_ids):
+        self.teacher, self.outputs, self.config, self.special_ids = teacher, outputs, config, special_ids
+        self._dictionaries = [_dictionary_on(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
-        self._checked, self._teaching = False, threading.Lock()
+        self._checked, self._teaching = set(), threading.Lock()
 
     def stages(self):
         """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
         return ("read", self.batches), ("teach", self.teach), ("solve", self.solve), ("finish", self.finish)
 
-    def batches(self, blocks):
-        """Blocks to batches, each with the block that it is part of."""
+    def batches(self, items):
+        """Lists of the blocks of one text, one block an output, to batches of all of them."""
         size = max(1, self.config.batch_tokens // self.config.max_length)
-        for block in blocks:
-            if block is UNIT_END:
-                yield block
+        for blocks in items:
+            if blocks is UNIT_END:
+                yield blocks
                 continue
-            lengths_W = block.columns["lengths"]
-            block.batches = -(-len(lengths_W) // size)
+            columns = blocks[0].columns
+            lengths_W = columns["lengths"]
+            for block in blocks:
+                block.batches = -(-len(lengths_W) // size)
             first = 0
             for start in range(0, len(lengths_W), size):
                 lengths_w = lengths_W[start : start + size]
-                ids_t = block.columns["ids"][first : first + lengths_w.sum()]
+                ids_t = columns["ids"][first : first + lengths_w.sum()]
                 first += len(ids_t)
                 batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
-                batch.block, batch.first = block, start
+                batch.blocks, batch.first = blocks, start
                 yield batch
 
     def teach(self, batches):
-        """Batches with their hidden states, or the error that they met."""
+        """Batches to one for every block of theirs, with its hidden states or the error that the teacher met."""
         for batch in batches:
-            if batch is not UNIT_END:
-                try:
-                    self._teach(batch)
-                except Exception as error:
-                    batch.error = error
-            yield batch
+            if batch is UNIT_END:
+                yield batch
+                continue
+            alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
+            try:
+                self._teach(alone)
+            except Exception as error:
+                for one in alone:
+                    one.error = error
+            while alone:
+                yield alone.pop(0)
 
-    def _teach(self, batch):
+    def _teach(self, batches):
+        """Give batches of the same windows, each for another output, their hidden states."""
         with self._teaching, self._lanes["teach"] as lane:  # the solver's thread, too, comes here after an error
             begin = lane.mark()
-            batch.hidden = unit_rows(self.teacher, batch)
-            batch.marks["teacher"] = begin, lane.mark()
-        return batch
+            layers = [self.outputs[batch.block.output].layer for batch in batches]
+            found = unit_rows(self.teacher, batches[0], layers)
+            end = lane.mark()
+        for batch, layer in zip(batches, layers, strict=True):
+            batch.hidden, batch.marks["teacher"] = found[layer], (begin, end)
 
     def solve(self, batches):
         """Batches with their codes, without the hidden states."""
@@ -229,12 +266,16 @@ class LspCoder:
         whole = [window for window in range(batch.windows) if window not in failing]
         if not whole:
             return replace(batch, coded_T=np.zeros_like(batch.coded_T), codes=None, hidden=None, marks={})
-        return self._solve(self._teach(batch.only(whole) if failing else batch))
+        return self._teach_and_solve(batch.only(whole) if failing else batch)
+
+    def _teach_and_solve(self, batch):
+        self._teach([batch])
+        return self._solve(batch)
 
     def _failing(self, batch, windows):
         """Pairs (window, reason) of those at which coding fails, found by halving."""
         try:
-            self._solve(self._teach(batch.only(windows)))
+            self._teach_and_solve(batch.only(windows))
         except Exception as error:
             if not may_be_the_texts_fault(error):
                 raise
@@ -254,12 +295,9 @@ class LspCoder:
             lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
             hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
             begin = lane.mark()
+            atoms_Kd, gram_KK = self._dictionaries[batch.block.output]
             batch.codes = nonneg_lasso(
-                _as_array(hidden.rows_Nd),
-                self.atoms_Kd,
-                self.config.lam,
-                gram_KK=self.gram_KK,
-                tol=self.config.tolerance,
+                _as_array(hidden.rows_Nd), atoms_Kd, self.config.lam, gram_KK=gram_KK, tol=self.config.tolerance
             )
             batch.marks["solver"] = begin, lane.mark()
         return batch
@@ -285,11 +323,12 @@ class LspCoder:
         with self._lanes["finish"] as lane:
             codes = self._fetch(batch.codes, batch.marks["solver"][1])
             seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+        seconds["teacher"] /= batch.sharing
         clock = time.perf_counter()
         rows = distributions(codes, self.config.top_n)
         seconds["distributions"] = time.perf_counter() - clock
         _add(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
-        self._count(batch.block.statistics, codes, rows)
+        self._count(batch.block, codes, rows)
         return _spread(rows, batch.coded_T)
 
     def _fetch(self, codes, solved):
@@ -297,13 +336,13 @@ class LspCoder:
         self._lanes["finish"].after(solved, codes.indptr, codes.indices, codes.values, codes.kkt)
         return codes.to_host() if self._on_gpu else codes
 
-    def _count(self, statistics, codes, rows):
-        empty = int((np.diff(codes.indptr) == 0).sum())
+    def _count(self, block, codes, rows):
+        statistics, empty = block.statistics, int((np.diff(codes.indptr) == 0).sum())
         _add(statistics, {"empty_codes": empty, "truncated_tokens": int(rows.truncated_tokens)})
         statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
-        if not self._checked and len(codes.kkt):
+        if block.output not in self._checked and len(codes.kkt):
             _refuse_empty_codes(empty, len(codes.kkt), self.config.lam)
-            self._checked = True
+            self._checked.add(block.output)
 
 
 # -- batches and hidden states -----------------------------------------------------------------------------
@@ -329,27 +368,36 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False)
 
 
 @torch.inference_mode()
-def unit_rows(teacher, batch):
-    """Unit-length hidden states of a batch's coded tokens: one gather, scaled in place. Returns Hidden."""
-    rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N)
-    norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
-    not_finite = (~norms_N.isfinite()).sum()
-    rows_Nd /= norms_N.clamp_(min=1e-12)
-    return Hidden(rows_Nd, not_finite)
+def unit_rows(teacher, batch, layers):
+    """Unit-length hidden states of a batch's coded tokens: one gather a layer, scaled in place.
+
+    Returns  dict of layer to Hidden
+    """
+    wanted = sorted(set(layers))
+    inputs = batch.ids_WL, batch.real_WL, batch.tokens_N
+    states = [teacher(*inputs)] if wanted == [teacher.layer] else teacher(*inputs, layers=wanted)
+    found = {}
+    for layer, rows_Nd in zip(wanted, states, strict=True):
+        norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
+        not_finite = (~norms_N.isfinite()).sum()
+        rows_Nd /= norms_N.clamp_(min=1e-12)
+        found[layer] = Hidden(layer, rows_Nd, not_finite)
+    return found
 
 
-def hidden_rows(teacher, windows, batch, max_length, special_ids):
+def hidden_rows(teacher, windows, batch, max_length, special_ids, layers):
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
 
     batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    Returns  hidden_Nd float32; coded_T bool over the windows' tokens end to end
+    Returns  list of hidden_Nd float32, one for every layer; coded_T bool over the windows' tokens end to end
     Raises   EncodeError on a hidden state that is not finite
     """
     columns = join_windows(windows)
     prepared = make_batch(columns["ids"], columns["lengths"], batch, max_length, special_ids)
-    hidden = unit_rows(teacher, prepared)
-    hidden.check(teacher)
-    return hidden.rows_Nd.cpu().numpy(), prepared.coded_T
+    found = unit_rows(teacher, prepared, layers)
+    for hidden in found.values():
+        hidden.check(teacher)
+    return [found[layer].rows_Nd.cpu().numpy() for layer in layers], prepared.coded_T
 
 
 def may_be_the_texts_fault(error):

@@ -1,9 +1,12 @@
 """Settings of stage A, frozen, with units. Imports nothing heavy, so that `--help` answers at once."""
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +68,9 @@ class DictionaryConfig(CorpusConfig):
     teacher: str = "bundled"
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
     layer: tuple[int, ...] = (10,)
-    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store."""
-    k: int = 3072
-    """Number of latent semantic properties: atoms of the dictionary."""
+    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
+    k: tuple[int, ...] = (3072,)
+    """Number of latent semantic properties: atoms of the dictionary; each number gets its own store."""
     lam: float = 0.05
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
     dictionary_tokens: int = 2_000_000
@@ -83,19 +86,21 @@ class DictionaryConfig(CorpusConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("layer", "k"):
+            if isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, (value,))
+            _refuse_repeats(name, getattr(self, name))
         if not 0 < self.lam < 1:
             raise ValueError(
                 f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
                 "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05."
             )
-        if self.k < 1:
-            raise ValueError(f"--k must be positive, found {self.k}.")
+        if min(self.k) < 1:
+            raise ValueError(f"--k must be positive, found {min(self.k)}.")
         if self.dictionary_tokens < 1:
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
-        if not self.layer:
-            raise ValueError("--layer needs at least one layer, for example: --layer 10.")
         if self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
 
@@ -139,5 +144,35 @@ class EncodeConfig(DictionaryConfig):
                 f"--tolerance must lie between 0 and --lam {self.lam}, found {self.tolerance}: it is how far a "
                 f"correlation may exceed the penalty. {advice}."
             )
-        if self.dictionary is not None and len(self.layer) > 1:
-            raise ValueError(f"--dictionary fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")
+        for name in ("layer", "k"):
+            if self.dictionary is not None and len(getattr(self, name)) > 1:
+                count = len(getattr(self, name))
+                raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
+
+
+def _refuse_repeats(name, values):
+    if not values:
+        example = {"layer": 10, "k": 3072}[name]
+        raise ValueError(f"--{name} needs at least one number, for example: --{name} {example}.")
+    if len(set(values)) < len(values):
+        raise ValueError(f"--{name} names a number twice: {' '.join(map(str, values))}.")
+
+
+def plain(settings):
+    """Settings as a dict that JSON and YAML can hold."""
+    return {
+        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        for key, value in asdict(settings).items()
+    }
+
+
+def with_absolute_paths(values):
+    """The same with paths as they are seen from any directory; `bundled`, `docstrings` or a Hub id stay."""
+    return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
+
+
+def _absolute(value):
+    if isinstance(value, list):
+        return [_absolute(entry) for entry in value]
+    is_path = isinstance(value, str) and (any(c in value for c in "*?[") or os.path.exists(value))
+    return os.path.abspath(value) if is_path else value

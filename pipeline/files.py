@@ -38,21 +38,27 @@ def fsync_directory(path):
         os.close(descriptor)
 
 
-def write_rows(path, shape, dtype, blocks):
-    """Write a .npy file from blocks of rows, in order; it appears when it is complete.
+@contextmanager
+def growing_rows(path, shape, dtype):
+    """A .npy file that rows are added to, in order; it appears when the block ends well.
 
-    shape   the file's; where the blocks hold fewer rows, its first number becomes theirs
-    Raises  OSError on a full disk and the like; what `blocks` raises
+    shape   the file's; where fewer rows are added, its first number becomes theirs
+    Gives   a function that adds an array of rows
+    Raises  OSError on a full disk and the like
     """
     count, dtype = 0, np.dtype(dtype)
+
+    def add(rows_nd):
+        nonlocal count
+        if rows_nd.shape[1:] != shape[1:] or count + len(rows_nd) > shape[0]:
+            raise AssertionError(f"rows {count} on of shape {rows_nd.shape} for a file of {shape}")
+        file.write(np.ascontiguousarray(rows_nd, dtype).data)
+        count += len(rows_nd)
+
     with appearing_whole(path) as file:
         _write_header(file, shape, dtype)
         begin = file.tell()
-        for rows_nd in blocks:
-            if rows_nd.shape[1:] != shape[1:] or count + len(rows_nd) > shape[0]:
-                raise AssertionError(f"rows {count} on of shape {rows_nd.shape} for a file of {shape}")
-            file.write(np.ascontiguousarray(rows_nd, dtype).data)
-            count += len(rows_nd)
+        yield add
         if count < shape[0]:
             file.seek(0)
             _write_header(file, (count, *shape[1:]), dtype)

@@ -104,13 +104,16 @@ class Teacher:
         )
 
     @torch.inference_mode()
-    def __call__(self, ids_WL, attention_WL=None, tokens_N=None):
-        """Hidden states of layer l, of all tokens or of some.
+    def __call__(self, ids_WL, attention_WL=None, tokens_N=None, layers=None):
+        """Hidden states of layer l, or of several up to it, of all tokens or of some.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
         attention_WL  bool, True at real tokens; every window holds at least one; None if all are real
         tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
-        Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor
+        layers        numbers of layers from 1 to l; only l when not given
+        Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor. A
+                      list of them, in the order of `layers`, when these are given: the same numbers, bit for bit, as
+                      of a teacher that is cut after that layer
         Raises        ValueError on shapes that do not match or windows longer than max_positions
 
         On a GPU the work is queued on the current stream, from pinned arguments without waiting for the copy.
@@ -128,7 +131,13 @@ class Teacher:
         if attention_WL is not None:  # full windows need no mask, and attention without one takes a faster kernel
             full = bool(attention_WL.all())
             attention_WL = None if full else self._here(attention_WL).to(torch.int64)
-        hidden_WLd = self._model(input_ids=self._here(ids_WL), attention_mask=attention_WL)[0]
+        inputs = {"input_ids": self._here(ids_WL), "attention_mask": attention_WL}
+        if layers is None:
+            return self._chosen(self._model(**inputs)[0], tokens_N)
+        states = self._model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
+        return [self._chosen(states[layer], tokens_N) for layer in layers]
+
+    def _chosen(self, hidden_WLd, tokens_N):
         if tokens_N is None:
             return hidden_WLd.float()
         return hidden_WLd.flatten(0, 1).index_select(0, self._here(tokens_N)).float()

@@ -13,6 +13,7 @@ Three kinds are recognised, by name and place:
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
 
     - whatever changed within the last hour (its inode too: a copy that keeps times is new), unless --all is given;
+    - a shard that appeared within the last minute, even then: its record may be about to follow;
     - a temporary whose process lives on this machine, even then; a process id that has been given to another process
       since does not count, as that process began after the last write;
     - a learning directory whose lock is held; shards of a unit whose record cannot be read.
@@ -34,6 +35,7 @@ from shards.manifest import StoreFiles
 from shards.schema import ShardError
 
 SAFE_SECONDS = 3600
+COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
 _LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
@@ -69,7 +71,7 @@ def clean(path, dry_run=False, everything=False):
     for found in sorted(left_overs(path), key=lambda found: found.path):
         size, changed = _size_and_change(found.path)
         entry = {"path": str(found.path), "kind": found.kind, "bytes": size}
-        reason = found.in_use or _too_young(changed, everything)
+        reason = found.in_use or _too_young(found, changed, everything)
         if reason:
             kept.append(entry | {"reason": reason})
         elif dry_run or _remove(found):
@@ -172,8 +174,10 @@ def _locked(directory):
         os.close(descriptor)
 
 
-def _too_young(changed, everything):
+def _too_young(found, changed, everything):
     age = time.time() - changed
+    if found.kind == _SHARD_KIND and age < COMMIT_SECONDS:
+        return "it has just appeared; its record may be about to follow"
     if everything or age >= SAFE_SECONDS:
         return None
     minutes = f"{max(0, age) / 60:.0f} minutes"

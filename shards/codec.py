@@ -186,6 +186,23 @@ def gather_rows_of_blocks(meta, parts):
     return SparseRows(indptr, indices, decode_weights(codes, nnz, meta.weight_octaves), decode_tail(tail))
 
 
+def fidelity(meta, given, block, first_entry, tokens):
+    """How far chosen rows of a packed block are from the distributions P that it was made of.
+
+    given        columns as `pack_block` takes them: weights of a row sum to 1 - tail, the mass that is not given
+    first_entry  integers (T), entry at which each token's row begins
+    Returns      (rows compared, and sums over them: KL(stored || P) in nats, total variation, tail); rows without
+                 entries are left out. The other divergence, KL(P || stored), is infinite wherever a tail was dropped
+    """
+    tokens = tokens[given["nnz"][tokens] > 0]
+    stored = gather_rows(meta, block, first_entry, tokens)
+    nnz = np.diff(stored.indptr)
+    entries = np.arange(stored.indptr[-1]) + np.repeat(first_entry[tokens] - stored.indptr[:-1], nnz)
+    exact, kept = given["weights"][entries].astype(np.float64), stored.weights.astype(np.float64)
+    tail = float(given["tail"][tokens].sum(dtype=np.float64))
+    return len(tokens), float((kept * np.log(kept / exact)).sum()), (np.abs(kept - exact).sum() + tail) / 2, tail
+
+
 def _gather_entries(meta, parts, entries, bounds):
     """Atom indices (int32) and weight codes at entry numbers that count within each part's own block."""
     twelve = meta.index_bits == 12

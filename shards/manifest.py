@@ -9,7 +9,7 @@ Left out: the calls themselves (disk.py), tar members (writer.py), choosing what
 import errno
 import hashlib
 import json
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from pathlib import Path
 from shards import disk
 from shards.schema import FORMAT_VERSION, ShardError, StoreError, repair_hint
 
-_ENCODE_AGAIN = "Delete it and run the encoding command again: it encodes that unit and no other."
 TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
 
 
@@ -112,6 +111,20 @@ def file_sha256(path):
 
 def publish_json(path, value, withdraw=False):
     """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
+    with _json_file(path, value) as temporary:
+        return publish(temporary, path, withdraw)
+
+
+def replace_json(path, value):
+    """Write JSON under a final name, in place of what has it."""
+    with _json_file(path, value) as temporary:
+        disk.rename(temporary, path)
+        disk.fsync_path(path.parent)
+
+
+@contextmanager
+def _json_file(path, value):
+    """A temporary beside `path` that holds the value on disk."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     temporary = disk.temporary_name(path.parent, path.stem)
     try:
@@ -121,7 +134,7 @@ def publish_json(path, value, withdraw=False):
             disk.fsync(file)
         finally:
             disk.close(file)
-        return publish(temporary, path, withdraw)
+        yield temporary
     finally:
         disk.discard(temporary)
 
@@ -139,14 +152,19 @@ def fits_checksum(values, fields):
 
 
 def read_json(path):
-    """Parse one of the store's JSON files; ShardError when it is damaged."""
+    """Parse a plan, a record or target.json; ShardError when it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ShardError(
-            f"{path}: not readable as JSON ({error}). Delete it and run the encoding command again; "
-            "finished units are kept."
-        ) from None
+        remedy = "Delete it and run the encoding command again; finished units are kept."
+        if path.parent.name in ("units", "plans"):
+            remedy = _remedy(path)
+        raise ShardError(f"{path}: not readable as JSON ({error}). {remedy}") from None
+
+
+def _remedy(path):
+    """What to do about a damaged plan or record."""
+    return repair_hint(path.parent.parent)
 
 
 @dataclass(frozen=True)
@@ -202,11 +220,11 @@ class Plan:
         try:
             plan = cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ShardError(f"{path} is not a plan ({error}). Delete it and run the encoding command again.") from None
+            raise ShardError(f"{path} is not a plan ({error}). {_remedy(path)}") from None
         if plan.id != path.stem:
-            raise ShardError(f"{path} holds plan {plan.id}. Delete it and run the encoding command again.")
+            raise ShardError(f"{path} holds plan {plan.id}. {_remedy(path)}")
         if not fits_checksum(values, {"plan", "windowing", "corpus", "units"}):
-            raise ShardError(f"{path} does not match its checksum. Delete it and run the encoding command again.")
+            raise ShardError(f"{path} does not match its checksum. {_remedy(path)}")
         return plan
 
 
@@ -247,13 +265,13 @@ class UnitRecord:
         values = read_json(path)
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
-            raise ShardError(f"{path}: the record does not match its checksum. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: the record does not match its checksum. {_remedy(path)}")
         lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
         record = cls(**{**values, **lists})
         if record.unit != path.stem:
-            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: this is the record of unit {record.unit}. {_remedy(path)}")
         if Path(record.file).name != record.file:
-            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_remedy(path)}")
         return record
 
 
@@ -319,7 +337,7 @@ class StoreFiles:
             return None
         record = UnitRecord.read(path)
         if record.target != self._target_id:
-            raise ShardError(f"{path}: this is a record of target {record.target}. {_ENCODE_AGAIN}")
+            raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
         return record
 
     def open_shard(self, record):
@@ -330,13 +348,12 @@ class StoreFiles:
         """What to do about damage in this store, in words for an error."""
         return repair_hint(self.path)
 
-    def withdraw(self, unit_id):
-        """Take a finished unit back, so that it will be encoded again: its record first, then its shard."""
-        record = self.record(unit_id)
-        disk.unlink(self.record_file(unit_id))
-        disk.fsync_path(self.units)
-        with suppress(FileNotFoundError):
-            disk.unlink(self.units / record.file)
+    def replace_record(self, old, new):
+        """Let a unit's new record take the place of an old one in one step; the old one's shard goes after it."""
+        replace_json(self.record_file(new.unit), new.as_dict())
+        if old.file != new.file:
+            with suppress(FileNotFoundError):  # another process may have replaced it as well
+                disk.unlink(self.units / old.file)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""

@@ -178,6 +178,9 @@ def _row_statistics(statistics):
     share = {"nnz_per_token": "entries", "mass_kept": "kept_mass", "entropy_nats": "entropy_nats"}
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
     report |= {"coded_tokens": coded, "empty_codes": sum(s.get("empty_codes", 0) for s in statistics)}
+    if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # stores of before it was measured have none
+        means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
+        report["fidelity"] = {"tokens": int(sampled), **means}
     violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
     return report | ({"max_kkt": max(violations)} if violations else {})
 

@@ -28,6 +28,7 @@ import json
 import os
 import re
 from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
 
 from shards import disk
 from shards.manifest import (
@@ -60,7 +61,7 @@ class Answer:
 
     def __init__(self, url, raw):
         self._url, self._raw = url, raw
-        self.stem = url.rpartition("/")[2].removesuffix(".json")
+        self.stem, self.parent = PurePosixPath(url).stem, PurePosixPath(url).parent
 
     def __str__(self):
         return self._url

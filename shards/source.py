@@ -155,7 +155,7 @@ class Source:
         part = "" if start is None else f" (bytes {start:,} to {stop:,})"
         times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
         if isinstance(fault, ShardError):
-            problem = str(fault).partition(". Delete")[0].removeprefix(f"{self.url}/{name}: ")
+            problem = re.split(r"\. (?:Delete it|Remove what)", str(fault))[0].removeprefix(f"{self.url}/{name}: ")
             advice = f"Nothing of it was kept. The copy there is damaged: {copy_again()}"
         else:
             problem = f"{type(fault).__name__}: {' '.join(str(fault).split()) or 'no answer'}"

@@ -35,6 +35,7 @@ from shards.reader import Store
 from shards.schema import StoreError
 
 _CHUNK = 256  # windows that samples are decoded in; about 10 MB
+_RANKS = 1024  # of one machine, at most
 
 
 @dataclass
@@ -44,6 +45,34 @@ class _Progress:
     epoch: int = 0
     position: int = 0
     items: int = 0
+
+
+class _Requests:
+    """Where the next iteration is to begin, for loader workers that outlive an epoch.
+
+    In memory that a process shares with the workers it starts, by fork or spawn. Ranks forked from one process share
+    it as well, so each has a row (number of the request, epoch, position) of its own.
+    """
+
+    def __init__(self):
+        self._rows, self._heard = torch.zeros(_RANKS, 3, dtype=torch.int64).share_memory_(), 0
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._rows.share_memory_()  # an ordinary pickle holds a copy
+
+    def add(self, rank, progress):
+        self._heard += 1
+        self._rows[rank % _RANKS, 1:] = torch.tensor([progress.epoch, progress.position])
+        self._rows[rank % _RANKS, 0] = self._heard
+
+    def new(self, rank):
+        """The place of a request made since this process began or last asked; None without one."""
+        number, epoch, position = self._rows[rank % _RANKS].tolist()
+        if number <= self._heard:
+            return None
+        self._heard = number
+        return _Progress(epoch, position)
 
 
 class LspDataset(IterableDataset):
@@ -75,6 +104,7 @@ class LspDataset(IterableDataset):
         self._ranks = None if rank is None else (rank, world_size)
         self._share()  # refuses a wrong rank at once
         self._progress, self._pending = _Progress(), True  # pending: the next iteration goes on from there
+        self._epoch, self._requests = None, _Requests()  # the epoch last set, which outlives a loaded state
 
     def __getstate__(self):
         return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker knows no process group
@@ -87,17 +117,32 @@ class LspDataset(IterableDataset):
 
     def __iter__(self):
         if not self._pending:
-            self._progress = _Progress(self._progress.epoch)
+            self._progress = self._next_epoch()
         self._pending = False
         return self._deliver(self._progress, self._share())
 
     def set_epoch(self, epoch):
         """Let the next iteration be this epoch, from its begin; one that a loaded state is in goes on where it was.
 
-        With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each epoch.
+        With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
+        `iter(loader)`. Persistent workers follow it as well.
         """
+        self._epoch = epoch
         if epoch != self._progress.epoch:
-            self._progress, self._pending = _Progress(epoch), True
+            self._begin(_Progress(epoch))
+
+    def _next_epoch(self):
+        """Where an iteration begins that follows another one."""
+        if asked := self._requests.new(self._rank_and_size()[0]):
+            self._epoch = asked.epoch
+            return asked
+        return _Progress(self._progress.epoch if self._epoch is None else self._epoch)
+
+    def _begin(self, progress):
+        """Let the next iteration go on from there, here and in this process's loader workers."""
+        self._progress, self._pending = progress, True
+        if get_worker_info() is None:
+            self._requests.add(self._rank_and_size()[0], progress)
 
     def collate(self, samples):
         """A batch of samples, padded to the longest."""
@@ -178,7 +223,7 @@ class LspDataset(IterableDataset):
         if "worker" in parts[0]:
             workers = [part["worker"] for part in parts]
             began = self._as_worker(began, *workers) if parts[0] is state else self._joined(began, workers)
-        self._progress, self._pending = began, True
+        self._begin(began)
 
     def _identity(self):
         return identity(self.store, self.split, self.seed, self.shuffle)

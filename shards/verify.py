@@ -16,6 +16,7 @@ Shapes: T tokens, E entries, P pairs of entries.
 """
 
 import errno
+import hashlib
 import os
 import re
 import shlex
@@ -31,7 +32,7 @@ import numpy as np
 from shards import codec, disk
 from shards.manifest import Plan, StoreFiles, UnitRecord
 from shards.reader import is_url, plan_of
-from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits
+from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits, repair_hint
 from shards.shard_file import BlockError, ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
@@ -86,7 +87,7 @@ def _verify(files, full, repair, threads, progress):
         "damaged": damaged,
         "missing": _missing(files, survey.plans),
         "stray": survey.stray,
-        "repaired": _remove(files, damaged) if repair else [],
+        "repaired": _remove(files, survey, damaged) if repair else [],
         "commands": commands,
     }
 
@@ -102,6 +103,8 @@ class _Survey:
     records: list = field(default_factory=list)
     damaged: list = field(default_factory=list)
     stray: list = field(default_factory=list)
+    seen: dict = field(default_factory=dict)
+    """Bytes, hashed, of the record of each unit and of each plan, by file name."""
 
 
 def _survey(files, target):
@@ -141,11 +144,20 @@ def _unit_of_shard(path):
 
 
 def _try(found, path, unit, read):
+    found.seen[path.name] = _digest(path)
     try:
         read()
     except ShardError as error:
-        problem = str(error).partition(". Delete")[0].removeprefix(f"{path}: ")
+        problem = str(error).removesuffix(f". {repair_hint(path.parent.parent)}").removeprefix(f"{path}: ")
         found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
+
+
+def _digest(path):
+    """SHA-256 of a small file; None when it has gone."""
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except FileNotFoundError:
+        return None
 
 
 def _read_record(path, target):
@@ -354,12 +366,18 @@ def _unpacked_12(packed, entries):
 # -- the way out ------------------------------------------------------------------------------------------
 
 
-def _remove(files, damaged):
-    """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit."""
+def _remove(files, survey, damaged):
+    """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit.
+
+    What another process has encoded anew since it was looked at stays, and its shard with it.
+    """
     removed = []
     for unit in sorted({entry["unit"] for entry in damaged} - {None}):
-        removed += [files.record_file(unit), *(path for path in _listed(files.units) if _unit_of_shard(path) == unit)]
-    removed += [files.path / entry["file"] for entry in damaged if entry["file"].startswith("plans/")]
+        record = files.record_file(unit)
+        if _digest(record) == survey.seen.get(record.name):
+            removed += [record, *(path for path in _listed(files.units) if _unit_of_shard(path) == unit)]
+    plans = [files.path / entry["file"] for entry in damaged if entry["file"].startswith("plans/")]
+    removed += [path for path in plans if _digest(path) == survey.seen.get(path.name)]
     gone = []
     for path in removed:
         if path.is_file():

@@ -6,7 +6,8 @@
 
 Each block becomes tar members through webdataset's writer into memory, is hashed there and appended to our
 own file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
-An exception inside publishes nothing. Layout: schema.py; names and fsync: manifest.py.
+An exception inside publishes nothing. Of a sample of the tokens the record says how far what is stored is from what
+was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync: manifest.py.
 """
 
 import hashlib
@@ -15,14 +16,17 @@ import json
 import platform
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 
 import numpy as np
 import webdataset as wds
 
 from shards import codec, disk
-from shards.manifest import UnitRecord, file_sha256, publish, publish_json
+from shards.manifest import UnitRecord, publish, publish_json
 from shards.schema import SHARD_MTIME
 
+FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
+FIDELITY_STRIDE = 251  # tokens; a prime, so that the sample passes through all places of a window
 _END_OF_ARCHIVE = bytes(1024)
 
 
@@ -32,10 +36,11 @@ class UnitWriter:
     files        StoreFiles of the store
     meta         ShardMeta of the unit
     environment  extra facts for the record (device, libraries)
+    replaces     the record of this unit that the new one shall replace; None where there is none yet
     """
 
-    def __init__(self, files, meta, environment=None):
-        self.files, self.meta = files, meta
+    def __init__(self, files, meta, environment=None, replaces=None):
+        self.files, self.meta, self._replaces = files, meta, replaces
         self.environment = local_environment() | (environment or {})
         self.quarantined = []
         self.statistics = (
@@ -46,6 +51,7 @@ class UnitWriter:
                 "kept_mass": 0.0,
                 "entropy_nats": 0.0,
                 "nnz_histogram": [0] * 256,
+                **dict.fromkeys(FIDELITY, 0.0),
             }
             if meta.k
             else {"documents": 0}
@@ -96,10 +102,10 @@ class UnitWriter:
         windows, tokens = len(columns["lengths"]), len(columns["ids"])
         self._write_group(key, {key: members}, windows=windows, tokens=tokens)
         self._windows += windows
+        self._count(columns, block)
         self._tokens += tokens
-        self._count(columns)
 
-    def _count(self, columns):
+    def _count(self, columns, block):
         self._token_counts += np.bincount(columns["ids"], minlength=self.meta.vocab_size)
         records = columns["run_records"]
         fresh = np.unique(records[records > self._last_record])
@@ -107,6 +113,7 @@ class UnitWriter:
         self.statistics["documents"] += len(fresh)
         if self.meta.k:
             self._count_rows(columns["nnz"], columns["indices"], columns["weights"], columns["tail"])
+            self._measure_fidelity(columns, block)
 
     def _count_rows(self, nnz, indices, weights, tail):
         coded = nnz > 0
@@ -119,6 +126,14 @@ class UnitWriter:
         totals["entropy_nats"] -= float((probability * np.log(probability)).sum(dtype=np.float64))
         histogram = np.bincount(nnz[coded], minlength=256)
         totals["nnz_histogram"] = [a + int(b) for a, b in zip(totals["nnz_histogram"], histogram, strict=True)]
+
+    def _measure_fidelity(self, columns, block):
+        """Compare every FIDELITY_STRIDE-th token of the unit, as a reader will see it, with what was given."""
+        rows_T = np.arange(-self._tokens % FIDELITY_STRIDE, len(columns["ids"]), FIDELITY_STRIDE)
+        ends = np.cumsum(columns["nnz"], dtype=np.int64)
+        found = codec.fidelity(self.meta, columns, block, ends - columns["nnz"], rows_T)
+        for name, amount in zip(FIDELITY, found, strict=True):
+            self.statistics[name] += amount
 
     def _write_group(self, name, samples, **facts):
         raw = _tar_members(samples)
@@ -149,7 +164,7 @@ class UnitWriter:
         self._close()
         digest = self._hash.hexdigest()
         name = f"{self.meta.unit}-{digest[:12]}.tar"
-        self._publish_shard(self.files.units / name, digest)
+        self._publish_shard(self.files.units / name)
         record = UnitRecord(
             self.meta.unit,
             self.meta.target,
@@ -165,9 +180,10 @@ class UnitWriter:
         )
         return self._publish_record(record)
 
-    def _publish_shard(self, final, digest):
-        """The shard under its final name; a damaged file of that name, which its hash betrays, is replaced."""
-        if final.exists() and file_sha256(final) != digest:
+    def _publish_shard(self, final):
+        """The shard under its final name, which carries its hash. A file that is there already is damaged, or else
+        without a record and old enough for `clean` to take it: it is replaced."""
+        if final.exists():
             disk.rename(self._temporary, final)
             disk.fsync_path(final.parent)
         else:
@@ -176,6 +192,9 @@ class UnitWriter:
     def _publish_record(self, record):
         """Commit, or yield to whoever has committed this unit: its record counts, and a shard of ours that differs
         goes. A record that could not be made durable is withdrawn, so the winner's may be gone when we look."""
+        if self._replaces is not None:
+            self.files.replace_record(self._replaces, record)
+            return record
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
             if winner := self.files.record(record.unit):
@@ -210,7 +229,7 @@ def _json_bytes(value):
 @cache
 def local_environment():
     """CPU model and the library versions that shape the bytes."""
-    return {"cpu": _cpu_model(), "python": platform.python_version(), "numpy": np.__version__}
+    return {"cpu": _cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": version("mlsm")}
 
 
 def _cpu_model():

@@ -10,4 +10,8 @@ class TrainingError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived; a checkpoint was saved and the same command continues from it."""
+    """A signal, SIGINT or SIGTERM, arrived; a checkpoint was saved and the same command continues from it."""
+
+    def __init__(self, message, number):
+        super().__init__(message)
+        self.number = number

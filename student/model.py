@@ -115,10 +115,17 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
 def encoder_config(config: StudentConfig, store):
     """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
 
-    Raises RunError where there is no such config, it is no encoder, or it comes with another tokenizer.
+    Raises RunError where there is no such config, it is no encoder, or its tokenizer or vocabulary is another.
     """
+    if config.continue_from is not None and not config.continue_from.is_dir():
+        raise RunError(f"--continue-from {config.continue_from} is not a directory. Give an export of a run.")
     size = named_size(config.encoder_source)
     hf_config = _load_config(config.encoder_source, store) if size is None else _bert_config(*size)
+    if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
+        raise RunError(
+            f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
+            f" it was trained with another tokenizer. Encode a store with a teacher of that tokenizer."
+        )
     hf_config.vocab_size = store.vocab_size
     _set_special_ids(hf_config, store.special_ids)
     _make_room(hf_config, store.max_length)

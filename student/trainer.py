@@ -47,7 +47,7 @@ def train(config: StudentConfig, progress=silent) -> dict:
               and already_finished, true when there was nothing left to do
     Raises    RunError    store, settings and output directory do not belong together
               TrainingError    loss or gradient not finite
-              Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM; a checkpoint was saved
+              Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
     store = _open_store(config)
@@ -148,7 +148,8 @@ class Trainer:
             self._save()
         raise Interrupted(
             f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
-            f"The same command continues from there."
+            f"The same command continues from there.",
+            self.signals.requested,
         )
 
     def _resume(self) -> None:
@@ -249,7 +250,7 @@ class _StopSignals:
     """Notes the first SIGINT or SIGTERM, so that the step under way ends; a second one acts at once."""
 
     def __init__(self):
-        self.requested = False
+        self.requested: signal.Signals | None = None
         self._before: dict = {}
 
     def __enter__(self):
@@ -262,7 +263,7 @@ class _StopSignals:
         self._restore()
 
     def _note(self, number, frame):
-        self.requested = True
+        self.requested = signal.Signals(number)
         self._restore()
 
     def _restore(self):

@@ -53,13 +53,13 @@ def test_tools_take_a_path_and_no_recipe(verb):
 def test_flags_beat_the_recipe_and_the_recipe_beats_defaults():
     run = mlsm("encode-lsp", "--layer", "2", "4", "--k", "99", "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["encode-lsp"]
-    assert settings["layer"] == [2, 4] and settings["k"] == 99 and settings["max_tokens"] == 2_000_000
+    assert settings["layer"] == [2, 4] and settings["k"] == [99] and settings["max_tokens"] == 2_000_000
 
 
 def test_own_material_is_not_cut_to_the_demonstration():
     run = mlsm("encode-lsp", "--corpus", "a.txt", "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["encode-lsp"]
-    assert settings["max_tokens"] is None and settings["k"] == 3072
+    assert settings["max_tokens"] is None and settings["k"] == [3072]
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])

@@ -22,8 +22,8 @@ def start(flags, **environment):
     )
 
 
-def interrupted(flags, ready, number, pause=0.0, **environment):
-    """Run the command until `ready()`, send the signal; returns what it said."""
+def interrupted(flags, ready, number, pause=0.0, then="Run the same command to go on", **environment):
+    """Run the command until `ready()`, send the signal; returns what it said, `then` among it."""
     process = start(flags, **environment)
     deadline = time.monotonic() + 120
     while not ready():
@@ -34,8 +34,9 @@ def interrupted(flags, ready, number, pause=0.0, **environment):
     began = time.monotonic()
     _, said = process.communicate(timeout=60)
     assert process.returncode == CODES[number], said
-    assert time.monotonic() - began < SECONDS_TO_EXIT
-    assert said.count("mlsm: error:") == 1 and "Run the same command to go on" in said and "Traceback" not in said
+    busy = max(1, os.getloadavg()[0] / os.cpu_count())  # others may take most of the machine
+    assert time.monotonic() - began < SECONDS_TO_EXIT * busy
+    assert said.count("mlsm: error:") == 1 and then in said and "Traceback" not in said
     return said
 
 

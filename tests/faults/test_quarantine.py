@@ -18,7 +18,8 @@ from pipeline import encode as encoding
 from pipeline.coder import LAYOUTS, EncodeError
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_lsp, learn_dictionary
+from pipeline.encode import encode_ids, encode_lsp
+from pipeline.learn import learn_dictionary
 from pipeline.teacher import Teacher
 from shards.reader import Store
 

@@ -237,7 +237,7 @@ def test_settings_refuse_contradictions():
         ({"lam": 1.5}, "between 0 and 1"),
         ({"max_length": 4}, "too short"),
         ({"tolerance": 0.05}, "between 0 and --lam 0.05"),
-        ({"layer": ()}, "at least one layer"),
+        ({"layer": ()}, "--layer needs at least one number"),
         ({"batch_tokens": 64}, "less than one window"),
         ({"layer": (1, 2), "dictionary": Path("x")}, "fits one layer"),
     ]:

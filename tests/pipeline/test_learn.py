@@ -10,12 +10,14 @@ import torch
 from planted import planted
 
 from pipeline import device as device_module
-from pipeline import encode, learning_checkpoint, training_vectors
+from pipeline import learn as learning
+from pipeline import learning_checkpoint, training_vectors
+from pipeline.coder import EncodeError
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.device import DeviceError
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary import learn_dictionary as learn
-from pipeline.encode import EncodeError, learn_dictionary
+from pipeline.learn import learn_dictionary
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,7 @@ def test_a_gpu_without_its_solver_is_said_before_the_file_is_read(tmp_path, monk
         raise EncodeError("install numba-cuda")
 
     monkeypatch.setattr(training_vectors, "file_digest", None)
-    monkeypatch.setattr(encode, "_require_gpu_solver", missing)
+    monkeypatch.setattr(learning, "require_gpu_solver", missing)
     monkeypatch.setattr(device_module, "choose_device", torch.device)
     with pytest.raises(EncodeError, match="install"):
         learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device="cuda", output=tmp_path))

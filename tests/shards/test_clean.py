@@ -71,9 +71,13 @@ def test_left_overs_of_the_dead_go_after_an_hour(store, dead_pid, monkeypatch):
     assert clean(runs)["removed"] == []
 
 
-def test_all_takes_the_young_ones_too(store, dead_pid):
+def test_all_takes_the_young_ones_too_but_a_shard_that_has_just_appeared(store, dead_pid, monkeypatch):
     paths = left_overs(store, dead_pid)
-    assert len(clean(store.path.parent.parent, everything=True)["removed"]) == len(paths)
+    report = clean(store.path.parent.parent, everything=True)
+    assert len(report["removed"]) == len(paths) - 1 and names(report, "kept") == [paths[-1].name]
+    assert "its record may be about to follow" in report["kept"][0]["reason"]
+    later(monkeypatch, hours=(module.COMMIT_SECONDS + 1) / 3600)
+    assert names(clean(store.path.parent.parent, everything=True)) == [paths[-1].name]
 
 
 def test_a_living_writer_loses_nothing(store, monkeypatch):

@@ -127,3 +127,32 @@ def test_golden_counter():
 
 GOLDEN_COUNTER = "1388b8bd9985090a"
 GOLDEN_PERMUTATION = [4, 3, 5, 0, 7, 6, 1, 2]
+
+
+def test_fidelity_against_dense_distributions():
+    """KL, total variation and tail of chosen rows, from the definitions in float64."""
+    rng = np.random.default_rng(3)
+    k, nnz = 50, np.array([4, 0, 7, 1, 9])
+    exact = np.zeros((5, k))
+    for row, count in enumerate(nnz + 3 * (nnz > 1)):
+        exact[row, rng.choice(k, count, replace=False)] = rng.gamma(0.7, size=count) + 1e-3
+    exact[nnz > 0] /= exact[nnz > 0].sum(1, keepdims=True)
+    kept = np.zeros_like(exact)
+    for row, count in enumerate(nnz):
+        chosen = np.argsort(-exact[row])[:count]
+        kept[row, chosen] = exact[row, chosen]
+    meta = ShardMeta("t", "u", k, 100, 16)
+    given = {"nnz": nnz, "indices": np.nonzero(kept)[1], "weights": kept[kept > 0], "tail": (exact - kept).sum(1)}
+    ids = {"ids": np.full(5, 7), "lengths": np.array([5]), "run_starts": np.array([0]), "run_records": np.array([0])}
+    block = codec.pack_block(meta, **ids, **given)
+    tokens = np.array([0, 1, 2, 4])
+    count, kl, tv, tail = codec.fidelity(meta, given, block, np.cumsum(nnz) - nnz, tokens)
+    rows = codec.gather_rows(meta, block, np.concatenate(([0], np.cumsum(nnz))), np.arange(5))
+    stored = np.zeros_like(exact)
+    stored[np.repeat(np.arange(5), nnz), rows.indices] = rows.weights
+    chosen = [0, 2, 4]
+    p, q = exact[chosen], stored[chosen]
+    some = q > 0
+    assert count == 3 and kl == pytest.approx((q[some] * np.log(q[some] / p[some])).sum(), rel=1e-5)
+    assert tv == pytest.approx(np.abs(q - p).sum() / 2, rel=1e-5)
+    assert tail == pytest.approx((exact - kept)[chosen].sum(), rel=1e-6) and tail > 0.01

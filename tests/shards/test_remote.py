@@ -313,7 +313,8 @@ def test_a_shard_that_was_encoded_again_since_is_fetched_under_its_new_record(tm
     memory, url = fsspec.filesystem("memory"), in_memory(files.path)
     Store.open(url, remote=options)  # the record is in the cache
     old = files.record(plan.units[0].id).file
-    files.withdraw(plan.units[0].id)
+    for path in (files.record_file(plan.units[0].id), files.units / old):
+        path.unlink()
     with mock.patch("make_store.random_rows", other_rows):
         make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",))
     record = files.record(plan.units[0].id)

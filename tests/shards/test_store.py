@@ -16,6 +16,7 @@ from shards.manifest import StoreFiles
 from shards.reader import Store
 from shards.schema import ShardError, StoreError
 from shards.verify import verify
+from shards.writer import FIDELITY_STRIDE
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +272,18 @@ def _flip(path, offset):
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
+
+
+def test_fidelity_is_sampled_over_all_blocks_and_reported(tmp_path):
+    files, plan, truth = make_store(tmp_path / "s", max_length=512, blocks=2)
+    fidelity = Store.open(files.path).report()["fidelity"]
+    tokens = tails = 0
+    for split in truth.values():
+        for first in range(0, len(split), 2):  # two blocks a unit
+            pair = split[first : first + 2]
+            nnz, tail = (np.concatenate([block[name] for block in pair]) for name in ("nnz", "tail"))
+            sampled = np.arange(0, len(nnz), FIDELITY_STRIDE)
+            tokens += (nnz[sampled] > 0).sum()
+            tails += tail[sampled][nnz[sampled] > 0].sum()
+    assert fidelity["tokens"] == tokens > 100 and fidelity["tail"] == pytest.approx(tails / tokens, rel=1e-6)
+    assert 0 < fidelity["kl"] < 0.2 and 0 < fidelity["tv"] < 0.2

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,125 @@ def test_damage_names_the_shard(tmp_path):
         file.write(b"\xff")
     with pytest.raises(ShardError, match=shard.name):
         list(LspDataset(files.path))
+
+
+# -- epochs of workers that stay ---------------------------------------------------------------------------------
+
+
+LOADERS = {"plain": DataLoader, "stateful": StatefulDataLoader}
+
+
+def persistent(dataset, loader="plain", method="fork"):
+    mine = {"batch_size": None, "num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
+    return LOADERS[loader](dataset, timeout=60, **mine)
+
+
+def epoch_order(store, epoch, seed=5):
+    return store.split("train").order(seed, epoch, 0, TRAIN).tolist()
+
+
+def pickled(dataset):
+    return pickle.loads(pickle.dumps(dataset))
+
+
+@pytest.mark.parametrize("copied", [lambda dataset: dataset, pickled, deepcopy], ids=["itself", "pickled", "copied"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_persistent_workers_follow_set_epoch(store, loader, copied):
+    dataset = copied(LspDataset(store, seed=5, batch_size=8))
+    batches = persistent(dataset, loader)
+    for epoch in (0, 1, 1, 5, 2):
+        dataset.set_epoch(epoch)
+        assert window_ids(batches) == epoch_order(store, epoch)
+    assert window_ids(batches) == epoch_order(store, 2)  # not told otherwise
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_spawned_workers_follow_set_epoch(store, loader):
+    dataset = LspDataset(store, seed=5, batch_size=8)
+    dataset.set_epoch(3)
+    batches = persistent(dataset, loader, "spawn")
+    for epoch in (3, 4, 0):
+        dataset.set_epoch(epoch)
+        assert window_ids(batches) == epoch_order(store, epoch)
+
+
+def test_samples_of_persistent_workers_come_once_an_epoch(store):
+    dataset = LspDataset(store, seed=5)
+    loader = DataLoader(dataset, batch_size=8, collate_fn=dataset.collate, num_workers=2, persistent_workers=True)
+    seen = []
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        seen.append(window_ids(loader))
+        assert sorted(seen[-1]) == list(range(TRAIN))
+    assert seen[0] != seen[1] != seen[2]
+
+
+def test_persistent_workers_follow_a_loaded_state(store):
+    """Before they start and while they run; the epoch after it is whole again."""
+    earlier = LspDataset(store, seed=5, batch_size=8)
+    earlier.set_epoch(4)
+    state = earlier.state_after(5)
+    dataset = LspDataset(store, seed=5, batch_size=8)
+    dataset.load_state_dict(state)
+    batches = persistent(dataset)
+    for epoch in (4, 7):
+        dataset.set_epoch(epoch)
+        assert window_ids(batches) == epoch_order(store, epoch)[40 if epoch == 4 else 0 :]
+    dataset.load_state_dict(state)
+    assert window_ids(batches) == epoch_order(store, 4)[40:]
+    assert window_ids(batches) == epoch_order(store, 4)
+
+
+def test_an_iteration_that_has_begun_keeps_its_epoch(store):
+    dataset = LspDataset(store, seed=5, batch_size=8)
+    batches = persistent(dataset)
+    iterator = iter(batches)
+    dataset.set_epoch(1)
+    assert window_ids(iterator) == epoch_order(store, 0)
+    assert window_ids(batches) == epoch_order(store, 1)
+
+
+def test_a_broken_off_epoch_does_not_leak_into_the_next(store):
+    dataset = LspDataset(store, seed=5, batch_size=8)
+    batches = persistent(dataset)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert window_ids(islice(batches, 3)) == epoch_order(store, epoch)[:24]
+
+
+def test_ranks_forked_from_one_process_ask_their_own_workers(store):
+    """The memory of the dataset is then common to all ranks; here one process plays two of them."""
+    rank = mock.Mock(return_value=1)
+    distributed = "torch.distributed."
+    with (
+        mock.patch(distributed + "is_initialized", lambda: True),
+        mock.patch(distributed + "get_rank", rank),
+        mock.patch(distributed + "get_world_size", lambda: 2),
+    ):
+        dataset = LspDataset(store, seed=5, batch_size=1)
+        batches = persistent(dataset)
+        assert window_ids(batches) == epoch_order(store, 0)[1::2]
+        dataset.set_epoch(1)
+        rank.return_value = 0
+        dataset.set_epoch(2)  # the other rank is ahead
+        assert window_ids(batches) == epoch_order(store, 1)[1::2]
+
+
+@pytest.mark.parametrize(("workers", "stay"), [(0, False), (2, False), (2, True)])
+def test_a_loaders_state_of_a_finished_epoch_does_not_repeat_it(store, workers, stay):
+    def loader():
+        dataset = LspDataset(store, seed=5, batch_size=8)
+        options = {"batch_size": None, "num_workers": workers, "persistent_workers": stay}
+        return dataset, StatefulDataLoader(dataset, **options)
+
+    dataset, first = loader()
+    dataset.set_epoch(3)
+    assert window_ids(first) == epoch_order(store, 3)
+    again, second = loader()
+    second.load_state_dict(first.state_dict())
+    for epoch in (4, 5):
+        again.set_epoch(epoch)
+        assert window_ids(second) == epoch_order(store, epoch)
 
 
 # -- refusals --------------------------------------------------------------------------------------------------

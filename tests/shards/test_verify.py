@@ -159,6 +159,32 @@ def test_what_is_missing_and_what_is_stray(store):
     }
 
 
+def test_repair_leaves_what_was_encoded_anew_meanwhile(store, monkeypatch):
+    record = record_of(store)
+    path, shard = store.record_file(record.unit), store.units / record.file
+    whole, survey = shard.read_bytes(), verify._survey
+    shard.write_bytes(whole[:-1])
+
+    def encoded_anew(*args):
+        found = survey(*args)
+        checks = verify._check_shards
+
+        def after(*args):
+            damaged = checks(*args)
+            shard.write_bytes(whole)
+            path.write_text(json.dumps(json.loads(path.read_text())))  # the same record in other bytes
+            return damaged
+
+        monkeypatch.setattr(verify, "_check_shards", after)
+        return found
+
+    monkeypatch.setattr(verify, "_survey", encoded_anew)
+    report = verify.verify(store.path, repair=True)
+    assert report["damaged"] and report["repaired"] == [] and shard.exists() and path.exists()
+    monkeypatch.undo()
+    assert not verify.verify(store.path, full=True)["damaged"]
+
+
 def test_repair_leaves_a_whole_store_alone(store):
     before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
     assert verify.verify(store.path, repair=True)["repaired"] == []

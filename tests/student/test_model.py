@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_store import write_tokenizer
@@ -96,6 +98,29 @@ def test_an_encoder_with_another_tokenizer_is_refused(ids_store, tmp_path):
     write_tokenizer(tmp_path / "same", words=50)
     with pytest.raises(RunError, match="store of another tokenizer"):
         encoder_config(settings_for(tmp_path / "same"), ids_store)
+
+
+def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
+    """Without a tokenizer beside them the number of tokens is all there is to compare; with one, every token."""
+    config = BertConfig(**TINY_BERT.to_diff_dict() | {"vocab_size": 55})
+    build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
+    with pytest.raises(RunError, match="knows 55 tokens, the store 65"):
+        encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
+    config.vocab_size = ids_store.vocab_size
+    build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
+    assert encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store).hidden_size == 32
+    write_tokenizer(tmp_path / "model", words=60)
+    renamed = tmp_path / "model" / "tokenizer.json"
+    renamed.write_text(renamed.read_text().replace('"w7"', '"v7"'))
+    with pytest.raises(RunError, match="store of another tokenizer"):
+        encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
+
+
+def test_weights_to_continue_from_lie_in_a_directory(ids_store, tmp_path, monkeypatch):
+    """The name of a model on the Hub has no weights that the run's identity could hold."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="nobody/model is not a directory. Give"):
+        encoder_config(settings_for("bert-2x32", continue_from=Path("nobody/model")), ids_store)
 
 
 def test_encoder_without_a_pooler():

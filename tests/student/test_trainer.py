@@ -255,6 +255,13 @@ def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
     assert result["held_out"] == {} and result["improvement"] is None
 
 
+@pytest.mark.parametrize(("objective", "k"), [("mlm", 0), ("mlsm", 24)])
+def test_a_store_without_training_windows_is_one_clear_line(settings, tmp_path, objective, k):
+    store = write_store(tmp_path / "store", k=k, train_windows=0)
+    with pytest.raises(RunError, match="no training windows.*Encode more text"):
+        train(StudentConfig(store=store.path, objective=objective, **settings))
+
+
 def test_an_epoch_smaller_than_the_batch_fills_up_from_the_next(settings, tmp_path):
     store = write_store(tmp_path / "store", k=0, train_windows=5)
     config = StudentConfig(store=store.path, objective="mlm", **settings)

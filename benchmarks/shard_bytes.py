@@ -1,0 +1,133 @@
+"""What a stored token costs and what it loses: bytes per token, distance from the entropy bound, KL.
+
+    python -m benchmarks.shard_bytes
+
+Real codes: the bench hidden states, the reference dictionary of 3072 atoms, lambda 0.05, top 32. A unit is
+written and read back with the project's own writer and reader. Bound: non-zeros x (H(gap) + H(weight code))
+/ 8 + 3 raw bytes (id and counts), order 0. Fidelity is KL(stored || exact) in nats, of the 8-bit code alone
+and of the cut at n as well. Prints JSON as its last line.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.data import bench_file, conditions
+from pipeline.lsp import distributions
+from pipeline.solvers import nonneg_lasso
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.reader import Store
+from shards.schema import LSP_OCTAVES, ShardMeta
+from shards.writer import UnitWriter
+
+LAM, TOP_N, MAX_LENGTH, VOCABULARY = 0.05, 32, 128, 30_522
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
+
+
+def main():
+    codes, k = real_codes()
+    rows, exact = distributions(codes, TOP_N), distributions(codes, "all")
+    with tempfile.TemporaryDirectory() as directory:
+        store = write_store(Path(directory), rows, k)
+        stored, size, tokens = read_rows(store)
+        weight_codes = weight_bytes(store)
+    nnz = np.diff(rows.indptr)
+    bound = nnz.mean() * (entropy(gaps(rows)) + entropy(weight_codes)) / 8 + 3
+    result = {
+        "bytes_per_token": size / tokens,
+        "entropy_bound_bytes_per_token": bound,
+        "vs_entropy_bound": size / tokens / bound,
+        "kl_quantisation": divergence(stored, rows),
+        "kl_stored_exact": divergence(stored, exact),
+        "mass_kept": float(1 - rows.tail.mean()),
+        "nnz_per_token": float(nnz.mean()),
+        "nnz_per_token_exact": float(np.diff(codes.indptr).mean()),
+        "top_n": TOP_N,
+        "tokens": tokens,
+        **conditions(),
+    }
+    for name, value in result.items():
+        print(f"{name:<32} {value}")
+    print(json.dumps(result))
+
+
+def real_codes():
+    """Codes of the bench test set against the reference dictionary."""
+    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
+    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
+    atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+    return nonneg_lasso(hidden_Nd, atoms_Kd, LAM), len(atoms_Kd)
+
+
+def write_store(directory, rows, k):
+    """The rows as windows of 128 tokens, all of them coded, in one committed unit."""
+    tokens = len(rows.indptr) - 1
+    files = StoreFiles(directory / "store")
+    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
+              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    files.create(target)
+    plan = Plan({}, (PlannedUnit("unit", "train", "bench", 0, 1),), {})
+    starts = np.arange(0, tokens, MAX_LENGTH)
+    with UnitWriter(files, ShardMeta(target["target"], "unit", k, VOCABULARY, MAX_LENGTH)) as writer:
+        writer.write_block(
+            ids=np.random.default_rng(0).integers(4, VOCABULARY, tokens),
+            lengths=np.diff(np.append(starts, tokens)),
+            run_starts=starts,
+            run_records=np.zeros(len(starts), np.int64),
+            nnz=np.diff(rows.indptr),
+            indices=rows.indices,
+            weights=rows.weights,
+            tail=rows.tail,
+        )
+    files.publish_plan(plan)
+    return Store.open(files.path)
+
+
+def read_rows(store):
+    """Every stored row; bytes of the token columns (the per-unit sums amortise over a unit); tokens."""
+    windows = store.split("train")
+    batch = windows.read(np.arange(len(windows)))
+    rows = windows.targets(batch, *np.nonzero(batch.documents >= 0))
+    record = store.records()[0]
+    fixed = sum(group["length"] for group in record.groups if "windows" not in group)
+    per_unit = fixed * record.tokens / 1_048_576  # a real unit holds a million tokens
+    return rows, sum(block["length"] for block in record.blocks) + per_unit, record.tokens
+
+
+def weight_bytes(store):
+    """The 8-bit weight codes as they stand in the shard."""
+    reader = store.split("train")
+    return reader._block(0).columns["weights"]
+
+
+def gaps(rows):
+    """Differences between neighbouring atom indices of a row; the first counts from -1."""
+    before = np.concatenate(([-1], rows.indices[:-1]))
+    before[rows.indptr[:-1][np.diff(rows.indptr) > 0]] = -1
+    return rows.indices - before
+
+
+def entropy(symbols):
+    """Order-0 entropy in bits."""
+    counts = np.unique(symbols, return_counts=True)[1] / len(symbols)
+    return float(-(counts * np.log2(counts)).sum())
+
+
+def divergence(stored, exact):
+    """Mean KL(stored || exact) in nats over the tokens; rows of `exact` are normalised and cover the support."""
+    total, tokens = 0.0, len(stored.indptr) - 1
+    for t in range(tokens):
+        got = slice(stored.indptr[t], stored.indptr[t + 1])
+        all_of = slice(exact.indptr[t], exact.indptr[t + 1])
+        at = all_of.start + np.searchsorted(exact.indices[all_of], stored.indices[got])
+        q = exact.weights[at].astype(np.float64) / exact.weights[all_of].sum(dtype=np.float64)
+        p = stored.weights[got].astype(np.float64)
+        p /= p.sum()
+        total += float((p * np.log(p / q)).sum())
+    return total / tokens
+
+
+if __name__ == "__main__":
+    main()
