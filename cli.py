@@ -218,7 +218,7 @@ def _with_store(settings, progress, needs_lsps=False):
 
     found = newest_store("runs/stores", needs_lsps)
     progress.note(f"store {found} (the newest finished one)")
-    return dataclasses.replace(settings, store=found)
+    return dataclasses.replace(settings, store=str(found))
 
 
 def _overview():

@@ -29,6 +29,12 @@ def verification(report, settings):
         [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
     )
     lines += _listed("Removed", report["repaired"])
+    if damaged and "://" in report["store"]:
+        lines.append(
+            "\nNext, where the store was made:\n"
+            f"  {command()} verify-shards <its directory> --repair     # names what encodes the damaged units again\n"
+            "  and copy the store again"
+        )
     if report["commands"]:
         lines.append("\nNext:")
         if damaged and not settings.repair:

@@ -11,8 +11,8 @@ from tyro.conf import Positional
 class VerifyConfig:
     """Check that a store is whole."""
 
-    store: Positional[Path | None] = None
-    """Store directory; the newest finished one under ./runs when not given."""
+    store: Positional[str | None] = None
+    """Store directory or URL; the newest finished one under ./runs when not given."""
     full: bool = False
     """Read every byte: hashes, and what the columns hold. Otherwise records, sizes and end marks."""
     repair: bool = False
@@ -25,8 +25,8 @@ class VerifyConfig:
 class ShowConfig:
     """Show what a store holds: statistics, or one document or window with its LSPs."""
 
-    store: Positional[Path | None] = None
-    """Store directory; the newest finished one under ./runs when not given."""
+    store: Positional[str | None] = None
+    """Store directory or URL; the newest finished one under ./runs when not given."""
     document: int | None = None
     """Show this document of the split, counted from 0 in the plan's order."""
     window: int | None = None
@@ -37,7 +37,7 @@ class ShowConfig:
     """LSPs to show of each token."""
     tokens: int = 512
     """Most tokens to show of a document."""
-    against: Path | None = None
+    against: str | None = None
     """Another store: show the settings in which the two differ."""
     json: bool = False
     """Print JSON."""
@@ -51,8 +51,8 @@ class ShowConfig:
 class DeriveConfig:
     """Make a store with fewer LSPs a token from a stored one, without the teacher."""
 
-    store: Positional[Path | None] = None
-    """Store directory; the newest finished one under ./runs when not given."""
+    store: Positional[str | None] = None
+    """Store directory or URL; the newest finished one under ./runs when not given."""
     top_n: int = 8
     """Largest entries kept of each token's distribution; fewer than the store has."""
     output: Path | None = None

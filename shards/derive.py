@@ -22,7 +22,7 @@ import numpy as np
 
 from shards import codec
 from shards.manifest import StoreFiles, fingerprint, publish_directory
-from shards.reader import Store
+from shards.reader import Store, is_url
 from shards.schema import MAX_ENTRIES, ShardMeta, StoreError
 from shards.shard_file import blocks
 from shards.writer import UnitWriter
@@ -31,7 +31,7 @@ from shards.writer import UnitWriter
 def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
     """Write the store, or what it lacks of it.
 
-    output    directory whose `stores` gets it; by default beside the source
+    output    directory whose `stores` gets it; by default beside the source, which a remote one has nothing of
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
     Raises    StoreError when the source is no finished LSP store or does not keep more than top_n entries a token
@@ -88,7 +88,10 @@ def _target(source, top_n):
 
 def _directory(source, target, output):
     """Where the new store is or shall be: the source's name with n, and the digits of its own target."""
-    path = source.path if source.path.name.strip(".") else source.path.resolve()
+    if output is None and is_url(source.path):
+        raise StoreError(f"{source.path} is remote: say with --output where the new store shall be.")
+    path = Path(source.path)
+    path = path if path.name.strip(".") else path.resolve()
     parent = path.parent if output is None else Path(output) / "stores"
     stem = path.name.removesuffix(f"-{source.target_id[:12]}")
     digits = target["target"][:12]

@@ -286,13 +286,21 @@ class UnitRecord:
 class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
+    remote = False
+
     def __init__(self, path):
         self.path = Path(path)
         self.units = self.path / "units"
         self.plans = self.path / "plans"
-        self.tokenizer = self.path / "tokenizer"
-        self.dictionary = self.path / "dictionary"
         self.target_file = self.path / "target.json"
+
+    @property
+    def tokenizer(self):
+        return self.path / "tokenizer"
+
+    @property
+    def dictionary(self):
+        return self.path / "dictionary"
 
     def create(self, target):
         """Make the directories and write target.json; the settings of an existing one must be equal.
@@ -339,6 +347,14 @@ class StoreFiles:
         if record.target != self._target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
         return record
+
+    def open_shard(self, record):
+        """The shard of a record as an open file; FileNotFoundError when there is none."""
+        return open(self.units / record.file, "rb", buffering=0)
+
+    def repair_hint(self):
+        """What to do about damage in this store, in words for an error."""
+        return repair_hint(self.path)
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""

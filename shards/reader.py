@@ -1,6 +1,6 @@
 """Read a store: windows in a counted order, rows decoded for the tokens that are asked for.
 
-    store = Store.open("runs/stores/lsp-...")
+    store = Store.open("runs/stores/lsp-...")       # or a URL: remote.py
     windows = store.split("train")
     batch = windows.read(windows.order(seed=42, epoch=0, start=0, stop=32))
     rows = windows.targets(batch, window_M, position_M)
@@ -10,13 +10,15 @@ and never a short epoch. The order of an epoch permutes blocks, then windows ins
 `SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no
 shuffle buffer to save and reads stay near each other. How far that is from a uniform shuffle is measured
 (docs/benchmarks.md). Of the records only arrays are kept, about a hundred bytes a block, so that a store of
-10^11 tokens opens in little memory. Left out: remote stores; ranks, loader workers and torch (torch_dataset.py).
+10^11 tokens opens in little memory. Of a remote store the blocks of a batch are fetched together and their cached
+copies mapped (remote.py). Left out: ranks, loader workers and torch (torch_dataset.py).
 
 Shapes: W windows, L window length, M chosen tokens, B blocks, U units.
 """
 
 import hashlib
 import io
+import re
 import tarfile
 import threading
 from array import array
@@ -29,7 +31,7 @@ import numpy as np
 from shards import codec, counter
 from shards.codec import SparseRows
 from shards.manifest import StoreFiles
-from shards.schema import ShardError, ShardMeta, StoreError, repair_hint
+from shards.schema import ShardError, ShardMeta, StoreError
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
@@ -50,16 +52,17 @@ class Store:
         self.weight_octaves = target["weight_octaves"]
 
     @classmethod
-    def open(cls, path, plan_id=None):
-        """Open a store directory, or one of its `plans/<plan>.json`.
+    def open(cls, path, plan_id=None, remote=None):
+        """Open a store directory or URL, or one of its `plans/<plan>.json`.
 
         plan_id  which plan; by default the newest finished one
-        Raises   StoreError when there is no store, or the plan is unfinished
+        remote   shards.source.Remote, how a URL is read; by default as the environment says
+        Raises   StoreError when there is no store, or the plan is unfinished; RemoteError, which is one, when a URL
+                 cannot be read
         """
-        path = Path(path)
-        if path.is_file() and path.parent.name == "plans":
-            path, plan_id = path.parent.parent, path.stem
-        files = StoreFiles(path)
+        path, of_path = plan_of(path)
+        plan_id = plan_id or of_path
+        files = open_files(path, remote)
         files.target()
         if plan_id is None:
             return cls(files, files.newest_plan())
@@ -104,8 +107,8 @@ class Store:
         return record
 
     def urls(self, split="train"):
-        """Paths of the split's shards in plan order, for plain WebDataset."""
-        return [str(self.files.units / record.file) for record in self.iter_records(split)]
+        """Paths or URLs of the split's shards in plan order, for plain WebDataset."""
+        return [f"{self.path}/units/{record.file}" for record in self.iter_records(split)]
 
     def split(self, name):
         """WindowReader over `train` or `held_out`."""
@@ -128,6 +131,26 @@ class Store:
                 seconds[stage] += record.environment.get(stage, 0.0)
         totals |= {"bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
         return totals | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
+
+
+def plan_of(path):
+    """The store and the plan id of a path or URL `<store>/plans/<plan>.json`; of another one itself and None."""
+    match = re.fullmatch(r"(.+)/plans/([^/]+)\.json", str(path))
+    return (match[1], match[2]) if match and (is_url(path) or Path(path).is_file()) else (path, None)
+
+
+def is_url(path):
+    """Whether this is the address of something on another machine."""
+    return isinstance(path, str) and "://" in path
+
+
+def open_files(path, remote=None):
+    """StoreFiles of a directory, RemoteFiles of a URL."""
+    if not is_url(path):
+        return StoreFiles(path)
+    from shards.remote import RemoteFiles  # only here: fsspec and aiohttp take a while to import
+
+    return RemoteFiles(path, remote)
 
 
 def newest_store(root, needs_lsps=False):
@@ -359,6 +382,8 @@ class WindowReader:
         sort = np.argsort(numbers, kind="stable")
         numbers, local = numbers[sort], window_ids[sort]
         local = local - self._first_window[numbers]
+        if self.store.files.remote:
+            self._fetch(np.unique(numbers))
         cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
         slices = [slice(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True) if begin < end]
         found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
@@ -386,11 +411,12 @@ class WindowReader:
     def _members(self, unit, group, verify=True):
         """Arrays of one member group by column name, views of the mapped shard."""
         name, offset, length, sha256 = group
-        raw = self._shard(unit)[offset : offset + length]
+        files, file = self.store.files, self._table.files[unit]
+        raw = self._map_group(unit, name) if files.remote else self._shard(unit)[offset : offset + length]
         if verify and hashlib.sha256(raw).digest() != sha256:
             raise ShardError(
-                f"{self._table.files[unit]}: block {name} (bytes {offset} to {offset + length}) "
-                "does not match its hash. " + self._repair_hint()
+                f"{file}: block {name} (bytes {offset} to {offset + length}) does not match its hash. "
+                + (files.discard_group(file, name) if files.remote else self._repair_hint())
             )
         return {name.removesuffix(".npy").rpartition(".")[2]: column for name, column in npy_members(raw)}
 
@@ -412,8 +438,21 @@ class WindowReader:
                 "shard was cleaned away. Open the store again, or start the command again."
             )
 
+    def _map_group(self, unit, name):
+        with self.store.files.open_group(self._table.ids[unit], self._table.files[unit], name) as file:
+            return np.memmap(file, np.uint8, mode="r")
+
+    def _fetch(self, blocks):
+        """Let a remote store fetch at once the blocks that are about to be read."""
+        table = self._table
+        units = table.unit[blocks].tolist()
+        names = [table.group(number)[0] for number in blocks.tolist()]
+        self.store.files.fetch_groups(
+            [(table.ids[unit], table.files[unit], name) for unit, name in zip(units, names, strict=True)]
+        )
+
     def _repair_hint(self):
-        return repair_hint(self.store.path)
+        return self.store.files.repair_hint()
 
     @cached_property
     def _meta(self):
@@ -423,7 +462,15 @@ class WindowReader:
 
     def _sum_over_units(self, name, total):
         groups = (("__stats__", *group) for group in self._table.sums)
-        return sum(self._members(unit, group)[name].astype(total) for unit, group in enumerate(groups))
+        return sum(self._members(unit, group)[name].astype(total) for unit, group in self._fetched(groups))
+
+    def _fetched(self, groups):
+        """Number the units' groups; those of a remote store are fetched some at once, before they are needed."""
+        units = [(*unit, "__stats__") for unit in zip(self._table.ids, self._table.files, strict=True)]
+        for unit, group in enumerate(groups):
+            if self.store.files.remote and unit % _KEPT_BLOCKS == 0:
+                self.store.files.fetch_groups(units[unit : unit + _KEPT_BLOCKS])
+            yield unit, group
 
 
 def _inverse(permutation):

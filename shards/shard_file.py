@@ -1,6 +1,6 @@
 """One unit's shard, read from front to back: what tools do that look at everything.
 
-    with ShardFile(path, record) as shard:
+    with ShardFile(files, record) as shard:
         for group in record.groups:
             columns = shard.columns(group)       # checked against its hash
 
@@ -9,13 +9,14 @@ however large the shard. Left out: chosen windows and rows by number (reader.py)
 """
 
 import hashlib
+import io
 import json
 import tarfile
 
 import numpy as np
 
 from shards.reader import npy_members
-from shards.schema import ShardError, repair_hint
+from shards.schema import ShardError
 
 _END_OF_ARCHIVE = bytes(1024)
 
@@ -33,19 +34,19 @@ class BlockError(ShardError):
 
 
 class ShardFile:
-    """The shard at `path`, whose record says what it holds."""
+    """The shard of a store's files whose record says what it holds."""
 
-    def __init__(self, path, record):
-        self.path, self.record = path, record
+    def __init__(self, files, record):
+        self.files, self.record = files, record
         self._buffer = bytearray(max((group["length"] for group in record.groups), default=0))
 
     def __enter__(self):
         """Raises BlockError when the file is missing or of another size."""
         try:
-            self._file = open(self.path, "rb", buffering=0)
+            self._file = self.files.open_shard(self.record)
         except FileNotFoundError:
             raise BlockError("the shard is missing") from None
-        size = self.path.stat().st_size
+        size = self._file.seek(0, io.SEEK_END)
         if size != self.record.bytes:
             self._file.close()
             raise BlockError(f"the shard has {size:,} bytes, its record says {self.record.bytes:,}")
@@ -105,12 +106,12 @@ def blocks(files, record):
     Raises  ShardError, with the unit, the block and the way out, at the first damage
     """
     try:
-        with ShardFile(files.units / record.file, record) as shard:
+        with ShardFile(files, record) as shard:
             for group in record.blocks:
                 yield group, shard.columns(group)
     except BlockError as error:
         where = f"block {error.block}: " if error.block else ""
-        raise ShardError(f"{record.file}: {where}{error}. {repair_hint(files.path)}") from None
+        raise ShardError(f"{record.file}: {where}{error}. {files.repair_hint()}") from None
 
 
 def _only_member(raw, name):

@@ -8,7 +8,8 @@ byte: each group's SHA-256, the end mark byte by byte (nothing is left that a ha
 find, so that is not computed again), meta.json against the target, and the columns of every block: atoms increasing
 below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
 
-A store that is not finished is not damaged; what its plans lack is listed. Left out: the contents of dictionary/
+A store that is not finished is not damaged; what its plans lack is listed. Of a store behind a URL the same bytes
+are read from there, never from the cache; what no plan names is not looked for. Left out: the contents of dictionary/
 and tokenizer/, which are checked by whoever loads them.
 
 Shapes: T tokens, E entries, P pairs of entries.
@@ -23,12 +24,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from shards import codec, disk
 from shards.manifest import Plan, StoreFiles, UnitRecord
-from shards.schema import ShardError, ShardMeta, ids_dtype, index_bits, repair_hint
+from shards.reader import is_url, plan_of
+from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits, repair_hint
 from shards.shard_file import BlockError, ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
@@ -40,7 +44,7 @@ _ROW_COLUMNS = {"nnz", "atoms", "weights", "tail", "layout"}
 
 
 def verify(path, full=False, repair=False, threads=None, progress=lambda *args, **figures: None):
-    """Check a store.
+    """Check a store: a directory, or the URL of a store or of one of its plans.
 
     full      read and check every byte
     repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
@@ -50,14 +54,28 @@ def verify(path, full=False, repair=False, threads=None, progress=lambda *args, 
     Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
               file, block, offset, length, problem), missing, stray, repaired, commands (what encodes the damaged and
               missing units)
-    Raises    StoreError when this is no store, ShardError when its target is damaged or of another format
+    Raises    StoreError when this is no store, ShardError when its target is damaged or of another format,
+              RemoteError when a URL cannot be read
     """
+    if not is_url(path):
+        return _verify(StoreFiles(path), full, repair, threads, progress)
+    if repair:
+        raise StoreError(f"{path} cannot be repaired from here: repair the store that it was copied from.")
+    from shards.remote import Remote, RemoteFiles
+
+    with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
+        url, plan_id = plan_of(path)
+        files = RemoteFiles(url, Remote(cache=Path(nowhere)))
+        files.copy_small_files(plan_id)
+        return _verify(files, full, repair, threads, progress)
+
+
+def _verify(files, full, repair, threads, progress):
     started = time.perf_counter()
-    files = StoreFiles(path)
     target = files.target()
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
-    commands = _commands(files, target, survey.plans, damaged)
+    commands = [] if files.remote else _commands(files, target, survey.plans, damaged)
     return {
         "store": str(files.path),
         "target": target["target"],
@@ -112,10 +130,10 @@ def _survey(files, target):
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
     settings = target["settings"]
-    needed = {files.tokenizer: "tokenizer" in settings.get("windowing", {}), files.dictionary: "dictionary" in settings}
-    for directory in needed:
-        if needed[directory] and not directory.is_dir():
-            found.damaged.append(_damage(None, directory.name, "the directory is missing"))
+    needed = {"tokenizer": "tokenizer" in settings.get("windowing", {}), "dictionary": "dictionary" in settings}
+    for name in needed:
+        if needed[name] and not getattr(files, name).is_dir():
+            found.damaged.append(_damage(None, name, "the directory is missing"))
     return found
 
 
@@ -259,7 +277,7 @@ def _damage_in(files, target, record, full, count):
             damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
 
     def check():
-        with ShardFile(files.units / record.file, record) as shard:
+        with ShardFile(files, record) as shard:
             note(shard.check_end)
             if full:
                 meta = ShardMeta(target["target"], record.unit, target["k"], target["vocab_size"],

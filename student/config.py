@@ -23,8 +23,8 @@ OPERATIONAL = frozenset(
 class StudentConfig:
     """What to train, on which store, and how."""
 
-    store: Path | None = None
-    """directory of the store (one target) that `encode-lsp` or `encode-ids` has written"""
+    store: str | None = None
+    """directory or URL of the store (one target) that `encode-lsp` or `encode-ids` has written"""
 
     objective: Literal["mlsm", "mlm"] = "mlsm"
     """what the student learns: `mlsm` the stored LSP distribution, `mlm` the identity of the masked token"""

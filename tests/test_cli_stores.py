@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from http_store import serving
 from tiny_store import write_store
+
+from evaluation.inspection import show
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,3 +63,16 @@ def test_show_derive_and_clean(place):
     assert "Nothing to remove" in mlsm(place, "clean").stdout and left.exists()
     assert "1 bytes would be freed" in mlsm(place, "clean", "runs", "--dry-run", "--all").stdout and left.exists()
     assert "1 bytes freed" in mlsm(place, "clean", "--all").stdout and not left.exists()
+
+
+def test_a_store_behind_a_url(place, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(place / "cache"))
+    with serving(place / "runs" / "stores") as web:
+        url = f"{web.url}/lsp-tiny"
+        assert "The store is whole" in mlsm(place, "verify-shards", url, "--full").stdout
+        shown = json.loads(mlsm(place, "show-shards", url, "--json").stdout)
+        assert shown == json.loads(json.dumps(show(place / "runs" / "stores" / "lsp-tiny"))) | {"store": url}
+        shard = next((place / "runs" / "stores" / "lsp-tiny" / "units").glob("*.tar"))
+        shard.write_bytes(shard.read_bytes()[:-600])
+        run = mlsm(place, "verify-shards", url, code=3)
+        assert shard.name in run.stdout and "Next, where the store was made" in run.stdout

@@ -3,6 +3,7 @@
 The failure is planted by the content of a window, so it follows the text through every batch that holds it.
 """
 
+import json
 import random
 import subprocess
 import sys
@@ -44,7 +45,9 @@ def clean(place):
 
 
 def shards(store):
-    return {path.name: path.read_bytes() for path in Path(store).glob("units/*.tar")}
+    """The shards that count, by name: a retry leaves replaced ones to `clean`."""
+    records = [json.loads(path.read_text()) for path in Path(store).glob("units/*.json")]
+    return {record["file"]: (Path(store) / "units" / record["file"]).read_bytes() for record in records}
 
 
 def plant(patch, windows, how):

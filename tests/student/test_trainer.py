@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from http_store import serving
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 from transformers import AutoModel
@@ -293,3 +294,14 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     assert start["initial_encoder"] == weights_fingerprint(exported)
     with pytest.raises(RunError, match="nothing.*Give"):
         train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "output": tmp_path / "third"}))
+
+
+def test_a_store_behind_a_url_trains_the_same_student(lsp_store, settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
+    outputs = [tmp_path / "local", tmp_path / "remote"]
+    with serving(lsp_store.path.parent) as web:
+        url = f"{web.url}/{lsp_store.path.name}"
+        for store, output in zip((lsp_store.path, url), outputs, strict=True):
+            result = train(StudentConfig(store=store, **settings | {"output": output}))
+    assert result["store"] == url
+    assert_same_run(*outputs)

@@ -1,0 +1,426 @@
+"""A store behind a URL, read through a cache on this machine.
+
+    store = Store.open("https://host/stores/lsp-...")      # s3://, gs://, hf://, memory:// as well
+    store = Store.open(url, remote=Remote(cache_gb=50))
+
+The cache of one store is a directory like the store itself, of what was asked for so far:
+
+    <cache>/stores/<12 digits of the target>-<8 of the URL>/
+        plans/<plan>.json, units/<unit>.json, tokenizer/, dictionary/
+        groups/<shard>/<block>      a block's bytes of the shard, or __stats__: what readers map
+        lock                        one process of the machine fetches at a time, many things at once
+
+Blocks are fetched, not shards: an epoch's order takes single blocks from everywhere, so with whole shards the first
+batch would wait for gigabytes, and a cache smaller than the store would fetch each shard again and again. From a
+server that knows no ranges the whole shard comes, and all its blocks are kept. Whatever is fetched is checked (its own
+checksum, or length and SHA-256 of the record) before it gets its final name; a bad answer is never kept. The
+tokenizer's files have no checksum in the store: their JSON must parse, and what loads them compares more.
+
+target.json is fetched at every opening. A block that is mapped carries a shared lock, and the least recently used of
+the others go when the cache has reached its limit; so the limit is passed by what readers hold. Nothing is fsynced:
+readers check the hash of what they find. Left out: repeating what failed (source.py); writing to a remote store.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+
+from shards import disk
+from shards.manifest import (
+    TARGET_FIELDS,
+    Plan,
+    StoreFiles,
+    UnitRecord,
+    fingerprint,
+    fits_checksum,
+    make_directories,
+    publish_directory,
+    read_json,
+)
+from shards.schema import ShardError, StoreError
+from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source, copy_again
+
+_PLAN = re.compile(r"([0-9a-f]{32})\.json")
+_NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
+_SMALL_FILES, _RANGES, _SHARDS = 128, 16, 2  # asked for in one go: what memory holds, and a dead server delays
+_SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
+_UNLISTED = {  # where a server lists no directories
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json",
+                  "merges.txt", "added_tokens.json"),
+    "dictionary": ("atoms.npy", "dictionary.json"),
+}  # fmt: skip
+
+
+class Answer:
+    """What a URL answered, as the part of a path that the readers of small files use."""
+
+    def __init__(self, url, raw):
+        self._url, self._raw = url, raw
+        self.stem, self.parent = PurePosixPath(url).stem, PurePosixPath(url).parent
+
+    def __str__(self):
+        return self._url
+
+    def is_file(self):
+        return self._raw is not None
+
+    def read_text(self, encoding):
+        return self._raw.decode(encoding)
+
+
+class RemoteFiles(StoreFiles):
+    """The files of a store behind a URL; fetched at need, then those of the cache.
+
+    path    the URL; the other paths are the cache's
+    Raises  StoreError when there is no store, RemoteError when it cannot be read
+    """
+
+    remote = True
+
+    def __init__(self, url, options=None):
+        self.options = options or Remote()
+        self.source = Source(url, self.options)
+        self.path = self.source.url
+        target = self.target_file = self._fetch_target()
+        directory = f"{self.target()['target'][:12]}-{fingerprint(self.path)[:8]}"
+        super().__init__(self.options.directory.absolute() / "stores" / directory)
+        self.path, self.target_file = self.source.url, target
+        self.groups, self._lock_file = self.units.parent / "groups", self.units.parent / "lock"
+        self._ranges = None  # whether the server knows them, once it has shown that
+        self._unscanned = None  # bytes fetched since the last look at the cache's size
+        for path in (self.units, self.plans, self.groups):
+            make_directories(path)
+
+    # -- small files ---------------------------------------------------------------------------------------
+
+    def _fetch_target(self):
+        url = f"{self.path}/target.json"
+        found = [Answer(url, None)]
+
+        def accept(_, raw):
+            found[0] = Answer(url, raw)
+            values = read_json(found[0])
+            if not isinstance(values, dict) or not fits_checksum(values, TARGET_FIELDS):
+                raise ShardError("does not match its checksum")
+
+        self.source.read([("target.json", None, None)], accept)
+        return found[0]
+
+    def record(self, unit_id):
+        """The commit record of a unit, or None when there is none; a damaged one in the cache is fetched anew."""
+        with suppress(ShardError):
+            if record := super().record(unit_id):
+                return record
+        self._fetch_small([f"units/{unit_id}.json"], self._read_record)
+        return super().record(unit_id)
+
+    def missing_units(self, plan):
+        kept = {path.stem for path in self.units.glob("*.json")}
+        wanted = [f"units/{unit.id}.json" for unit in plan.units if unit.id not in kept]
+        absent = self._fetch_small(wanted, self._read_record)
+        return [unit for unit in plan.units if f"units/{unit.id}.json" in absent]
+
+    def _read_record(self, answer):
+        record = UnitRecord.read(answer)
+        if record.target != self._target_id:
+            raise ShardError(f"this is a record of target {record.target}")
+        if not all(_NAME.fullmatch(name) for name in (record.file, *(group["name"] for group in record.groups))):
+            raise ShardError("the record names files outside its own directory")
+
+    def load_plan(self, plan_id):
+        path = self.plans / f"{plan_id}.json"
+        with suppress(ShardError, FileNotFoundError):
+            return Plan.read(path)
+        if self._fetch_small([f"plans/{plan_id}.json"], Plan.read):
+            raise StoreError(f"{self.path} has no plan {plan_id}; it lists {', '.join(self.listed_plans()) or 'none'}")
+        return Plan.read(path)
+
+    def listed_plans(self):
+        """Ids of the plans that the server lists."""
+        return sorted({match[1] for name in self.source.names("plans") if (match := _PLAN.fullmatch(name))})
+
+    def newest_plan(self):
+        """The newest plan all of whose units are there.
+
+        Raises  StoreError when the server lists no plan, does not tell which is the newest, or none is finished
+        """
+        plans = [self.load_plan(plan) for plan in self._newest_first(self.listed_plans())]
+        finished = next((plan for plan in plans if not self.missing_units(plan)), None)
+        if finished is None:
+            raise StoreError(
+                f"{self.path} is unfinished: {len(self.missing_units(plans[0]))} of {len(plans[0].units)} units are "
+                "missing. Copy the whole store there, its units before its plan."
+            )
+        return finished
+
+    def _newest_first(self, listed):
+        times = {plan: self.source.changed(f"plans/{plan}.json") for plan in listed} if len(listed) > 1 else {}
+        if listed and None not in times.values() and len(set(times.values())) == len(times):
+            return sorted(listed, key=times.get, reverse=True)
+        if listed:
+            problem = f"does not tell which of its plans is the newest: {', '.join(listed)}"
+        else:
+            problem = "lists no plans; over http that takes a server that lists directories"
+        raise StoreError(f"{self.path} {problem}. Give the address of a plan: {self.path}/plans/<plan>.json")
+
+    def copy_small_files(self, plan_id=None):
+        """Fetch plans (all that are listed, or one) and the records that they name, sound or not, for a verification.
+
+        Raises  StoreError when the server lists no plan
+        """
+        listed = [plan_id] if plan_id else self.listed_plans()
+        if self._fetch_small([f"plans/{plan}.json" for plan in listed or self._newest_first(listed)], None):
+            raise StoreError(f"{self.path} has no plan {plan_id}")
+        for path in self.plans.glob("*.json"):
+            with suppress(ShardError):
+                self._fetch_small([f"units/{unit.id}.json" for unit in Plan.read(path).units], None)
+
+    def _fetch_small(self, names, read):
+        """Fetch small files into the cache.
+
+        read     called with an Answer; raises ShardError when it is damaged. None keeps it as it is
+        Returns  the set of names that are not there
+        Raises   RemoteError when a plan's names would be paths elsewhere
+        """
+        if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
+            raise RemoteError(f"{self.path} is damaged: it names {odd[0]}, which is outside its own directories")
+
+        def accept(request, raw):
+            try:
+                if read:
+                    read(Answer(f"{self.path}/{request[0]}", raw))
+            except (TypeError, KeyError, AttributeError) as error:  # JSON, but something else
+                raise ShardError(f"not what its name says ({error})") from None
+            _keep(self.units.parent / request[0], raw)
+
+        absent = []
+        for first in range(0, len(names), _SMALL_FILES):
+            requests = [(name, None, None) for name in names[first : first + _SMALL_FILES]]
+            absent += self.source.read(requests, accept)
+        return {name for name, _, _ in absent}
+
+    @property
+    def tokenizer(self):
+        """The cache's copy of the tokenizer, fetched when it is first asked for."""
+        return self._directory("tokenizer")
+
+    @property
+    def dictionary(self):
+        """The same for the dictionary; there is no such directory when the store has none."""
+        return self._directory("dictionary")
+
+    def _directory(self, name):
+        path = self.units.parent / name
+        if path.is_dir():
+            return path
+        names = [entry for entry in self.source.names(name) if _NAME.fullmatch(entry)] or _UNLISTED[name]
+        found = {}
+
+        def accept(request, raw):
+            try:
+                if request[0].endswith(".json"):
+                    json.loads(raw)
+            except ValueError as error:
+                raise ShardError(f"not readable as JSON ({error})") from None
+            found[request[0].rpartition("/")[2]] = raw
+
+        for entry in names:
+            with suppress(RefusedError):  # how some buckets answer where there is no file
+                self.source.read([(f"{name}/{entry}", None, None)], accept)
+        if found:
+            publish_directory(path, lambda directory: _fill(directory, found), replace=False)
+        return path
+
+    # -- shards --------------------------------------------------------------------------------------------
+
+    def repair_hint(self):
+        return f"{self.path} is damaged: {copy_again()}"
+
+    def open_shard(self, record):
+        """A whole shard as an open file that reads the server, not the cache."""
+        return RemoteFile(self.source, f"units/{record.file}")
+
+    def open_group(self, unit_id, file, name):
+        """The cached bytes of one member group of a shard as an open file, fetched if it is not there.
+
+        Raises  RemoteError when it cannot be fetched
+        """
+        path = self._group_file(file, name)
+        for _ in range(self.options.attempts):
+            if opened := _opened(path):
+                return opened
+            self.fetch_groups([(unit_id, file, name)])
+        raise RemoteError(f"{path} is removed again and again. Give a larger MLSM_CACHE_GB.")
+
+    def discard_group(self, file, name):
+        """Take a cached group away that is found damaged; what to do then, in words for an error."""
+        path = self._group_file(file, name)
+        path.unlink(missing_ok=True)
+        return (
+            f"Its copy in the cache ({path}) has changed since it was fetched and is removed: run the same command "
+            "again, which fetches it anew. If that happens often, the disk is failing: set MLSM_CACHE to another."
+        )
+
+    def fetch_groups(self, wanted):
+        """Fetch the groups that the cache lacks: (unit id, shard's name, group's name), many at once."""
+        paths = {entry: self._group_file(*entry[1:]) for entry in wanted}
+        if all(path.exists() for path in paths.values()):
+            return
+        with self._alone():
+            left = [entry for entry, path in paths.items() if not path.exists()]
+            while left:
+                self._fetch_some(left)
+                left = [entry for entry in left if not paths[entry].exists()]
+            self._make_room(set(paths.values()))
+
+    def _fetch_some(self, wanted):
+        """Fetch the first of these groups."""
+        if self._ranges is False:
+            wanted = list({entry[:2]: entry for entry in wanted}.values())[:_SHARDS]  # one of a shard brings all
+        else:
+            wanted = wanted[: _RANGES if self._ranges else 1]
+        expected = {}
+        for unit_id, file, name in wanted:
+            record = self.record(unit_id)
+            group = next((group for group in record.groups if group["name"] == name), None) if record else None
+            if group is None or record.file != file:
+                raise self._changed(unit_id)
+            expected[f"units/{file}", group["offset"], group["offset"] + group["length"]] = (record, group)
+
+        def accept(request, raw):
+            record, group = expected[request]
+            self._ranges = len(raw) != record.bytes
+            if self._ranges:
+                return self._keep_group(record, group, raw)
+            for part in record.groups:
+                self._keep_group(record, part, raw[part["offset"] : part["offset"] + part["length"]])
+
+        for request in self.source.read(list(expected), accept):
+            raise self._changed(expected[request][0].unit)
+
+    def _keep_group(self, record, group, raw):
+        if len(raw) != group["length"]:
+            raise ShardError(f"{len(raw):,} bytes, the record says {group['length']:,}")
+        if hashlib.sha256(raw).hexdigest() != group["sha256"]:
+            raise ShardError(f"block {group['name']} does not match the hash in its record")
+        path = self._group_file(record.file, group["name"])
+        path.parent.mkdir(exist_ok=True)
+        _keep(path, raw)
+        self._unscanned = None if self._unscanned is None else self._unscanned + len(raw)
+
+    def _changed(self, unit_id):
+        self.record_file(unit_id).unlink(missing_ok=True)
+        return RemoteError(
+            f"{self.path}: the shard of unit {unit_id} is not there, or no longer the one that the record in the cache "
+            "names. That record is forgotten: run the same command again; if the shard is still missing then, "
+            f"{copy_again()}"
+        )
+
+    def _group_file(self, file, name):
+        return self.groups / file.removesuffix(".tar") / name
+
+    @contextmanager
+    def _alone(self):
+        """Let the other processes and threads of this machine that want to fetch wait: they may want the same."""
+        with open(self._lock_file, "a") as file:
+            with suppress(OSError):  # a file system without locks: they fetch twice, and both are right
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # now, not when a forked worker has closed it too
+
+    def _make_room(self, needed):
+        """Remove blocks that no process maps, the least recently used first, until the cache keeps to its limit."""
+        budget = self.options.budget
+        if budget is None or (self._unscanned is not None and self._unscanned < _SCAN_AFTER * budget):
+            return
+        groups = sorted(_cached_groups(self.options.directory.absolute() / "stores"))
+        excess = sum(size for _, size, _ in groups) - (1 - _SCAN_AFTER) * budget
+        for _, size, path in groups:
+            if excess > 0 and path not in needed and _removed_unless_mapped(path):
+                excess -= size
+        self._unscanned = 0 if excess <= 0 else None
+
+
+def gopen(url, mode="rb", bufsize=-1, **_):
+    """A shard as an open file for plain WebDataset, checked against the hash in its name; held in memory.
+
+    from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.
+    Raises  RemoteError when it cannot be read, FileNotFoundError when there is none
+    """
+    parent, _, name = url.rpartition("/")
+    digits = name.removesuffix(".tar").rpartition("-")[2]
+    found = []
+
+    def accept(_, raw):
+        if not hashlib.sha256(raw).hexdigest().startswith(digits):
+            raise ShardError(f"its {len(raw):,} bytes do not match the hash in its name")
+        found.append(raw)
+
+    if Source(parent, Remote()).read([(name, None, None)], accept):
+        raise FileNotFoundError(url)
+    return io.BytesIO(found[0])
+
+
+def _keep(path, raw):
+    """Write a file that appears whole, and replaces one of that name."""
+    temporary = disk.temporary_name(path.parent, path.stem)
+    try:
+        file = disk.create(temporary)
+        try:
+            disk.write(file, raw)
+        finally:
+            disk.close(file)
+        disk.rename(temporary, path)
+    except OSError as error:
+        hint = "MLSM_CACHE sets another place for the cache of remote stores, MLSM_CACHE_GB a limit"
+        raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
+    finally:
+        disk.discard(temporary)
+
+
+def _fill(directory, contents):
+    for name, raw in contents.items():
+        (directory / name).write_bytes(raw)
+
+
+def _cached_groups(stores):
+    """Triples (when it was mapped last, bytes, path) of all cached groups of all stores."""
+    for path in stores.glob("*/groups/*/*"):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            yield stat.st_mtime_ns, stat.st_size, path
+
+
+def _opened(path):
+    """A cached group as an open file, with the lock that its mapping keeps; None when it is missing or empty."""
+    try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.utime(file.fileno())
+    if os.fstat(file.fileno()).st_size:
+        return file
+    file.close()  # a power cut may leave such
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _removed_unless_mapped(path):
+    """Whether a cached group was removed: not when some process maps it. One that is gone counts as removed."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # no locks here; a mapped file stays readable without its name
+        path.unlink()
+    return True

@@ -1,0 +1,270 @@
+"""Reads of a remote store: concurrent, checked by the caller, repeated while a fault may pass.
+
+    source = Source("https://host/lsp-...", Remote())
+    absent = source.read([("target.json", None, None)], accept)
+
+fsspec does the protocols: http and https here, s3, gs, hf and others with the packages that it names when they are
+not installed; credentials and endpoints are its configuration. Connection errors, answers of 5xx, stalls, truncated
+answers and answers that `accept` refuses are asked for again, after a pause that doubles; every attempt and their
+number is bounded. The stall is measured between two reads over http; other protocols keep their own time limits.
+Left out: what the answers mean, and the cache (remote.py).
+"""
+
+import io
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import aiohttp
+import fsspec
+
+from shards.schema import ShardError, StoreError
+
+_AT_ONCE = 64
+_MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
+
+
+class RemoteError(StoreError):
+    """A remote store that does not answer, or not with what it should hold."""
+
+
+class RefusedError(RemoteError):
+    """An answer that will not be another one when it is asked for again: no access, above all."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """How remote stores are read."""
+
+    cache: Path | None = None
+    """Directory of what was fetched; unset: $MLSM_CACHE, else mlsm in the user's cache."""
+    cache_gb: float | None = None
+    """Gigabytes of blocks that the cache keeps; unset: $MLSM_CACHE_GB, else no limit."""
+    attempts: int = 5
+    """Times that one thing is asked for."""
+    delay: float = 0.5
+    """Seconds before the second attempt; each further pause is twice as long."""
+    timeout: float = 30.0
+    """Seconds without a byte, or without a connection, after which an attempt over http has failed."""
+
+    @property
+    def directory(self):
+        """Where the cache is."""
+        user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
+        return Path(self.cache or os.environ.get("MLSM_CACHE") or user).expanduser()
+
+    @property
+    def budget(self):
+        """Bytes of blocks that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no number."""
+        limit = self.cache_gb if self.cache_gb is not None else float(os.environ.get("MLSM_CACHE_GB") or "inf")
+        return None if limit == float("inf") else int(limit * 1e9)
+
+
+class Source:
+    """The files below one URL."""
+
+    def __init__(self, url, options):
+        self.url, self.options = url.rstrip("/"), options
+        self._opened()  # refuses an unknown protocol at once
+
+    def read(self, requests, accept):
+        """Read files, or parts of them.
+
+        requests  list of (name below the URL, start, stop); None and None for the whole file. A server that knows no
+                  ranges answers with the whole file: `accept` must tell
+        accept    called as accept(request, bytes); raises ShardError when that is not what it should be
+        Returns   list of the requests for which there is no file
+        Raises    RemoteError when a fault lasts, and what else `accept` raises
+        """
+        return self._repeat(requests, self._ask, accept)
+
+    def names(self, directory):
+        """Names of the files in a directory; empty where there is none, or no listing, or no access to it."""
+        try:
+            paths = self._one(f"{directory}/", _listing)
+        except RefusedError:
+            return []
+        return [path.rpartition("/")[2] for path in paths or ()]
+
+    def information(self, name):
+        """What the protocol tells of a file, as fsspec's dict, often with `size`; None where there is no file."""
+        return self._one(name, lambda filesystem, path: filesystem.info(path))
+
+    def changed(self, name):
+        """When a file was written, as a datetime; None where the protocol does not tell."""
+        return self._one(name, _changed)
+
+    def _opened(self):
+        """The file system of this process and thread, and the store's root in it."""
+        http = {"timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout,
+                                                 sock_read=self.options.timeout)}  # fmt: skip
+        http |= {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}  # ranges count the file's own bytes
+        try:
+            options = {"client_kwargs": http} if re.match("https?://", self.url) else {}
+            return fsspec.core.url_to_fs(self.url, **options)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"{self.url} cannot be read: {error}") from None
+
+    def _ask(self, requests):
+        filesystem, root = self._opened()
+        names, starts, stops = zip(*requests, strict=True)
+        paths = [f"{root}/{name}" for name in names]
+        if filesystem.async_impl:
+            return filesystem.cat_ranges(paths, list(starts), list(stops), batch_size=_AT_ONCE, on_error="return")
+        with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
+            return list(pool.map(_caught(filesystem.cat_file), paths, starts, stops))
+
+    def _one(self, name, call):
+        """What call(file system, path) tells of one name; None when there is no such file."""
+        found = []
+
+        def ask(_):
+            filesystem, root = self._opened()
+            return [_caught(call)(filesystem, f"{root}/{name}")]
+
+        self._repeat([(name, None, None)], ask, lambda _, answer: found.append(answer))
+        return found[0] if found else None
+
+    def _repeat(self, requests, ask, accept):
+        left, absent, faults, began = list(requests), [], {}, time.monotonic()
+        for attempt in range(self.options.attempts):
+            if not left:
+                return absent
+            if attempt:
+                time.sleep(self.options.delay * 2 ** (attempt - 1))
+            faults = {}
+            for request, answer in zip(left, ask(left), strict=True):
+                if isinstance(answer, FileNotFoundError):
+                    absent.append(request)
+                elif (fault := _fault(request, answer, accept)) is not None:
+                    faults[request] = fault
+                    if not _may_pass(fault):
+                        raise RefusedError(self._told(request, fault, attempt + 1, began))
+            left = list(faults)
+        if left:
+            raise RemoteError(self._told(left[0], faults[left[0]], self.options.attempts, began))
+        return absent
+
+    def _told(self, request, fault, attempts, began):
+        """What an error says."""
+        name, start, stop = request
+        part = "" if start is None else f" (bytes {start:,} to {stop:,})"
+        times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
+        if isinstance(fault, ShardError):
+            problem = re.split(r"\. (?:Delete it|Remove what)", str(fault))[0].removeprefix(f"{self.url}/{name}: ")
+            advice = f"Nothing of it was kept. The copy there is damaged: {copy_again()}"
+        else:
+            problem = f"{type(fault).__name__}: {' '.join(str(fault).split()) or 'no answer'}"
+            advice = "What was fetched before is kept: see to the address, the access rights and the network, and run "
+            advice += "the same command again."
+        return f"{self.url}/{name}{part}: {problem}; {times}. {advice}"
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file that is read in parts, as an open file; nothing of it is kept on disk.
+
+    Raises  FileNotFoundError when there is none, RemoteError when a fault lasts
+    """
+
+    def __init__(self, source, name):
+        super().__init__()
+        information = source.information(name)
+        if information is None:
+            raise FileNotFoundError(f"{source.url}/{name}")
+        self._source, self._name, self._place, self._whole = source, name, 0, None
+        self._size = information.get("size")
+        if self._size is None:
+            self._whole = self._read(None, None)
+            self._size = len(self._whole)
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def readinto(self, view):
+        start, stop = self._place, min(self._place + len(view), self._size)
+        if start >= stop:
+            return 0
+        raw = None if self._whole is not None else self._read(start, stop)
+        if raw is not None and len(raw) == self._size:  # the server knows no ranges
+            self._whole, raw = raw, None
+        raw = self._whole[start:stop] if raw is None else raw
+        view[: len(raw)] = raw
+        self._place += len(raw)
+        return len(raw)
+
+    def _read(self, start, stop):
+        found = []
+
+        def accept(_, raw):
+            if start is not None and len(raw) not in (stop - start, self._size):
+                raise ShardError(f"{len(raw):,} bytes instead of {stop - start:,}")
+            found.append(raw)
+
+        if self._source.read([(self._name, start, stop)], accept):
+            raise FileNotFoundError(f"{self._source.url}/{self._name}")
+        return found[0]
+
+
+def copy_again():
+    """What to do about damage in a remote store, in words for an error."""
+    return (
+        "check the store that it was copied from with mlsm verify-shards <its directory> --repair, run the encoding "
+        "command that it names, and copy the store again."
+    )
+
+
+def _listing(filesystem, path):
+    filesystem.invalidate_cache()
+    return filesystem.ls(path, detail=False)
+
+
+def _changed(filesystem, path):
+    try:
+        return filesystem.modified(path)
+    except NotImplementedError:  # http
+        told = filesystem.info(path).get("Last-Modified")
+        return told and parsedate_to_datetime(told)
+
+
+def _caught(call):
+    """The same function with exceptions as results."""
+
+    def caught(*arguments):
+        try:
+            return call(*arguments)
+        except Exception as error:
+            return error
+
+    return caught
+
+
+def _fault(request, answer, accept):
+    """What is wrong with an answer; None when it was accepted."""
+    if isinstance(answer, BaseException):
+        return answer
+    try:
+        accept(request, answer)
+    except ShardError as error:
+        return error
+    return None
+
+
+def _may_pass(fault):
+    """Whether asking again may help."""
+    status = getattr(fault, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _MAY_PASS
+    if isinstance(fault, PermissionError | aiohttp.InvalidURL):
+        return False
+    return isinstance(fault, OSError | aiohttp.ClientError | TimeoutError | ShardError)

@@ -1,0 +1,459 @@
+"""Stores behind a URL: the same bytes as on disk, whatever the network does, or an error in bounded time."""
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import time
+import uuid
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from http_store import serving
+from make_store import make_store
+from torch.utils.data import DataLoader
+from webdataset.gopen import gopen_schemes
+
+from shards.codec import block_windows
+from shards.derive import derive
+from shards.manifest import with_checksum
+from shards.reader import Store
+from shards.remote import RemoteFiles, gopen
+from shards.schema import ShardError, StoreError
+from shards.source import Remote, RemoteError, Source
+from shards.torch_dataset import LspDataset
+from shards.verify import verify
+
+FAULTS = ["truncate", "stall", "500", "wrong", "short", "drop"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(directory, plan) of a store with two training units of three blocks."""
+    files, plan, _ = make_store(tmp_path_factory.mktemp("served") / "lsp", k=64, max_length=256, blocks=3)
+    tokenizer = files.path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text('{"model": 1}')
+    return files.path, plan
+
+
+@pytest.fixture
+def web(made):
+    with serving(made[0].parent) as server:
+        yield server
+
+
+@pytest.fixture
+def options(tmp_path):
+    return Remote(cache=tmp_path / "cache", attempts=3, delay=0.01, timeout=0.3)
+
+
+def in_memory(directory):
+    """The store at a memory:// address."""
+    url, memory = f"memory://{uuid.uuid4().hex}/lsp", fsspec.filesystem("memory")
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            memory.pipe_file(f"{url}/{path.relative_to(directory)}", path.read_bytes())
+    return url
+
+
+def rows_of(windows, numbers):
+    batch = windows.read(numbers)
+    rows = windows.targets(batch, *np.nonzero(batch.documents >= 0))
+    return [batch.ids, batch.lengths, batch.documents, rows.indptr, rows.indices, rows.weights, rows.tail]
+
+
+def assert_same(ours, theirs):
+    """Everything a student takes from a store is byte for byte the same."""
+    assert ours.plan_id == theirs.plan_id and ours.target_id == theirs.target_id
+    assert ours.report() == theirs.report()
+    for split in ("train", "held_out"):
+        one, other = ours.split(split), theirs.split(split)
+        order = one.order(7, 1, 0, len(one))
+        assert np.array_equal(order, other.order(7, 1, 0, len(other)))
+        for mine, yours in zip(rows_of(one, order), rows_of(other, order), strict=True):
+            assert mine.dtype == yours.dtype and mine.tobytes() == yours.tobytes()
+        assert one.token_counts().tobytes() == other.token_counts().tobytes()
+        assert one.mean_distribution().tobytes() == other.mean_distribution().tobytes()
+
+
+def cached_groups(options):
+    return sorted((options.directory / "stores").glob("*/groups/*/*"))
+
+
+def assert_cache_is_sound(options, directory):
+    """Every block in the cache is a part of the store, and nothing is half written."""
+    assert not list(options.directory.rglob("*.tmp"))
+    records = Store.open(directory).records()
+    sound = {(record.file[:-4], group["name"]): group["sha256"] for record in records for group in record.groups}
+    for path in cached_groups(options):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == sound[path.parent.name, path.name]
+    for kind in ("units", "plans"):
+        for path in (options.directory / "stores").glob(f"*/{kind}/*.json"):
+            assert path.read_bytes() == (directory / kind / path.name).read_bytes()
+
+
+# -- the same as a local store ----------------------------------------------------------------------------
+
+
+def test_a_store_over_http_is_the_local_one(made, web, options):
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    assert_same(store, Store.open(made[0]))
+    assert (store.tokenizer_dir / "tokenizer.json").read_text() == '{"model": 1}'
+    assert_cache_is_sound(options, made[0])
+    asked = len(web.requests)
+    assert_same(Store.open(f"{web.url}/lsp", remote=options), Store.open(made[0]))
+    assert web.requests[asked:] == ["/lsp/target.json", "/lsp/plans/"]
+
+
+def test_a_store_in_memory_is_the_local_one(made, options):
+    assert_same(Store.open(in_memory(made[0]), remote=options), Store.open(made[0]))
+
+
+def test_a_server_without_ranges_sends_each_shard_few_times(made, options):
+    with serving(made[0].parent, ranges=False) as web:
+        assert_same(Store.open(f"{web.url}/lsp", remote=options), Store.open(made[0]))
+        shards = [path for path in web.requests if path.endswith(".tar")]
+        assert len(shards) == len(set(shards)) == 3
+    assert_cache_is_sound(options, made[0])
+
+
+def test_only_the_blocks_that_are_read_are_fetched(made, web, options):
+    windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
+    windows.read([0, 1])
+    assert [path.name for path in cached_groups(options)] == ["000000"]
+    windows.token_counts()
+    assert [path.name for path in cached_groups(options)] == ["000000", "__stats__", "__stats__"]
+
+
+@pytest.mark.parametrize("refusal", [404, 403])
+def test_a_plan_is_named_where_directories_are_not_listed(made, options, refusal):
+    with serving(made[0].parent, lists=False, refusal=refusal) as web:
+        with pytest.raises(StoreError, match=r"lists no plans.*Give the address of a plan: .*/plans/<plan>.json"):
+            Store.open(f"{web.url}/lsp", remote=options)
+        url = f"{web.url}/lsp/plans/{made[1].id}.json"
+        store = Store.open(url, remote=options)
+        assert_same(store, Store.open(made[0]))
+        assert (store.tokenizer_dir / "tokenizer.json").is_file() and not store.files.dictionary.exists()
+        assert not verify(url)["damaged"]
+        told = {404: "has no plan 0000", 403: "403.*asked once.*access rights"}[refusal]
+        with pytest.raises(StoreError, match=told):
+            Store.open(url.replace(made[1].id, "0" * 32), remote=options)
+
+
+@pytest.mark.parametrize("workers, context", [(0, None), (2, "fork")])
+def test_a_torch_dataset_reads_it_in_any_number_of_workers(made, web, options, workers, context):
+    def batches(store):
+        dataset = LspDataset(store, seed=3, batch_size=16)
+        return list(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context))
+
+    store = pickle.loads(pickle.dumps(Store.open(f"{web.url}/lsp", remote=options)))  # as a spawned worker gets it
+    store.split("held_out").read([0])  # the parent's connections are open when it forks
+    for mine, yours in zip(batches(store), batches(Store.open(made[0])), strict=True):
+        assert all(torch.equal(mine[name], yours[name]) for name in yours)
+    assert_cache_is_sound(options, made[0])
+
+
+@pytest.mark.parametrize("scheme", ["curl", "fsspec"])
+def test_plain_webdataset_gives_the_same_windows(made, web, options, scheme, monkeypatch):
+    if scheme == "fsspec":
+        monkeypatch.setitem(gopen_schemes, "http", gopen)
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    streams = [
+        wds.WebDataset(urls, shardshuffle=False).decode().compose(block_windows)
+        for urls in (store.urls("train"), Store.open(made[0]).urls("train"))
+    ]
+    count = 0
+    for mine, yours in zip(*streams, strict=True):
+        count += 1
+        assert all(np.array_equal(mine[name], yours[name]) for name in yours if isinstance(yours[name], np.ndarray))
+    assert count == len(store.split("train"))
+
+
+def test_a_smaller_store_is_derived_from_a_remote_one(made, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(options.cache))
+    url = in_memory(made[0])
+    with pytest.raises(StoreError, match="say with --output"):
+        derive(url, top_n=4)
+    ours, theirs = derive(url, 4, tmp_path / "a"), derive(made[0], 4, tmp_path / "b")
+    assert_same(Store.open(ours["store"]), Store.open(theirs["store"]))
+
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_passes_is_not_seen(made, web, options, fault):
+    once = ["target", r"plans/\w", r"units/.*json", r"\.tar", "tokenizer/t"]
+    web.faults += [(pattern, fault, False) for pattern in once]
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    windows, local = store.split("train"), Store.open(made[0]).split("train")
+    assert all(np.array_equal(*pair) for pair in zip(rows_of(windows, [0, 300]), rows_of(local, [0, 300]), strict=True))
+    if fault not in ("wrong", "short"):  # the store has no checksum of these
+        assert (store.tokenizer_dir / "tokenizer.json").is_file() and not web.faults
+    assert_cache_is_sound(options, made[0])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("where", ["target", r"plans/\w", r"units/.*json", r"\.tar"])
+def test_a_fault_that_lasts_is_a_clear_error_in_bounded_time(made, web, options, fault, where):
+    web.faults.append((where, fault, True))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match=rf"{web.url}/lsp/\S*({where}).*asked 3 times in .*") as caught:
+        Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+    assert time.monotonic() - began < 3
+    assert ("The copy there is damaged" if fault in ("wrong", "short") else "run the same command again") in str(
+        caught.value
+    )
+    assert_cache_is_sound(options, made[0])
+
+
+def test_what_is_wrong_is_named(made, web, options):
+    web.faults += [(r"\.tar", "short", True)]
+    with pytest.raises(RemoteError, match=r"bytes [\d,]+ to [\d,]+\): [\d,]+ bytes, the record says [\d,]+; asked"):
+        Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+    web.faults[:] = [(r"\.tar", "wrong", True)]
+    with pytest.raises(RemoteError, match="block 000000 does not match the hash in its record"):
+        Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+
+
+def test_no_store_no_server_no_protocol(web, options, tmp_path):
+    with pytest.raises(StoreError, match="nowhere is not a store: it has no target.json"):
+        Store.open(f"{web.url}/nowhere", remote=options)
+    with pytest.raises(RemoteError, match="Connect.*asked 3 times"):
+        Store.open("http://127.0.0.1:9/lsp", remote=options)
+    with pytest.raises(StoreError, match="nonsense"):
+        Store.open("nonsense://host/lsp", remote=options)
+
+
+def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
+    files, plan, _ = make_store(tmp_path / "lsp", k=0, blocks=1, units=("train",))
+    url, memory = in_memory(files.path), fsspec.filesystem("memory")
+    unit = plan.units[0]
+    record = json.loads(files.record_file(unit.id).read_text())
+    for change in ({"file": ".."}, {"groups": [record["groups"][0] | {"name": "../../x"}, *record["groups"][1:]]}):
+        memory.pipe_file(f"{url}/units/{unit.id}.json", json.dumps(with_checksum(record | change)).encode())
+        with pytest.raises(RemoteError, match="outside its own directory"):
+            Store.open(url, remote=options)
+    evil = replace(plan, units=(replace(unit, id="../../../evil"),))
+    memory.pipe_file(f"{url}/plans/{evil.id}.json", json.dumps(evil.as_dict()).encode())
+    for use in (partial(Store.open, remote=options), verify):
+        with pytest.raises(RemoteError, match=r"it names units/../../../evil.json, which is outside"):
+            use(f"{url}/plans/{evil.id}.json")
+    assert not list(tmp_path.rglob("*evil*")) and not list(tmp_path.rglob("x"))
+
+
+def test_a_full_disk_leaves_nothing_half_written(made, web, options):
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    full = mock.patch("shards.disk.write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with full, pytest.raises(OSError, match="No space left.*MLSM_CACHE sets another place.*000000"):
+        store.split("train").read([0])
+    assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_groups(options)
+    assert_cache_is_sound(options, made[0])
+
+
+def test_an_unfinished_store_is_refused(made, options):
+    url = in_memory(made[0])
+    fsspec.filesystem("memory").rm(f"{url}/units/{made[1].units[1].id}.json")
+    with pytest.raises(StoreError, match="is unfinished: 1 of 3 units"):
+        Store.open(url, remote=options)
+
+
+def test_the_newest_finished_plan_is_taken(tmp_path, options):
+    files, old, _ = make_store(tmp_path / "lsp", k=0, blocks=1, units=("train",))
+    _, new, _ = make_store(tmp_path / "lsp", k=0, blocks=1, units=("train", "train"))
+    times = [1_000_000_000, 1_100_000_000]
+    for plans, expected in (((old, new), new), ((new, old), old)):
+        for plan, when in zip(plans, times, strict=True):
+            os.utime(files.plans / f"{plan.id}.json", (when, when))
+        with serving(tmp_path) as web:
+            assert Store.open(f"{web.url}/lsp", remote=options).plan_id == expected.id
+        url = in_memory(files.path)
+        memory = fsspec.filesystem("memory")
+        for plan in plans:
+            memory.pipe_file(f"{url}/plans/{plan.id}.json", (files.plans / f"{plan.id}.json").read_bytes())
+            time.sleep(0.01)
+        assert Store.open(url, remote=options).plan_id == expected.id
+    os.utime(files.plans / f"{new.id}.json", (when, when))  # as a careless copy leaves them
+    with serving(tmp_path) as web, pytest.raises(StoreError, match="does not tell which of its plans is the newest"):
+        Store.open(f"{web.url}/lsp", remote=options)
+
+
+def test_a_byte_that_changes_in_the_cache_is_found_and_the_next_run_heals(made, web, options):
+    def read():
+        return Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+
+    whole = read().ids
+    path = cached_groups(options)[0]
+    raw = bytearray(path.read_bytes())
+    raw[5000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ShardError, match="does not match its hash.*is removed: run the same command again"):
+        read()
+    assert np.array_equal(read().ids, whole)
+    path.write_bytes(b"")
+    for small in (options.directory / "stores").glob("*/*/*.json"):
+        small.write_bytes(small.read_bytes().replace(b"1", b"2"))
+    assert np.array_equal(read().ids, whole)
+    Store.open(f"{web.url}/lsp", remote=options).report()
+    assert_cache_is_sound(options, made[0])
+
+
+def test_a_shard_that_was_encoded_again_since_is_fetched_under_its_new_record(tmp_path, options):
+    """Retried quarantine: another record and shard of the same unit."""
+    files, plan, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",))
+    memory, url = fsspec.filesystem("memory"), in_memory(files.path)
+    Store.open(url, remote=options)  # the record is in the cache
+    old = files.record(plan.units[0].id).file
+    for path in (files.record_file(plan.units[0].id), files.units / old):
+        path.unlink()
+    with mock.patch("make_store.random_rows", other_rows):
+        make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",))
+    record = files.record(plan.units[0].id)
+    assert record.file != old
+    memory.rm(f"{url}/units/{old}")
+    for name in (f"{record.unit}.json", record.file):
+        memory.pipe_file(f"{url}/units/{name}", (files.units / name).read_bytes())
+    with pytest.raises(RemoteError, match="no longer the one.*run the same command again"):
+        Store.open(url, remote=options).split("train").read([0])
+    ours, theirs = Store.open(url, remote=options).split("train"), Store.open(files.path).split("train")
+    assert all(np.array_equal(*pair) for pair in zip(rows_of(ours, [0, 9]), rows_of(theirs, [0, 9]), strict=True))
+
+
+def other_rows(rng, special, k):
+    """Other rows than make_store's."""
+    nnz = np.where(special, 0, 1)
+    return {"nnz": nnz, "indices": np.full(nnz.sum(), k - 1), "weights": np.ones(nnz.sum()), "tail": np.zeros(len(nnz))}
+
+
+def read_all(url, options, results):
+    windows = Store.open(url, remote=options).split("train")
+    batch = windows.read(np.arange(len(windows)))
+    results.put(hashlib.sha256(batch.ids.tobytes()).hexdigest())
+
+
+def test_processes_that_fetch_at_once_fetch_once(made, web, options):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=read_all, args=(f"{web.url}/lsp", options, results), daemon=True) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    windows = Store.open(made[0]).split("train")
+    expected = hashlib.sha256(windows.read(np.arange(len(windows))).ids.tobytes()).hexdigest()
+    assert [results.get(timeout=20) for _ in processes] == [expected] * 3
+    for process in processes:
+        process.join()
+    assert sum(path.endswith(".tar") for path in web.requests) == 6  # two shards of three blocks
+    assert_cache_is_sound(options, made[0])
+
+
+# -- the cache's limit ------------------------------------------------------------------------------------
+
+
+def test_a_limited_cache_keeps_to_it_and_to_what_is_mapped(made, web, options, monkeypatch):
+    local = Store.open(made[0])
+    largest = max(group["length"] for record in local.records() for group in record.groups)
+    options = Remote(options.cache, 2.2 * largest / 1e9, options.attempts, options.delay, options.timeout)
+    monkeypatch.setattr("shards.reader._KEPT_BLOCKS", 1)
+    windows, theirs = Store.open(f"{web.url}/lsp", remote=options).split("train"), local.split("train")
+    held = windows._map_group(0, "000000")
+    kept = hashlib.sha256(held).hexdigest()
+    for number in [*range(0, len(windows), 40)] * 2:
+        assert np.array_equal(windows.read([number]).ids, theirs.read([number]).ids)
+        assert sum(path.stat().st_size for path in cached_groups(options)) <= 3 * largest
+    names = [(path.parent.name, path.name) for path in cached_groups(options)]
+    assert (windows._table.files[0][:-4], "000000") in names and hashlib.sha256(held).hexdigest() == kept
+    assert_cache_is_sound(options, made[0])
+
+
+def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
+    groups = tmp_path / "stores" / "x" / "groups" / "shard"
+    groups.mkdir(parents=True)
+    for age, name in enumerate("abcd"):
+        (groups / name).write_bytes(bytes(100))
+        os.utime(groups / name, (10**9 - age, 10**9 - age))
+    files = RemoteFiles.__new__(RemoteFiles)
+    files.options, files._unscanned = Remote(cache=tmp_path, cache_gb=300e-9), None
+    files._make_room({groups / "d"})
+    assert sorted(path.name for path in groups.iterdir()) == ["a", "d"]
+
+
+def test_settings_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "there"))
+    monkeypatch.setenv("MLSM_CACHE_GB", "1.5")
+    assert Remote().directory == tmp_path / "there" and Remote().budget == 1_500_000_000
+    monkeypatch.delenv("MLSM_CACHE_GB")
+    assert Remote().budget is None and Remote(cache=tmp_path, cache_gb=0).budget == 0
+
+
+# -- tools ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("ranges", [False, True])
+def test_verification_reads_the_server_and_not_the_cache(made, options, tmp_path, monkeypatch, full, ranges):
+    monkeypatch.setenv("MLSM_CACHE", str(options.cache))
+    with serving(made[0].parent, ranges=ranges) as web:
+        url = f"{web.url}/lsp"
+        windows = Store.open(url).split("train")
+        windows.read(np.arange(len(windows)))
+        report = verify(url, full=full)
+        assert not (report["damaged"] or report["missing"] or report["stray"] or report["commands"])
+        assert report["units"] == 3 and report["store"] == url and report["full"] == full
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_verification_names_what_is_damaged_there(tmp_path, options, monkeypatch, ranges):
+    monkeypatch.setenv("MLSM_CACHE", str(options.cache))
+    files, plan, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",) * 4)
+    records = [files.record(unit.id) for unit in plan.units]
+    with serving(tmp_path, ranges=ranges) as web:
+        url = f"{web.url}/lsp"
+        Store.open(url).split("train").read([0, 40, 80, 120])
+        raw = bytearray((files.units / records[0].file).read_bytes())
+        raw[5000] ^= 1
+        (files.units / records[0].file).write_bytes(raw)
+        os.truncate(files.units / records[1].file, 5000)
+        (files.units / records[2].file).unlink()
+        files.record_file(records[3].unit).write_text("{}")
+        quick, full = verify(url), verify(url, full=True)
+    problems = {entry["unit"]: entry["problem"] for entry in full["damaged"]}
+    assert problems.keys() == {record.unit for record in records}
+    expected = ["does not match its hash", "has 5,000 bytes", "is missing", "checksum"]
+    for record, words in zip(records, expected, strict=True):
+        assert words in problems[record.unit]
+    assert {entry["unit"] for entry in quick["damaged"]} == {record.unit for record in records[1:]}
+
+
+def test_a_remote_store_is_not_repaired_and_an_absent_one_not_verified(web):
+    with pytest.raises(StoreError, match="cannot be repaired from here"):
+        verify(f"{web.url}/lsp", repair=True)
+    with pytest.raises(StoreError, match="not a store"):
+        verify(f"{web.url}/nowhere")
+
+
+def test_a_server_that_stalls_does_not_hold_a_reader_for_ever(web, options):
+    web.faults.append(("target", "stall", True))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="imeout"):
+        Source(f"{web.url}/lsp", options).read([("target.json", None, None)], lambda *_: None)
+    assert time.monotonic() - began < 2
+
+
+def test_the_lock_is_free_after_an_error(made, web, options):
+    web.faults.append((r"\.tar", "500", True))
+    windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
+    with pytest.raises(RemoteError):
+        windows.read([0])
+    web.faults.clear()
+    assert len(windows.read([0]).ids) == 1
