@@ -34,6 +34,7 @@ from pipeline.coder import (
 )
 from pipeline.config import LearnConfig
 from pipeline.corpus import CorpusError, join_windows, open_sources, silent
+from pipeline.corpus.documents import Selection
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, fingerprint, publish_directory
 from shards.reader import Store
@@ -118,7 +119,7 @@ class Job:
         self._done, self._quarantined, self._records = 0, 0, []
         _refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
-        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
+        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length, config.packing)
         sources = open_sources(config, progress)
         self.sources = {source.name: source for source in sources}
         self._stamps = {source.name: source.stamp() for source in sources}
@@ -129,6 +130,7 @@ class Job:
             self.rules,
             unit_tokens=config.unit_tokens,
             max_tokens=config.max_tokens,
+            selection=Selection.of(config),
             progress=progress,
         )
         self.check_sources()
@@ -163,9 +165,7 @@ class Job:
 
     def windows(self, unit):
         """The windows of a planned unit."""
-        return planning.unit_windows(
-            unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.config.max_length
-        )
+        return planning.unit_windows(unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.rules)
 
     def run(self, name, target, coder, dictionary=None):
         """Encode every unit of the plan that the store lacks; returns the report."""

@@ -3,7 +3,8 @@
 import sysconfig
 from pathlib import Path
 
-from pipeline.corpus import TextFile, _docstrings
+from pipeline.corpus import TextFile
+from pipeline.corpus.docstrings import _docstrings
 from pipeline.tokenizer import train_tokenizer
 
 

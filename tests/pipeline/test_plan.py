@@ -33,7 +33,7 @@ def windows(plan, sources, split=None):
         window
         for unit in plan.units
         if split in (None, unit.split)
-        for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
     ]
 
 
@@ -100,7 +100,7 @@ def test_record_numbers_count_from_the_unit(sources):
     plan = scan(sources)
     by_name = {source.name: source for source in sources}
     for unit in plan.units:
-        found = planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        found = planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
         records = [record for window in found for record in window.run_records]
         assert records == sorted(records) and records[0] >= 0 and records[-1] < unit.stop - unit.start
 
@@ -124,7 +124,7 @@ def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_tex
     by_name = {source.name: source for source in sources}
 
     def windows_of(unit):
-        return planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        return planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
 
     sample = planning.sample_windows(plan, windows_of, 2000, seed=1)
     tokens = [token for window in sample for token in window.ids if token > 3]
