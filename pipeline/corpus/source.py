@@ -130,6 +130,8 @@ class Source:
 def reading(path, offset=0):
     """The uncompressed bytes of a file from an offset on; any failure to read becomes a CorpusError."""
     try:
+        if path.suffix in COMPRESSED and not path.stat().st_size:
+            raise EOFError("the file is empty")  # gzip and zstd would take it for an empty text
         with path.open("rb") as stored, _uncompressed(stored, path.suffix) as file:
             _advance(file, offset)
             yield file
