@@ -16,7 +16,8 @@ import numpy as np
 
 from pipeline.corpus.source import PIECE_CHARACTERS
 
-_RECENT = 1 << 16  # keys in a Python set, before they join an array
+_RECENT = 1 << 17  # keys in a Python set, before they join an array
+_RATIO = 8  # arrays are merged until each is this many times as long as the next: few to search, few merges
 
 
 class Document(NamedTuple):
@@ -67,7 +68,7 @@ DEFAULT_SELECTION = Selection()
 
 
 class Seen:
-    """A set of 64-bit keys in 8 to 16 bytes each: sorted arrays, each twice as long as the next one at least.
+    """A set of 64-bit keys in 8 bytes each, 16 while two arrays are merged: sorted arrays of growing lengths.
 
     Among n different texts, two share a key with a probability of n^2 / 2^65: 0.03 % at 100 million.
     """
@@ -77,7 +78,8 @@ class Seen:
 
     def add(self, key):
         """Add a key; False if it was there."""
-        if key in self._recent or any(_holds(array, key) for array in self._arrays):
+        wanted = np.uint64(key)
+        if key in self._recent or any(_holds(array, wanted) for array in self._arrays):
             return False
         self._recent.add(key)
         if len(self._recent) == _RECENT:
@@ -87,15 +89,15 @@ class Seen:
     def _merge(self):
         merged = np.sort(np.fromiter(self._recent, np.uint64, len(self._recent)))
         self._recent.clear()
-        while self._arrays and len(self._arrays[-1]) < 2 * len(merged):
+        while self._arrays and len(self._arrays[-1]) < _RATIO * len(merged):
             merged = np.concatenate((self._arrays.pop(), merged))
             merged.sort(kind="stable")
         self._arrays.append(merged)
 
 
 def _holds(array, key):
-    at = array.searchsorted(np.uint64(key))
-    return at < len(array) and int(array[at]) == key
+    at = array.searchsorted(key)
+    return at < len(array) and array[at] == key
 
 
 def documents(pieces):
