@@ -232,10 +232,11 @@ def _keep_settings(verb, settings, reports):
 
 
 def _absolute(name, value):
-    """Paths as they are seen from any directory; names such as `bundled`, `docstrings` or a Hub id stay."""
+    """Paths as they are seen from any directory; names such as `bundled`, `docstrings` or of the Hub stay."""
     if isinstance(value, list):
         return [_absolute(name, entry) for entry in value]
     place = name in ("corpus", "teacher", "tokenizer", "dictionary", "output") and isinstance(value, str)
+    place = place and "://" not in value
     return os.path.abspath(value) if place and (any(c in value for c in "*?[") or os.path.exists(value)) else value
 
 

@@ -11,8 +11,9 @@ class CorpusConfig:
     """Which text, how it is cut, and where results go."""
 
     corpus: tuple[str, ...] = ("docstrings",)
-    """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet. `docstrings` means those of
-    the Python packages we require and of the standard library."""
+    """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
+    hf://datasets/<owner>/<name>[@<revision>]/<files>. `docstrings` means those of the Python packages we require and
+    of the standard library."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the document."""
     document_boundary: Literal["blank-line", "file"] = "blank-line"

@@ -13,6 +13,7 @@ import glob
 from pathlib import Path
 
 from pipeline.corpus.docstrings import collect_docstrings
+from pipeline.corpus.hub import PREFIX, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
 from pipeline.corpus.source import COMPRESSED, CorpusError, silent
@@ -35,20 +36,25 @@ __all__ = [
 def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf8="strict"):
     """Resolve paths and globs to sources, in sorted order without repeats.
 
-    corpus        tuple of paths or globs (`**` allowed); a directory means every file in it
+    corpus        tuple of paths or globs (`**` allowed), a directory meaning every file in it; or hf://datasets/...
     invalid_utf8  "strict", or anything else to read on (Source)
-    Raises        CorpusError when something matches nothing
+    Raises        CorpusError when something matches nothing, or the Hub cannot be reached
     """
-    paths = []
+    local, remote = [], []
     for pattern in corpus:
+        if pattern.startswith(PREFIX):
+            remote += hub_files(pattern)
+            continue
         found = _expand(pattern)
         if not found:
             raise CorpusError(
-                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, or a glob in quotes."
+                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, or a glob in quotes; "
+                f"{PREFIX}<owner>/<name>/<files> is a dataset on the Hub."
             )
-        paths += found
-    unique = {path.resolve(): path for path in sorted(paths, reverse=True)}
-    return [_source(path, text_field, boundary, invalid_utf8) for path in sorted(unique.values())]
+        local += found
+    unique = {path.resolve(): path for path in sorted(local, reverse=True)}
+    paths = [*sorted(unique.values()), *sorted(set(remote))]
+    return [_source(path, text_field, boundary, invalid_utf8) for path in paths]
 
 
 def open_sources(config, progress):

@@ -95,6 +95,8 @@ def pair_windows(tokens, max_length, cls_id, sep_id):
     """
     for (record, first), (_, second) in zip(tokens, tokens, strict=True):
         keep_first, keep_second = _longest_first(len(first), len(second), max_length - 3)
+        if not first + second:  # of characters that the tokenizer drops
+            continue
         yield Window([cls_id, *first[:keep_first], sep_id, *second[:keep_second], sep_id], [0], [record])
 
 
