@@ -131,7 +131,8 @@ def sample_windows(plan, windows_of, tokens, seed):
     windows_of  function from a unit to its windows
     Returns     list of windows in hash order
     """
-    wanted = -(-tokens // max(1, plan.windowing["max_length"] // 2))  # windows; half-filled ones would still do
+    least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
+    wanted = -(-tokens // max(1, least))  # windows; those with as few tokens as that, on average, would still do
     heap = []  # (-hash, serial, window): largest hash first
     for unit in plan.units:
         if unit.split == "train":
