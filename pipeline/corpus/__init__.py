@@ -48,8 +48,8 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf
         found = _expand(pattern)
         if not found:
             raise CorpusError(
-                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, or a glob in quotes; "
-                f"{PREFIX}<owner>/<name>/<files> is a dataset on the Hub."
+                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, a glob in quotes, or "
+                f"{PREFIX}<owner>/<name>/<files>; docs/corpora.md says where the usual corpora are."
             )
         local += found
     unique = {path.resolve(): path for path in sorted(local, reverse=True)}

@@ -7,6 +7,7 @@ A document never has to fit in memory: it travels in pieces of at most 64 Ki cha
 out: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
 """
 
+import atexit
 import bz2
 import gzip
 import hashlib
@@ -42,11 +43,8 @@ class Piece(NamedTuple):
     """Whether U+FFFD stands for something that was not UTF-8."""
 
 
-class _Standing(dict):
-    """Reader to (next piece, iterator) where it stands; empty in a copy, since open files do not travel."""
-
-    def __reduce__(self):
-        return _Standing, ()
+_standing = {}  # reader to (source, next piece, iterator) where it stands: one open file a reader, however many sources
+atexit.register(_standing.clear)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class Source:
 
     path: Path
     invalid_utf8: str = field(default="strict", kw_only=True)
-    _standing: dict = field(default_factory=_Standing, init=False, repr=False, compare=False)
 
     @property
     def name(self):
@@ -82,14 +79,15 @@ class Source:
         pieces = self._from(start, offset, reader)
         for piece in pieces:
             if piece.record >= stop:
-                self._standing[reader] = piece, pieces
+                _standing[reader] = self, piece, pieces
                 return
             if piece.record >= start:
                 yield piece
 
     def _from(self, start, offset, reader):
-        waiting, pieces = self._standing.pop(reader, (None, None))
-        if waiting is None or waiting.record > start or offset - waiting.offset > self._reach:
+        source, waiting, pieces = _standing.pop(reader, (None, None, None))
+        if source is not self or waiting.record > start or offset - waiting.offset > self._reach:
+            del pieces  # closes its file
             yield from self.pieces(start, offset)
         else:
             yield waiting

@@ -46,7 +46,7 @@ def test_ranges_in_their_order_open_a_file_once_for_each_reader(tmp_path, kind, 
     assert len(opens) == 2
     assert joined(source.between(3, 5, offsets[3], "train")) == {3: whole[3], 4: whole[4]}, "back again"
     assert len(opens) == 3
-    assert joined(pickle.loads(pickle.dumps(source)).between(5, 6, offsets[5], "train")) == {5: whole[5]}
+    assert joined(pickle.loads(pickle.dumps(source)).between(5, 6, offsets[5], "train")) == {5: whole[5]}, "a copy"
 
 
 def count_opens(monkeypatch, source):
@@ -65,6 +65,15 @@ def test_a_range_that_is_left_in_the_middle_is_begun_anew(tmp_path):
     next(pieces)
     pieces.close()
     assert joined(source.between(0, 50, 0, "train")) == {n: documents(source)[n] for n in range(50)}
+
+
+def test_files_do_not_stay_open(tmp_path):
+    """Ranges that end before their file does, of more files than a process may have open."""
+    for n in range(50):
+        write(tmp_path, f"{n}.txt.gz", TEXTS[:5])
+    for n in range(50):
+        assert len(joined(opened(tmp_path / f"{n}.txt.gz").between(0, 3, 0, "train"))) == 3
+    assert len([name for name in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(name.resolve())]) <= 1
 
 
 def test_a_far_range_of_a_plain_file_is_sought(tmp_path, monkeypatch):
