@@ -39,7 +39,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Which documents are left out; `CorpusConfig` says the same of one file."""
+    """Which documents are left out."""
 
     invalid: bool = False
     """Those that are not UTF-8."""
@@ -49,6 +49,7 @@ class Selection:
 
     @classmethod
     def of(cls, config):
+        """That of a CorpusConfig."""
         return cls(config.invalid_utf8 == "skip", config.min_characters, not config.keep_duplicates)
 
     def refusal(self, document, seen):

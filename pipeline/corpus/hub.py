@@ -47,9 +47,6 @@ class HubFile:
     def suffixes(self):
         return PurePosixPath(self.path).suffixes
 
-    def resolve(self):
-        return self
-
     def stat(self):
         """A file at a commit never changes."""
         return SimpleNamespace(st_size=self.size, st_mtime_ns=0)

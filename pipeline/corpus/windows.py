@@ -16,7 +16,7 @@ from pipeline.corpus.source import PIECE_CHARACTERS
 
 
 class Window(NamedTuple):
-    """One packed window.
+    """One window.
 
     ids          int64 list, [CLS] … [SEP], at most `max_length` tokens
     run_starts   positions in the window at which a document's run begins; the first is 0
