@@ -23,7 +23,9 @@ import torch
 from benchmarks.data import bench_file, conditions, minilm_directory
 from pipeline.coder import LspCoder, Output, make_batch
 from pipeline.config import EncodeConfig
-from pipeline.corpus import TextFile, collect_docstrings, join_windows, packed_windows, tokenised
+from pipeline.corpus import TextFile, join_windows
+from pipeline.corpus.docstrings import collect_docstrings
+from pipeline.corpus.windows import packed_windows, tokenised
 from pipeline.dictionary import Dictionary
 from pipeline.encode import write_units
 from pipeline.teacher import Teacher, load_tokenizer, special_ids

@@ -14,12 +14,23 @@ class CorpusConfig:
     """Which text, how it is cut, and where results go."""
 
     corpus: tuple[str, ...] = ("docstrings",)
-    """Files, globs or directories: text, .jsonl, plain or .gz/.xz/.bz2. `docstrings` means those of the
-    Python packages we require and of the standard library."""
+    """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
+    hf://datasets/<owner>/<name>[@<revision>]/<files>. `docstrings` means those of the Python packages we require and
+    of the standard library."""
     text_field: str = "text"
-    """Field of a JSONL object that holds the document."""
+    """Field of a JSON line, or column of a Parquet file, that holds the document."""
     document_boundary: Literal["blank-line", "file"] = "blank-line"
     """What ends a document in a text file: an empty line, or only the end of the file."""
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict"
+    """Text that is not UTF-8, or holds a lone surrogate: `strict` refuses the corpus and says where; `replace` puts
+    U+FFFD in its place; `skip` leaves the document out."""
+    min_characters: int = 0
+    """Documents with fewer characters, white space at their ends apart, are left out."""
+    keep_duplicates: bool = False
+    """Keep documents whose text an earlier one has, character for character, in the same file or another."""
+    packing: Literal["packed", "pairs"] = "packed"
+    """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code: two
+    lines of a document a window, [CLS] A [SEP] B [SEP]; for text of one sentence a line."""
     max_length: int = 128
     """Window length in tokens, special tokens included."""
     max_tokens: int | None = None
@@ -35,6 +46,8 @@ class CorpusConfig:
     def __post_init__(self):
         if self.max_length < 8:
             raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
+        if self.min_characters < 0:
+            raise ValueError(f"--min-characters must not be negative, found {self.min_characters}.")
         for name in ("max_tokens", "unit_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -167,12 +180,14 @@ def plain(settings):
 
 
 def with_absolute_paths(values):
-    """The same with paths as they are seen from any directory; `bundled`, `docstrings` or a Hub id stay."""
+    """The same with paths as they are seen from any directory; `bundled`, `docstrings` and names of the Hub stay."""
     return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
 
 
 def _absolute(value):
     if isinstance(value, list):
         return [_absolute(entry) for entry in value]
-    is_path = isinstance(value, str) and (any(c in value for c in "*?[") or os.path.exists(value))
+    if not isinstance(value, str) or "://" in value:
+        return value
+    is_path = any(c in value for c in "*?[") or os.path.exists(value)
     return os.path.abspath(value) if is_path else value

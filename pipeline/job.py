@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline import plan as planning
 from pipeline.coder import EncodeError
 from pipeline.corpus import CorpusError, open_sources
+from pipeline.corpus.documents import Selection
 from shards.manifest import fingerprint
 from shards.schema import LSP_OCTAVES, StoreError
 
@@ -27,7 +28,7 @@ class Job:
         self.config, self.tokenizer, self.progress = config, tokenizer, progress
         refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
-        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length)
+        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length, config.packing)
         sources = open_sources(config, progress)
         self.sources = {source.name: source for source in sources}
         self._stamps = {source.name: source.stamp() for source in sources}
@@ -38,6 +39,7 @@ class Job:
             self.rules,
             unit_tokens=config.unit_tokens,
             max_tokens=config.max_tokens,
+            selection=Selection.of(config),
             progress=progress,
         )
         self.check_sources()
@@ -73,9 +75,7 @@ class Job:
 
     def windows(self, unit):
         """The windows of a planned unit."""
-        return planning.unit_windows(
-            unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.config.max_length
-        )
+        return planning.unit_windows(unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.rules)
 
 
 def teacher_job(config, progress):

@@ -1,16 +1,21 @@
 """A corpus cut into fixed units of work, before any work is done.
 
-One scan hashes each source, decides by content which documents are held out, and cuts record ranges of
-about `unit_tokens` tokens. A unit's id follows from the tokenizer, the windowing, the source's bytes and the
-record range alone, so the output does not depend on the worker count, on retries or on order, and an LSP
-store and an ids store of one plan pair exactly. Left out: encoding a unit (encode.py).
+One scan hashes each source, decides by content which documents are held out and which are left out, and cuts record
+ranges of about `unit_tokens` tokens. A unit's id follows from the tokenizer, the windowing, the source's bytes, the
+record range and the records in it that are left out, so the output does not depend on the worker count, on retries or
+on order, and an LSP store and an ids store of one plan pair exactly. Where a source is cut does not depend on what is
+left out: a text that turns up in an earlier file changes the unit it is left out of, and no other. Left out: encoding
+a unit (encode.py).
 """
 
-import hashlib
+from dataclasses import asdict
 from heapq import heappush, heapreplace
 from itertools import chain, groupby, islice
+from operator import itemgetter
 
-from pipeline.corpus import PIECE_CHARACTERS, CorpusError, packed_windows, silent, tokenised
+from pipeline.corpus import windows as packing
+from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, documents, split_key_of, take_head
+from pipeline.corpus.source import CorpusError, silent
 from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
 
@@ -18,59 +23,103 @@ HELD_OUT_SHARE = 0.01
 BYTES_PER_TOKEN = 4  # of English text; only sizes the units, which need not be exact
 
 
-def windowing(tokenizer_fingerprint, max_length):
+def windowing(tokenizer_fingerprint, max_length, packing="packed"):
     """What turns text into windows, the part of a plan that is not the corpus."""
     return {
         "tokenizer": tokenizer_fingerprint,
-        "packing": "packed",
+        "packing": packing,
         "max_length": max_length,
         "held_out": HELD_OUT_SHARE,
     }
 
 
-def scan(sources, tokenizer, special_ids, rules, *, unit_tokens, max_tokens=None, progress=silent):
+def scan(
+    sources,
+    tokenizer,
+    special_ids,
+    rules,
+    *,
+    unit_tokens,
+    max_tokens=None,
+    selection=DEFAULT_SELECTION,
+    progress=silent,
+):
     """Cut the sources into units.
 
-    sources       readers from corpus.py; of those with equal content the first counts
+    sources       readers of pipeline.corpus; of those with equal content the first counts
     rules         dict of `windowing`
     unit_tokens   about this many tokens a unit
     max_tokens    stop at the window that reaches it, 99 % of it from training and 1 % from held-out
                   documents; None takes everything and does not tokenise
+    selection     which documents are left out
     progress      called with (stage, done bytes, None, unit)
     Returns       Plan
     Raises        CorpusError when there is no document, or no training document
     """
-    counts = {"sources": len(sources), "repeated_sources": 0, "documents": 0, "held_out_documents": 0, "bytes": 0}
-    units, hashes = [], {}
+    counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
+    units, hashes, seen = [], {}, Seen()
     for source in sources:
         content = source.content_hash()
         if content in hashes.values():
             counts["repeated_sources"] += 1
             continue
         hashes[source.name] = content
-        for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, counts):
+        counts["files"][source.name] = found = _no_documents()
+        for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found):
             units.append(_unit(rules, source, content, span))
+            progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
+        for name, count in found.items():
+            counts[name] += count
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if not any(unit.split == "train" for unit in units):
         raise CorpusError(
             f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
-            f"{counts['bytes']:,} bytes of text. Check --corpus and the document boundaries."
+            f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."
         )
     if max_tokens is not None:
         units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
     return Plan(rules, tuple(units), counts)
 
 
-def unit_windows(unit, source, tokenizer, special_ids, max_length):
+def _no_documents():
+    """Counts of the documents that are taken, with their bytes, and of those left out, each by its first reason.
+
+    `invalid` counts every document that is not UTF-8, whether it is left out or repaired.
+    """
+    names = ("documents", "held_out_documents", "bytes", "blank", "invalid", "too_short", "duplicates")
+    return dict.fromkeys(names, 0)
+
+
+def _left_out(counts):
+    reasons = [f"{counts[name]} {name}" for name in ("invalid", "too_short", "duplicates") if counts[name]]
+    return f" (left out: {', '.join(reasons)})" if reasons else ""
+
+
+def unit_windows(unit, source, tokenizer, special_ids, rules):
     """The windows of one unit; record numbers count from the unit's first."""
-    pieces = (
-        piece
-        for piece, held_out in _labelled(_until(source.pieces(unit.start, unit.offset), unit.stop))
-        if held_out == (unit.split == "held_out")
-    )
-    windows = packed_windows(tokenised(pieces, tokenizer), max_length, special_ids["cls"], special_ids["sep"])
+    windows = packing.windows(_unit_pieces(unit, source), tokenizer, special_ids, rules)
     for window in islice(windows, unit.max_windows):
         yield window._replace(run_records=[record - unit.start for record in window.run_records])
+
+
+def unit_texts(unit, source):
+    """The text of one unit in pieces, for what needs no windows."""
+    return (piece.text for piece in _unit_pieces(unit, source))
+
+
+def _unit_pieces(unit, source):
+    dropped = _numbers(unit.dropped)
+    pieces = source.between(unit.start, unit.stop, unit.offset, reader=unit.split)
+    for record, document in groupby(pieces, key=itemgetter(0)):
+        if record - unit.start not in dropped:
+            yield from _if_of_split(document, unit.split)
+
+
+def _if_of_split(document, split):
+    """The pieces of a document, or nothing if it belongs to the other split."""
+    head = take_head(document)
+    if _split(split_key_of("".join([piece.text for piece in head]))) == split:
+        yield from chain(head, document)
 
 
 def sample_windows(plan, windows_of, tokens, seed):
@@ -82,7 +131,8 @@ def sample_windows(plan, windows_of, tokens, seed):
     windows_of  function from a unit to its windows
     Returns     list of windows in hash order
     """
-    wanted = -(-tokens // max(1, plan.windowing["max_length"] // 2))  # windows; half-filled ones would still do
+    least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
+    wanted = -(-tokens // max(1, least))  # windows; those with as few tokens as that, on average, would still do
     heap = []  # (-hash, serial, window): largest hash first
     for unit in plan.units:
         if unit.split == "train":
@@ -101,54 +151,68 @@ def sample_windows(plan, windows_of, tokens, seed):
     return chosen
 
 
-def _until(pieces, stop):
-    for piece in pieces:
-        if piece.record >= stop:
-            return
-        yield piece
+def _split(key):
+    """`held_out` for one document in a hundred, chosen by 64 bits of its content."""
+    return "held_out" if key < HELD_OUT_SHARE * 2**64 else "train"
 
 
-def _labelled(pieces):
-    """Pairs (piece, held out); a document's first 64 Ki characters decide."""
-    for _, document in groupby(pieces, key=lambda piece: piece.record):
-        head = _head(document)
-        held_out = _is_held_out("".join(piece.text for piece in head))
-        yield from ((piece, held_out) for piece in chain(head, document))
+def _spans(source, unit_bytes, selection, seen, counts):
+    """Record ranges of a source, a dict each, in the order in which they are full; those without a document not."""
+    open_spans = {}
+    for document in documents(source.pieces()):
+        reason = selection.refusal(document, seen)
+        counts["invalid"] += document.invalid and reason != "invalid"
+        if reason is not None:
+            counts[reason] += 1
+        if not document.characters:
+            continue
+        split = _split(document.split_key)
+        if split in open_spans and open_spans[split]["bytes"] >= unit_bytes:
+            yield from _worth_a_unit(open_spans.pop(split))
+        span = open_spans.setdefault(split, _new_span(split, document))
+        span["bytes"] += document.bytes  # of those left out as well
+        span["stop"] = document.record + 1
+        if reason is not None:
+            span["dropped"].append(document.record - span["start"])
+            continue
+        span["documents"] += 1
+        counts["documents"] += 1
+        counts["held_out_documents"] += split == "held_out"
+        counts["bytes"] += document.bytes
+    for split in ("train", "held_out"):
+        if split in open_spans:
+            yield from _worth_a_unit(open_spans[split])
 
 
-def _head(document):
-    """Take the first pieces of a document, as many as decide whether it is held out."""
-    head, characters = [], 0
-    for piece in document:
-        head.append(piece)
-        characters += len(piece.text)
-        if characters >= PIECE_CHARACTERS:
-            break
-    return head
+def _new_span(split, document):
+    return {
+        "split": split,
+        "start": document.record,
+        "offset": document.offset,
+        "bytes": 0,
+        "documents": 0,
+        "dropped": [],
+    }
 
 
-def _is_held_out(text):
-    digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
+def _worth_a_unit(span):
+    if span["documents"]:
+        yield span | {"dropped": _ranges(span["dropped"])}
 
 
-def _spans(source, unit_bytes, counts):
-    """Record ranges [split, start, stop, offset] of a source, in the order in which they are full."""
-    open_spans, last = {}, -1
-    for piece, held_out in _labelled(source.pieces()):
-        split = "held_out" if held_out else "train"
-        if piece.record != last:
-            last = piece.record
-            counts["documents"] += 1
-            counts["held_out_documents"] += held_out
-            if split in open_spans and open_spans[split]["bytes"] >= unit_bytes:
-                yield open_spans.pop(split)
-            open_spans.setdefault(split, {"split": split, "start": last, "offset": piece.offset, "bytes": 0})
-        size = len(piece.text.encode("utf-8", "surrogatepass"))
-        counts["bytes"] += size
-        open_spans[split]["bytes"] += size
-        open_spans[split]["stop"] = last + 1
-    yield from (open_spans[split] for split in ("train", "held_out") if split in open_spans)
+def _ranges(numbers):
+    """Ascending numbers as text: 3,7-9."""
+    parts, numbers = [], list(numbers)
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in run]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return ",".join(parts)
+
+
+def _numbers(ranges):
+    """The set of numbers that `_ranges` wrote."""
+    parts = [part.partition("-") for part in ranges.split(",") if part]
+    return {number for first, _, last in parts for number in range(int(first), int(last or first) + 1)}
 
 
 def _unit(rules, source, content, span, max_windows=None):
@@ -160,6 +224,8 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
+    if span["dropped"]:  # units of which nothing is left out keep the id that they had before anything could be
+        address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),
         span["split"],
@@ -168,6 +234,7 @@ def _unit(rules, source, content, span, max_windows=None):
         span["stop"],
         span["offset"],
         max_windows,
+        span["dropped"],
     )
 
 
@@ -179,12 +246,11 @@ def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens):
         if left[unit.split] <= 0:
             continue
         source = sources[unit.source]
-        found = unit_windows(unit, source, tokenizer, special_ids, rules["max_length"])
+        found = unit_windows(unit, source, tokenizer, special_ids, rules)
         for number, window in enumerate(found, start=1):
             left[unit.split] -= len(window.ids)
             if left[unit.split] <= 0:
-                span = {"split": unit.split, "start": unit.start, "stop": unit.stop, "offset": unit.offset}
-                unit = _unit(rules, source, hashes[unit.source], span, max_windows=number)
+                unit = _unit(rules, source, hashes[unit.source], asdict(unit), max_windows=number)
                 break
         kept.append(unit)
     return kept

@@ -6,7 +6,9 @@ Left out: other tokenizer families; bring a directory that `AutoTokenizer` reads
 
 from pathlib import Path
 
+from pipeline import plan as planning
 from pipeline.corpus import open_sources
+from pipeline.corpus.documents import Selection
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -14,15 +16,21 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def run(config, progress):
     """Train as the settings say; returns a list with the directory."""
     sources = open_sources(config, progress)
+    rules = planning.windowing(None, config.max_length)
+    plan = planning.scan(
+        sources, None, None, rules, unit_tokens=config.unit_tokens, selection=Selection.of(config), progress=progress
+    )
+    by_name = {source.name: source for source in sources}
+    texts = (text for unit in plan.units for text in planning.unit_texts(unit, by_name[unit.source]))
     progress("train tokenizer", 0, None, unit="sources")
     directory = config.output / "tokenizers" / f"cased-{config.vocab_size}"
-    return [train_tokenizer(sources, directory, vocab_size=config.vocab_size)]
+    return [train_tokenizer(texts, directory, vocab_size=config.vocab_size)]
 
 
-def train_tokenizer(sources, output, *, vocab_size=8192, max_length=512, lowercase=False):
-    """Train on every document of the sources and save to a directory.
+def train_tokenizer(texts, output, *, vocab_size=8192, max_length=512, lowercase=False):
+    """Train on texts and save to a directory.
 
-    sources     readers from corpus.py
+    texts       iterable of strings, pieces of documents
     vocab_size  entries, special tokens included
     max_length  tokens, the model_max_length that is stored
     Returns     Path of the directory
@@ -41,7 +49,7 @@ def train_tokenizer(sources, output, *, vocab_size=8192, max_length=512, lowerca
         limit_alphabet=1000,
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece.text for source in sources for piece in source.pieces()), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}

@@ -175,7 +175,7 @@ class PlannedUnit:
     """One unit of work in a plan: a range of records of one source."""
 
     id: str
-    """Content address: windowing, source content, record range, split, window limit."""
+    """Content address: windowing, source content, record range, what is dropped of it, split, window limit."""
     split: str
     """`train` or `held_out`."""
     source: str
@@ -185,9 +185,15 @@ class PlannedUnit:
     stop: int
     """Record after the last."""
     offset: int = 0
-    """Byte of the uncompressed source at which the first record begins."""
+    """Where to open the source: byte of the uncompressed file, or row group, in which the first record begins."""
     max_windows: int | None = None
     """Windows to take when `--max-tokens` ends inside the unit."""
+    dropped: str = ""
+    """Records of the range that are left out, such as duplicates, counted from `start`: `3,7-9`."""
+
+    def as_dict(self):
+        """Its fields, without `dropped` when nothing is: such plans are what they were before it existed."""
+        return {name: value for name, value in asdict(self).items() if name != "dropped" or value}
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ class Plan:
                 "plan": self.id,
                 "windowing": self.windowing,
                 "corpus": self.corpus,
-                "units": [asdict(unit) for unit in self.units],
+                "units": [unit.as_dict() for unit in self.units],
             }
         )
 

@@ -443,6 +443,8 @@ def encoding_command(files, target, plan_id, sources):
     flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
     flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
     flags["max_length"] = target["max_length"]
+    packing = settings.get("windowing", {}).get("packing")
+    flags["packing"] = None if packing == "packed" else packing
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
     return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
 

@@ -40,9 +40,9 @@ def test_an_installed_wheel_runs_away_from_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     environment = os.environ | {"PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
     code = (
-        "import cli, pipeline.corpus as corpus, pipeline.teacher as teacher\n"
+        "import cli, pipeline.corpus.docstrings as docstrings, pipeline.teacher as teacher\n"
         f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\n"
-        "assert 'torch' in corpus.required_packages() and 'pytest' not in corpus.required_packages()\n"
+        "assert 'torch' in docstrings.required_packages() and 'pytest' not in docstrings.required_packages()\n"
         "assert teacher.load_tokenizer('bundled').mask_token_id is not None\n"
         "cli.main(['encode-lsp', '--print-config'])\n"
     )

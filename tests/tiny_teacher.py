@@ -3,7 +3,8 @@
 import sysconfig
 from pathlib import Path
 
-from pipeline.corpus import TextFile, _docstrings
+from pipeline.corpus import TextFile
+from pipeline.corpus.docstrings import _docstrings
 from pipeline.tokenizer import train_tokenizer
 
 
@@ -21,7 +22,8 @@ def tiny_teacher(directory, text, *, layers=3, width=32, vocab_size=600, seed=0)
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
-    directory = train_tokenizer([TextFile(text)], Path(directory) / "tiny", vocab_size=vocab_size)
+    texts = (piece.text for piece in TextFile(text).pieces())
+    directory = train_tokenizer(texts, Path(directory) / "tiny", vocab_size=vocab_size)
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=width,

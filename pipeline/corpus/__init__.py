@@ -1,0 +1,97 @@
+"""Text sources, documents, token windows.
+
+    sources = open_corpus("docstrings" | paths, globs and Hub names, ...)
+    for piece in source.between(start, stop, offset, reader):          # documents in pieces of at most 64 KiB
+    for window in windows(pieces, tokenizer, special_ids, rules):      # [CLS] a a a [SEP] b b [SEP]
+
+Sources are files: text (`.txt`, anything not named otherwise), JSON lines and Parquet, the first two also as `.gz`,
+`.xz`, `.bz2`, `.zst`; here or in a dataset on the Hub. The docstrings of the required packages are collected into
+such a file first. Left out: which documents are held out and units of work (plan.py), cleaning (docs/corpora.md).
+"""
+
+import glob
+from pathlib import Path
+
+from pipeline.corpus.docstrings import collect_docstrings
+from pipeline.corpus.hub import PREFIX, hub_files
+from pipeline.corpus.json_lines import JsonLines
+from pipeline.corpus.parquet import Parquet
+from pipeline.corpus.source import COMPRESSED, CorpusError, silent
+from pipeline.corpus.text import TextFile
+from pipeline.corpus.windows import Window, join_windows
+
+__all__ = [
+    "CorpusError",
+    "JsonLines",
+    "Parquet",
+    "TextFile",
+    "Window",
+    "join_windows",
+    "open_corpus",
+    "open_sources",
+    "silent",
+]
+
+
+def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf8="strict"):
+    """Resolve paths and globs to sources, in sorted order without repeats.
+
+    corpus        tuple of paths or globs (`**` allowed), a directory meaning every file in it; or hf://datasets/...
+    invalid_utf8  "strict", or anything else to read on (Source)
+    Raises        CorpusError when something matches nothing, or the Hub cannot be reached
+    """
+    local, remote = [], []
+    for pattern in corpus:
+        if pattern.startswith(PREFIX):
+            remote += hub_files(pattern)
+            continue
+        found = _expand(pattern)
+        if not found:
+            raise CorpusError(
+                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, a glob in quotes, or "
+                f"{PREFIX}<owner>/<name>/<files>; docs/corpora.md says where the usual corpora are."
+            )
+        local += found
+    unique = {path.resolve(): path for path in sorted(local, reverse=True)}
+    paths = [*sorted(unique.values()), *sorted(set(remote))]
+    return [_source(path, text_field, boundary, invalid_utf8) for path in paths]
+
+
+def open_sources(config, progress):
+    """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
+    if not config.corpus:
+        raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
+    paths = list(config.corpus)
+    if "docstrings" in paths:
+        paths[paths.index("docstrings")] = str(collect_docstrings(config.output / "corpora", progress))
+    return open_corpus(
+        tuple(paths),
+        text_field=config.text_field,
+        boundary=config.document_boundary,
+        invalid_utf8=config.invalid_utf8,
+    )
+
+
+def _expand(pattern):
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        return [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+    if path.is_file():
+        return [path]
+    return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+
+
+def _hidden(path):
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _source(path, text_field, boundary, invalid_utf8):
+    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSED]
+    kind = suffixes[-1] if suffixes else ""
+    if kind == ".parquet":
+        if path.suffix in COMPRESSED:
+            raise CorpusError(f"{path}: Parquet compresses itself and is not read inside {path.suffix}. Unpack it.")
+        return Parquet(path, text_field, invalid_utf8=invalid_utf8)
+    if kind in (".jsonl", ".json"):
+        return JsonLines(path, text_field, invalid_utf8=invalid_utf8)
+    return TextFile(path, boundary, invalid_utf8=invalid_utf8)

@@ -1,0 +1,166 @@
+"""Files of a dataset on the Hugging Face Hub, pinned to a commit and streamed.
+
+    hf://datasets/wikimedia/wikipedia/20231101.en/*.parquet               as `datasets`, pandas and DuckDB write it
+    hf://datasets/wikimedia/wikipedia@<branch, tag or commit>/20231101.en  a directory: the corpora in it
+
+The revision becomes a commit first, which is in the name of every source and so in the plan. The Hub says what each
+file's content is, so the scan does not download a file to hash it; what is read is streamed (Parquet: the text
+column alone), and only kept in memory. Left out: copies on disk (`hf download` makes them, and they have the same
+units if they are Parquet), datasets that are a script.
+"""
+
+import io
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from urllib.parse import unquote
+
+from pipeline.corpus.source import COMPRESSED, CorpusError
+
+PREFIX = "hf://datasets/"
+KINDS = (".txt", ".json", ".jsonl", ".parquet")  # taken from a directory; others, such as README.md, only by name
+_FORM = re.compile(r"([^/@*]+/[^/@*]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
+_BUFFER = 1 << 20  # bytes read at once; the Hub's own file object fetches more
+
+
+@dataclass(frozen=True, order=True)
+class HubFile:
+    """A file of a dataset at a commit. It answers to what sources ask of a Path."""
+
+    dataset: str
+    commit: str
+    path: str
+    size: int = field(compare=False)
+    sha256: str = field(compare=False)
+    """Of its bytes; for small files that git holds itself, the git blob's id."""
+
+    def __str__(self):
+        return f"{PREFIX}{self.dataset}@{self.commit}/{self.path}"
+
+    @property
+    def suffix(self):
+        return PurePosixPath(self.path).suffix
+
+    @property
+    def suffixes(self):
+        return PurePosixPath(self.path).suffixes
+
+    def stat(self):
+        """A file at a commit never changes."""
+        return SimpleNamespace(st_size=self.size, st_mtime_ns=0)
+
+    def open(self, mode):
+        """Its bytes, which can be sought; any failure to read them is an OSError."""
+        from huggingface_hub import HfFileSystem
+
+        with _failures_as_os_error():
+            return io.BufferedReader(_Stream(HfFileSystem().open(str(self), mode)), _BUFFER)
+
+
+class _Stream(io.RawIOBase):
+    """A file object of the Hub's whose failures are OSErrors, whatever HTTP library they come from."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def readinto(self, buffer):
+        with _failures_as_os_error():
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, position, whence=io.SEEK_SET):
+        return self._file.seek(position, whence)
+
+    def tell(self):
+        return self._file.tell()
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+def hub_files(pattern):
+    """The files of a dataset that a `hf://datasets/` pattern names.
+
+    Raises  CorpusError when the pattern cannot be read, names nothing, or the Hub cannot be reached
+    """
+    form = _FORM.fullmatch(pattern.removeprefix(PREFIX))
+    if form is None:
+        raise CorpusError(f"{pattern}: expected {PREFIX}<owner>/<name>[@<revision>]/<file, directory or glob>.")
+    dataset, revision, path = form[1], unquote(form[2] or "main"), (form[3] or "").strip("/")
+    try:
+        with _failures_as_os_error():
+            commit, entries = _listing(dataset, revision, path)
+    except FileNotFoundError as error:
+        raise CorpusError(f"{pattern}: {error}") from None
+    except OSError as error:
+        raise CorpusError(
+            f"{pattern}: the Hugging Face Hub cannot be reached ({error}). Connect to it, or fetch the files elsewhere "
+            "and give them with --corpus."
+        ) from None
+    if not entries:
+        raise CorpusError(f"{pattern}: the dataset has no such text, JSON lines or Parquet file at commit {commit}.")
+    return [
+        HubFile(dataset, commit, entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+        for entry in entries
+    ]
+
+
+def _listing(dataset, revision, path):
+    """Pair (commit, files of it that the path names)."""
+    from huggingface_hub import HfApi, RepoFile
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    api = HfApi()
+    try:
+        commit = api.dataset_info(dataset, revision=revision).sha
+        at = {"repo_type": "dataset", "revision": commit}
+        if any(character in path for character in "*?["):
+            entries, fits = api.list_repo_tree(dataset, _fixed_part(path), recursive=True, **at), _globbed(path)
+        else:
+            entries, fits = api.get_paths_info(dataset, [path], **at) if path else [], lambda name: name == path
+            if not any(isinstance(entry, RepoFile) for entry in entries):
+                entries, fits = api.list_repo_tree(dataset, path or None, recursive=True, **at), _readable
+        return commit, [entry for entry in entries if isinstance(entry, RepoFile) and fits(entry.path)]
+    except EntryNotFoundError:
+        return commit, []
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # gated ones too
+        raise FileNotFoundError(
+            "no such dataset or revision on the Hub, or none that you may read. Check the name or log in: hf auth login"
+        ) from None
+
+
+def _fixed_part(path):
+    """The directory above the first wildcard, or None for the whole dataset."""
+    return re.split(r"[*?\[]", path)[0].rpartition("/")[0] or None
+
+
+def _globbed(pattern):
+    from fsspec.utils import glob_translate
+
+    return re.compile(glob_translate(pattern)).match
+
+
+def _readable(name):
+    path = PurePosixPath(name)
+    kinds = [suffix for suffix in path.suffixes if suffix not in COMPRESSED]
+    return not any(part.startswith(".") for part in path.parts) and kinds[-1:] and kinds[-1] in KINDS
+
+
+@contextmanager
+def _failures_as_os_error():
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of the HTTP library, which differs between versions of huggingface_hub
+        raise OSError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,0 +1,84 @@
+"""Parquet files: a row is a document, in the column that --text-field names.
+
+A unit opens its file at a row group; a few hundred rows are in memory at a time, and no other column is read. Null
+and blank rows are blank documents and keep their number. Left out: nested columns, partitioned tables (their
+directory names are ignored).
+"""
+
+import hashlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.corpus.source import CorpusError, Piece, Source, parts, stored, stored_hash, unreadable
+
+_ROWS = 256  # of a batch in memory
+_PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
+
+
+@dataclass(frozen=True)
+class Parquet(Source):
+    """A Parquet file; its column `field` holds the documents."""
+
+    field: str = "text"
+
+    def content_hash(self):
+        """SHA-256 over the file's own and the column's name; the Hub knows the former of its files."""
+        own = getattr(self.path, "sha256", None) or stored_hash(self.path, "")
+        return hashlib.sha256(f"parquet:{self.field}:{own}".encode()).hexdigest()
+
+    def pieces(self, first_record=0, offset=0):
+        """Pieces from the row `first_record`, which is in the row group `offset`, to the end."""
+        with self._open() as file:
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            begin = sum(rows[:offset])
+            for group in range(offset, len(rows)):
+                skip = min(rows[group], max(0, first_record - begin))
+                for record, raw in enumerate(self._column(file, group, skip), begin + skip):
+                    yield from self._document(raw, record, group)
+                begin += rows[group]
+
+    @property
+    def _reach(self):
+        return 1  # row group
+
+    @contextmanager
+    def _open(self):
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+
+        with stored(self.path) as raw:
+            try:
+                file = ParquetFile(raw, buffer_size=_PAGE_BUFFER)
+                self._check_column(file.schema_arrow)
+                yield file
+            except pyarrow.ArrowException as error:
+                raise unreadable(self.path, error) from None
+
+    def _check_column(self, schema):
+        if self.field not in schema.names:
+            raise CorpusError(
+                f"{self.path}: no column {self.field!r} (found {', '.join(schema.names)}). Name it with --text-field."
+            )
+        kind = str(schema.field(self.field).type)
+        if "string" not in kind or "<" in kind.removeprefix("dictionary<"):
+            raise CorpusError(f"{self.path}: column {self.field!r} holds {kind}, not text. Name one with --text-field.")
+
+    def _column(self, file, group, skip):
+        """Values of the column in a row group as bytes or None, but for the first `skip`."""
+        import pyarrow
+
+        for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[self.field], use_threads=False):
+            column = batch.column(0)
+            if skip < len(column):
+                if pyarrow.types.is_dictionary(column.type):
+                    column = column.dictionary_decode()
+                yield from column[skip:].cast(pyarrow.large_binary()).to_pylist()
+            skip = max(0, skip - len(column))
+
+    def _document(self, raw, record, group):
+        try:
+            text, invalid = self.decode(raw or b"", 0)
+        except CorpusError as error:
+            raise CorpusError(f"{self.path}, row {record + 1}{str(error).removeprefix(self.name)}") from None
+        for part in parts(text) if text.strip() else ("",):
+            yield Piece(record, group, part, invalid)

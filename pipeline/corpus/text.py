@@ -1,0 +1,59 @@
+"""Text files: documents between empty lines, or one document a file.
+
+A byte order mark at the beginning is dropped, CRLF becomes a line feed, any other character stays, NUL too (BERT's
+tokenizers drop it). Left out: compression (source.py).
+"""
+
+from dataclasses import dataclass
+
+from pipeline.corpus.source import PIECE_CHARACTERS, Piece, Source, reading, stored_hash
+
+
+@dataclass(frozen=True)
+class TextFile(Source):
+    """A file of documents.
+
+    boundary  "blank-line": an empty line ends a document; "file": the file is one document
+    """
+
+    boundary: str = "blank-line"
+
+    def content_hash(self):
+        """SHA-256 over the stored bytes and how they are cut into documents."""
+        return stored_hash(self.path, self.boundary)
+
+    def pieces(self, first_record=0, offset=0):
+        """Pieces, of a line each, from the document `first_record`, which begins at byte `offset`, to the end."""
+        record, begun, begin = first_record, False, offset
+        with reading(self.path, offset) as file:
+            for position, line, fresh, invalid in self._lines(file, offset):
+                if line.isspace() or not line:
+                    if fresh and self.boundary == "blank-line":
+                        record, begun = record + begun, False
+                    if not begun:
+                        continue
+                elif not begun:
+                    begin, begun = position, True
+                yield Piece(record, begin, line, invalid)
+
+    def _lines(self, file, offset):
+        """(byte position, text, whether it begins a line, whether it was invalid); long lines in parts."""
+        rest, fresh = b"", True
+        while line := rest + (chunk := file.readline(PIECE_CHARACTERS - len(rest))):
+            complete = line.endswith(b"\n") or not chunk
+            size = len(line) if complete else _cut_at_space(line)
+            line, rest = line[:size], line[size:]
+            text, invalid = self.decode(line, offset, "utf-8" if offset else "utf-8-sig")
+            yield offset, text[:-2] + "\n" if line.endswith(b"\r\n") else text, fresh, invalid
+            offset, fresh = offset + size, complete
+
+
+def _cut_at_space(line):
+    """Where to cut a long line: at its last space, else before its last, perhaps incomplete, character."""
+    space = line.rfind(b" ")
+    if space > 0:
+        return space
+    cut = len(line) - 1
+    while cut > 0 and line[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut or len(line)

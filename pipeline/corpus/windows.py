@@ -1,0 +1,153 @@
+"""Pieces of documents to windows of token ids.
+
+    for window in windows(pieces, tokenizer, special_ids, rules):
+
+Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], documents following each other. `pairs` is
+what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
+[CLS] A [SEP] B [SEP], each line in one pair. Left out: which documents there are (documents.py), segment ids.
+"""
+
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.corpus.source import PIECE_CHARACTERS
+
+
+class Window(NamedTuple):
+    """One window.
+
+    ids          int64 list, [CLS] … [SEP], at most `max_length` tokens
+    run_starts   positions in the window at which a document's run begins; the first is 0
+    run_records  that document's record number
+    """
+
+    ids: list
+    run_starts: list
+    run_records: list
+
+
+def windows(pieces, tokenizer, special_ids, rules):
+    """Windows of the pieces of documents.
+
+    rules  dict of plan.windowing: packing, max_length
+    """
+    cls_id, sep_id, max_length = special_ids["cls"], special_ids["sep"], rules["max_length"]
+    if rules["packing"] == "pairs":
+        return pair_windows(tokenised(_sentences_of_pairs(pieces), tokenizer), max_length, cls_id, sep_id)
+    return packed_windows(tokenised(pieces, tokenizer), max_length, cls_id, sep_id)
+
+
+def tokenised(pieces, tokenizer, batch_characters=1 << 20):
+    """Pairs (record, token ids) of the pieces, tokenised in batches on all cores.
+
+    A word is never cut, because pieces end at white space.
+    """
+    batch, characters = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= batch_characters:
+            yield from _tokenise(batch, tokenizer)
+            batch, characters = [], 0
+    if batch:
+        yield from _tokenise(batch, tokenizer)
+
+
+def _tokenise(batch, tokenizer):
+    """The backend itself: transformers' wrapper around it took a third of the time."""
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+    return ((piece.record, encoding.ids) for piece, encoding in zip(batch, encoded, strict=True))
+
+
+def packed_windows(tokens, max_length, cls_id, sep_id):
+    """Windows filled to `max_length`; documents follow each other with [SEP] between.
+
+    tokens   pairs (record, token ids); pairs of one document are adjacent
+    Yields   Window; all but the last are full, or one token short where only a separator would have fitted
+    """
+    ids, starts, records = [cls_id], [], []
+    for record, piece in tokens:
+        position = 0
+        while position < len(piece):
+            separator = bool(records) and records[-1] != record
+            if len(ids) + separator > max_length - 2:  # no room for one more token and the last [SEP]
+                yield Window(ids + [sep_id], starts, records)
+                ids, starts, records = [cls_id], [], []
+                continue
+            if separator:
+                ids.append(sep_id)
+            if separator or not records:
+                starts.append(len(ids) if records else 0)
+                records.append(record)
+            take = min(max_length - 1 - len(ids), len(piece) - position)
+            ids.extend(piece[position : position + take])
+            position += take
+    if records:
+        yield Window(ids + [sep_id], starts, records)
+
+
+def pair_windows(tokens, max_length, cls_id, sep_id):
+    """A window of every two sentences, the longer one cut until they fit.
+
+    tokens  pairs (record, token ids): two sentences of one record, one after the other, again and again
+    """
+    for (record, first), (_, second) in zip(tokens, tokens, strict=True):
+        keep_first, keep_second = _longest_first(len(first), len(second), max_length - 3)
+        if not first + second:  # of characters that the tokenizer drops
+            continue
+        yield Window([cls_id, *first[:keep_first], sep_id, *second[:keep_second], sep_id], [0], [record])
+
+
+def _longest_first(first, second, room):
+    """Lengths of two sentences cut to fit together, as `tokenizers` does with truncation=True."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+def _sentences_of_pairs(pieces):
+    """Pieces of one line each, of which every two make a window; the rules are the official code's.
+
+    A line of less than five characters begins no pair, and undoes the one that it would end; so do two lines of
+    less than five words together, and the end of a document.
+    """
+    for _, document in groupby(pieces, key=lambda piece: piece.record):
+        first = None
+        for line in _lines(document):
+            if first is None:
+                first = line if len(line.text) >= 5 else None
+            else:
+                if len(line.text) >= 5 and len(first.text.split()) + len(line.text.split()) >= 5:
+                    yield from (first, line)
+                first = None
+
+
+def _lines(document):
+    """The lines of a document that are not blank, without white space at their end; of very long ones the beginning."""
+    line, piece = "", None
+    for piece in document:
+        first, *others = piece.text.split("\n")
+        if len(line) < PIECE_CHARACTERS:
+            line += first
+        for following in others:
+            if line.strip():
+                yield piece._replace(text=line.rstrip())
+            line = following
+    if line.strip():
+        yield piece._replace(text=line.rstrip())
+
+
+def join_windows(windows):
+    """Windows end to end: ids (T), lengths (W), run_starts (R), run_records (R), as int64 arrays."""
+    lengths = np.array([len(window.ids) for window in windows], np.int64)
+    begins = np.cumsum(lengths) - lengths
+    starts = [begin + start for begin, window in zip(begins, windows, strict=True) for start in window.run_starts]
+    return {
+        "ids": np.concatenate([np.asarray(window.ids, np.int64) for window in windows]),
+        "lengths": lengths,
+        "run_starts": np.array(starts, np.int64),
+        "run_records": np.concatenate([np.asarray(window.run_records, np.int64) for window in windows]),
+    }

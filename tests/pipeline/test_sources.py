@@ -1,0 +1,252 @@
+"""Every kind of source: the same documents, ranges of them, damage, text that is none (faults.md, rows 19 to 21)."""
+
+import gzip
+import json
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from kinds import COMPRESS, KINDS, LINES_AS_RECORDS, documents, joined, opened, write, write_bytes
+from pyarrow import parquet
+
+from pipeline.corpus import CorpusError, JsonLines, Parquet, TextFile
+from pipeline.corpus import source as source_module
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [f"document {n} ünï\nits second line" for n in range(100)]
+ASKED = {"a.txt": TextFile, "a.json": JsonLines, "a.parquet": Parquet}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_the_same_documents_also_from_the_middle(tmp_path, kind):
+    source = opened(write(tmp_path, kind, TEXTS))
+    whole = documents(source)
+    assert [text.strip() for text in whole.values()] == TEXTS and list(whole) == list(range(100))
+    offsets = {piece.record: piece.offset for piece in source.pieces()}
+    for first in (0, 1, 60, 99):
+        assert documents(source, first_record=first, offset=offsets[first]) == {n: whole[n] for n in range(first, 100)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranges_in_their_order_open_a_file_once_for_each_reader(tmp_path, kind, monkeypatch):
+    source = opened(write(tmp_path, kind, TEXTS, rows=40))
+    whole = documents(source)
+    offsets = {piece.record: piece.offset for piece in source.pieces()}
+    opens = count_opens(monkeypatch, source)
+    for start in range(0, 100, 7):
+        stop = min(start + 5, 100)  # a gap of two, as other documents leave one
+        expected = {n: whole[n] for n in range(start, stop)}
+        assert joined(source.between(start, stop, offsets[start], "train")) == expected
+        if start % 3 == 0:
+            assert joined(source.between(start, stop, offsets[start], "held_out")) == expected
+    assert len(opens) == 2
+    assert joined(source.between(3, 5, offsets[3], "train")) == {3: whole[3], 4: whole[4]}, "back again"
+    assert len(opens) == 3
+    assert joined(pickle.loads(pickle.dumps(source)).between(5, 6, offsets[5], "train")) == {5: whole[5]}, "a copy"
+
+
+def count_opens(monkeypatch, source):
+    opens = []
+    for module in {source_module, sys.modules[type(source).__module__]}:
+        for name in {"reading", "stored"} & set(vars(module)):
+            real = getattr(module, name)
+            if module is not source_module:
+                monkeypatch.setattr(module, name, lambda *a, real=real: opens.append(a) or real(*a))
+    return opens
+
+
+def test_a_range_that_is_left_in_the_middle_is_begun_anew(tmp_path):
+    source = opened(write(tmp_path, "a.txt.gz", TEXTS))
+    pieces = source.between(0, 50, 0, "train")
+    next(pieces)
+    pieces.close()
+    assert joined(source.between(0, 50, 0, "train")) == {n: documents(source)[n] for n in range(50)}
+
+
+def test_files_do_not_stay_open(tmp_path):
+    """Ranges that end before their file does, of more files than a process may have open."""
+    for n in range(50):
+        write(tmp_path, f"{n}.txt.gz", TEXTS[:5])
+    for n in range(50):
+        assert len(joined(opened(tmp_path / f"{n}.txt.gz").between(0, 3, 0, "train"))) == 3
+    assert len([name for name in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(name.resolve())]) <= 1
+
+
+def test_a_far_range_of_a_plain_file_is_sought(tmp_path, monkeypatch):
+    """Reading on would cost the bytes between; in a compressed file there is no other way."""
+    seen = []
+    monkeypatch.setattr(TextFile, "decode", lambda self, raw, *_: seen.append(len(raw)) or (raw.decode(), False))
+    texts = [f"{n} " + "x" * 9000 for n in range(400)]
+    for kind, most in (("a.txt", 400_000), ("a.txt.gz", 10**9)):
+        source = opened(write(tmp_path, kind, texts))
+        offsets = {piece.record: piece.offset for piece in source.pieces()}
+        list(source.between(0, 1, 0, "train"))
+        seen.clear()
+        assert list(joined(source.between(399, 400, offsets[399], "train"))) == [399]
+        assert sum(seen) < most and (kind == "a.txt" or sum(seen) > 3_000_000)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_files_of_several_compressed_parts(tmp_path, suffix):
+    half = "\n\n".join(TEXTS[:50]) + "\n\n", "\n\n".join(TEXTS[50:])
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(b"".join(COMPRESS[suffix](part.encode()) for part in half))
+    assert [text.strip() for text in documents(opened(path)).values()] == TEXTS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if Path(kind).suffix in (*COMPRESS, ".parquet")])
+def test_a_file_that_was_cut_is_one_clear_error(tmp_path, kind):
+    dice = random.Random(0)
+    path = write(tmp_path, kind, [f"{dice.random()} " * 50 for _ in range(300)])
+    whole = path.read_bytes()
+    for length in (0, 5, len(whole) // 2, len(whole) - 9):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorpusError, match=r"a\.\w+(\.\w+)?: cannot be read"):
+            documents(opened(path))
+
+
+def test_dolma_and_datatrove_files(tmp_path):
+    dolma = {"id": "1", "text": "one\n\nstill one", "source": "x", "metadata": {"a": [1]}, "added": "2024"}
+    write_bytes(tmp_path / "falcon-0000.json.gz", (json.dumps(dolma) + "\n").encode())
+    trove = {"text": "two", "id": "<urn:uuid:1>", "metadata": {"url": "u", "token_count": 3}}
+    write_bytes(tmp_path / "00000.jsonl.gz", (json.dumps(trove) + "\n").encode())
+    table = pyarrow.Table.from_pylist([{"text": "three", "id": "3", "url": "u"}])
+    parquet.write_table(table, tmp_path / "00001.parquet")
+    found = [documents(opened(tmp_path / name)) for name in ("falcon-0000.json.gz", "00000.jsonl.gz", "00001.parquet")]
+    assert found == [{0: "one\n\nstill one"}, {0: "two"}, {0: "three"}]
+
+
+# -- Parquet ---------------------------------------------------------------------------------------------
+
+
+def test_parquet_of_other_types_and_columns(tmp_path):
+    for kind in ("string", "large_string", "dictionary"):
+        column = pyarrow.array(["one", None, "  ", "two"])
+        column = column.dictionary_encode() if kind == "dictionary" else column.cast(kind)
+        parquet.write_table(pyarrow.table({"body": column, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet")
+        assert documents(opened(tmp_path / "a.parquet", text_field="body")) == {0: "one", 1: "", 2: "", 3: "two"}
+    with pytest.raises(CorpusError, match=r"no column 'text' \(found body, n\).*--text-field"):
+        documents(opened(tmp_path / "a.parquet"))
+    with pytest.raises(CorpusError, match="column 'n' holds int64, not text"):
+        documents(opened(tmp_path / "a.parquet", text_field="n"))
+
+
+def test_parquet_begins_at_a_row_group(tmp_path):
+    source = opened(write(tmp_path, "a.parquet", TEXTS, rows=10))
+    assert {piece.record: piece.offset for piece in source.pieces()} == {n: n // 10 for n in range(100)}
+    no_groups = parquet.ParquetWriter(tmp_path / "none.parquet", pyarrow.schema([("text", pyarrow.string())]))
+    no_groups.close()
+    assert documents(opened(tmp_path / "none.parquet")) == {}
+
+
+def test_parquet_inside_another_compression_is_refused(tmp_path):
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(CorpusError, match="Unpack it"):
+        opened(tmp_path / "a.parquet.gz")
+
+
+def test_the_content_of_a_parquet_file_is_its_bytes_and_column(tmp_path):
+    path = write(tmp_path, "a.parquet", TEXTS)
+    first = opened(path).content_hash()
+    assert opened(path).content_hash() == first != opened(path, text_field="n").content_hash()
+    assert opened(write(tmp_path, "a.parquet", TEXTS[1:])).content_hash() != first
+
+
+# -- text that is none -----------------------------------------------------------------------------------
+
+NOT_UTF8 = {
+    "a.txt": (b"fine here\n\ncaf\xe9 au lait\nmore\n\nlast\n", "a.txt: not UTF-8 at byte 14"),
+    "a.txt.gz": (b"fine here\n\ncaf\xe9 au lait\nmore\n\nlast\n", "a.txt.gz: not UTF-8 at byte 14"),
+    "a.jsonl": (b'{"text": "fine"}\n{"text": "caf\xe9"}\n{"text": "last"}\n', "a.jsonl: not UTF-8 at byte 30"),
+    "surrogate.jsonl": (
+        b'{"text": "fine"}\n{"text": "caf\\ud800 \\ud83d\\ude00"}\n{"text": "last"}\n',
+        "surrogate.jsonl, line 2: the text holds a lone surrogate",
+    ),
+    "a.parquet": ([b"fine", b"caf\xe9", b"last"], "a.parquet, row 2: not UTF-8 at byte 3"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_UTF8)
+def test_text_that_is_not_utf8(tmp_path, kind):
+    content, message = NOT_UTF8[kind]
+    path = write(tmp_path, kind, content) if kind == "a.parquet" else write_bytes(tmp_path / kind, content)
+    with pytest.raises(CorpusError, match=f"{message}.*--invalid-utf8 replace or skip"):
+        documents(opened(path))
+    for policy in ("replace", "skip"):  # skip: it is the scan that leaves the document out
+        source = opened(path, invalid_utf8=policy)
+        texts = documents(source)
+        assert texts[1].startswith("caf\ufffd") and list(texts) == [0, 1, 2]
+        assert {piece.record for piece in source.pieces() if piece.invalid} == {1}
+    if kind == "surrogate.jsonl":
+        assert texts[1] == "caf\ufffd \U0001f600", "a pair of surrogates is one character"
+
+
+@pytest.mark.parametrize("kind", LINES_AS_RECORDS)
+def test_blank_records_keep_their_number(tmp_path, kind):
+    texts = documents(opened(write(tmp_path, kind, ["one", "", " \n ", "two", None, "three"])))
+    assert texts == {0: "one", 1: "", 2: "", 3: "two", 4: "", 5: "three"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_characters_inside_a_text_stay(tmp_path, kind):
+    odd = "nul \0 tab \t unit \x1f next line \x85 separator \u2028 bom \ufeff end"
+    assert [text.rstrip("\n") for text in documents(opened(write(tmp_path, kind, [odd, "next"]))).values()] == [
+        odd,
+        "next",
+    ]
+
+
+def test_byte_order_mark_and_crlf(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    for kind in ("a.txt", "a.txt.zst"):
+        path = write_bytes(tmp_path / kind, mark + b"one\r\nstill\r one\r\n\r\ntwo\r\n")
+        assert documents(opened(path)) == {0: "one\nstill\r one\n", 1: "two\n"}
+    path = write_bytes(tmp_path / "a.jsonl", mark + b'{"text": "one\\r\\n"}\r\n\r\n{"text": "two"}\r\n')
+    assert documents(opened(path)) == {0: "one\r\n", 1: "", 2: "two"}
+
+
+# -- size ------------------------------------------------------------------------------------------------
+
+SCAN = """
+import json, resource, sys
+from pipeline import plan
+from pipeline.corpus import open_corpus
+import pyarrow.parquet
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = plan.scan(open_corpus((sys.argv[1],)), None, None, plan.windowing("t", 128), unit_tokens=1 << 20)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([found.corpus["bytes"], grown // 1024]))
+"""
+
+
+MOST = [("a.txt", 20), ("a.txt.zst", 40), ("a.jsonl", 300), ("a.parquet", 350)]
+
+
+@pytest.mark.parametrize(("kind", "megabytes"), MOST)
+def test_a_document_of_50_mb_on_one_line(tmp_path, kind, megabytes):
+    """A JSON line and a Parquet value are whole at some time; text never is."""
+    path = write(tmp_path, kind, ["word after word " * (50_000_000 // 16), "a plain one", "another one"] + TEXTS)
+    run = subprocess.run([sys.executable, "-c", SCAN, path], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    size, grown = json.loads(run.stdout)
+    assert size > 50_000_000 and grown < megabytes
+
+
+def test_a_large_row_group_is_read_in_bounded_memory(tmp_path):
+    dice = random.Random(0)
+    texts = [dice.randbytes(5000).hex() for _ in range(15_000)]  # 150 MB in one row group
+    path = write(tmp_path, "a.parquet", texts, rows=len(texts))
+    run = subprocess.run([sys.executable, "-c", SCAN, path], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and json.loads(run.stdout)[1] < 80, run
+
+
+def test_zstandard_frames_of_unknown_size(tmp_path):
+    """Programs that compress a stream do not know its size when they write the frame's header."""
+    path = tmp_path / "a.txt.zst"
+    with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
+        file.write("\n\n".join(TEXTS).encode())
+    assert [text.strip() for text in documents(opened(path)).values()] == TEXTS
