@@ -69,8 +69,14 @@ VERBS = {
         "pipeline.encode:encode_ids",
         "evaluation.summaries:encoding",
     ),
+    "encode-logits": Verb(
+        "text -> teacher -> its most probable words at every token, for distillation",
+        "pipeline.config:EncodeLogitsConfig",
+        "pipeline.encode:encode_logits",
+        "evaluation.summaries:encoding",
+    ),
     "derive-shards": Verb(
-        "a store with fewer LSPs a token from a stored one, without the teacher",
+        "a store with fewer entries a token from a stored one, without the teacher",
         "shards.config:DeriveConfig",
         "cli:derive_shards",
         "evaluation.summaries:encoding",
@@ -82,7 +88,7 @@ VERBS = {
         "evaluation.store_summaries:verification",
     ),
     "show-shards": Verb(
-        "what a store holds: statistics, a document with its LSPs, the settings of two stores",
+        "what a store holds: statistics, a document with its targets, the settings of two stores",
         "shards.config:ShowConfig",
         "cli:show_shards",
         "evaluation.store_summaries:view",
@@ -175,7 +181,8 @@ def train_student(settings, progress):
     """Train on the store of the settings, or on the newest finished one."""
     from student.trainer import train
 
-    return train(_with_store(settings, progress, needs_lsps=settings.objective != "mlm"), progress)
+    kinds = ("ids", "lsp", "logits") if settings.objective == "mlm" else ("lsp",)
+    return train(_with_store(settings, progress, kinds), progress)
 
 
 def verify_shards(settings, progress):
@@ -199,7 +206,7 @@ def derive_shards(settings, progress):
     """Make a store with a smaller n."""
     from shards.derive import derive
 
-    settings = _with_store(settings, progress, needs_lsps=True)
+    settings = _with_store(settings, progress, ("lsp", "logits"))
     return [derive(settings.store, settings.top_n, settings.output, progress)]
 
 
@@ -210,13 +217,13 @@ def clean(settings, progress):
     return clean(settings.path, settings.dry_run, settings.all)
 
 
-def _with_store(settings, progress, needs_lsps=False):
-    """The settings with a store: the newest finished one where they name none."""
+def _with_store(settings, progress, kinds=("ids", "lsp", "logits")):
+    """The settings with a store: the newest finished one of these kinds where they name none."""
     if settings.store is not None:
         return settings
     from shards.reader import newest_store
 
-    found = newest_store("runs/stores", needs_lsps)
+    found = newest_store("runs/stores", kinds)
     progress.note(f"store {found} (the newest finished one)")
     return dataclasses.replace(settings, store=str(found))
 
@@ -227,7 +234,7 @@ def _overview():
         f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
         f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
-        f"The first five also:\n{RECIPES}\n\n"
+        f"The first six also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
 
@@ -415,7 +422,7 @@ def _complain_of_quarantine(reports):
         return 0
     stores = ", ".join(report["store"] for report in reports if report["quarantined"])
     return _complain(
-        f"finished, but {count} documents could not be coded and carry no LSPs; the records in {stores}/units name "
+        f"finished, but {count} documents could not be coded and carry no targets; the records in {stores}/units name "
         "them and why. Run the same command with --retry-quarantine to try them again",
         EXIT_QUARANTINE,
     )

@@ -1,4 +1,4 @@
-"""Look into a store: its statistics, one document or window with its LSPs, how its settings differ from another's.
+"""Look into a store: its statistics, one document or window with its targets, how its settings differ from another's.
 
     figures = statistics(Store.open(path))
     view = document_tokens(store, "train", 7, top=5)
@@ -39,7 +39,7 @@ def show(path, *, document=None, window=None, split="train", top=5, tokens=512, 
 
 
 def statistics(store):
-    """Counts, sizes, settings and, of an LSP store, how its distributions are spread."""
+    """Counts, sizes, settings and, where there are distributions, how they are spread."""
     records = store.records()
     figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
     figures |= {"settings": store.settings, "environments": _environments(records)}
@@ -77,11 +77,16 @@ def _distribution(store, records):
     histogram = np.sum([record.statistics["nnz_histogram"] for record in records], axis=0)
     return {
         "nnz_histogram": histogram.tolist(),
-        "dead_atoms": int((mean_K == 0).sum()),
+        "dead_words" if store.kind == "logits" else "dead_atoms": int((mean_K == 0).sum()),
         "mean_entropy_nats": float(-(some * np.log(some)).sum()),
         "tail_mass": 1 - store.report()["mass_kept"],
-        "most_used": [[int(atom), float(mean_K[atom])] for atom in used],
+        "most_used": [[label, float(mean_K[atom])] for label, atom in zip(_labels(store, used), used, strict=True)],
     }
+
+
+def _labels(store, entries):
+    """What entries of a row stand for: numbers of LSPs, or the vocabulary's words."""
+    return token_texts(store, entries) if store.kind == "logits" else entries.tolist()
 
 
 def _mass(store):
@@ -128,7 +133,7 @@ def _flat(settings, prefix=""):
 
 
 def window_tokens(store, split, number, top):
-    """A window's tokens with their largest LSPs."""
+    """A window's tokens with their largest LSPs, or their teacher's most probable words."""
     reader = store.split(split)
     if not 0 <= number < len(reader):
         raise StoreError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
@@ -142,7 +147,7 @@ def window_tokens(store, split, number, top):
 
 
 def document_tokens(store, split, number, top, limit=512):
-    """A document's tokens with their largest LSPs, windows joined; special tokens are left out.
+    """A document's tokens with the same, windows joined; special tokens are left out.
 
     limit  most tokens to show
     """
@@ -200,18 +205,19 @@ def _first_rows(rows, count):
 
 
 def _view(store, heading, ids, rows, top):
-    texts = token_texts(store, ids)
+    texts, name = token_texts(store, ids), {"logits": "words"}.get(store.kind, "lsps")
+    labels_E = [] if rows is None else _labels(store, rows.indices)
     tokens = []
     for t, (token_id, text) in enumerate(zip(ids.tolist(), texts, strict=True)):
         token = {"id": token_id, "text": text}
         if rows is not None:
             entries = slice(rows.indptr[t], rows.indptr[t + 1])
-            atoms, weights = rows.indices[entries], rows.weights[entries]
+            labels, weights = labels_E[entries], rows.weights[entries]
             largest = np.argsort(-weights, kind="stable")[:top]
             token |= {
-                "nnz": len(atoms),
+                "nnz": len(labels),
                 "tail": float(rows.tail[t]),
-                "lsps": [[int(atoms[i]), float(weights[i])] for i in largest],
+                name: [[labels[i], float(weights[i])] for i in largest],
             }
         tokens.append(token)
     return {"store": str(store.path), "heading": heading, "tokens": tokens}

@@ -3,7 +3,7 @@
 One function a verb, named by cli.VERBS; cli.py prints. Left out: the other commands (summaries.py).
 """
 
-from evaluation.summaries import command, store_rows, table
+from evaluation.summaries import command, entries_name, store_rows, table
 
 _LONGEST_LIST = 50
 _LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "tolerance", "dtype")
@@ -104,12 +104,13 @@ def _tokens(shown):
     lines = [f"\n{shown['heading']}\n"]
     width = max((len(token["text"]) for token in shown["tokens"]), default=0)
     for token in shown["tokens"]:
-        if "lsps" not in token:
+        entries = token.get("lsps", token.get("words"))
+        if entries is None:
             lines.append(f"  {token['text']}")
             continue
-        lsps = "  ".join(f"{atom}:{weight:.3f}" for atom, weight in token["lsps"]) or "no code"
-        more = f"  ({token['nnz']} in all, tail {token['tail']:.1%})" if token["nnz"] > len(token["lsps"]) else ""
-        lines.append(f"  {token['text']:<{width}}  {lsps}{more}")
+        shares = "  ".join(f"{label}:{weight:.3f}" for label, weight in entries) or "no code"
+        more = f"  ({token['nnz']} in all, tail {token['tail']:.1%})" if token["nnz"] > len(entries) else ""
+        lines.append(f"  {token['text']:<{width}}  {shares}{more}")
     return "\n".join(lines)
 
 
@@ -117,16 +118,17 @@ def _statistics(shown):
     rows = store_rows(shown["store"], shown)
     rows += [(name, f"{split['windows']:,} windows, {split['tokens']:,} tokens, {split['documents']:,} documents in "
                     f"{split['units']:,} units") for name, split in shown["splits"].items()]
-    if "dead_atoms" in shown:
+    if "most_used" in shown:
+        entry = "word" if shown["kind"] == "logits" else "atom"
         rows += [
-            ("dead atoms", f"{shown['dead_atoms']:,} of {shown['settings'].get('k', 0):,} have no mass"),
+            (f"dead {entry}s", f"{shown[f'dead_{entry}s']:,} of {shown['settings'].get('k', 0):,} have no mass"),
             ("entropy", f"{shown['entropy_nats']:.3f} nats per token; {shown['mean_entropy_nats']:.3f} of the average"),
             ("tail", f"{shown['tail_mass']:.2%} of the mass was dropped"),
-            ("most used atoms", "  ".join(f"{atom}:{share:.2%}" for atom, share in shown["most_used"])),
+            (f"most used {entry}s", "  ".join(f"{label}:{share:.2%}" for label, share in shown["most_used"])),
         ]
     lines = ["", table(rows), "\nMade by:", table(_lineage_rows(shown))]
     if "nnz_histogram" in shown:
-        lines += ["\nTokens by non-zeros stored:", histogram(shown["nnz_histogram"])]
+        lines += [f"\nTokens by {entries_name(shown)}:", histogram(shown["nnz_histogram"])]
     return "\n".join(lines)
 
 

@@ -55,12 +55,14 @@ def _dictionary_rows(report):
 
 
 def encoding(reports, settings):
-    """The summary of encode-lsp, encode-ids and derive-shards."""
+    """The summary of encode-lsp, encode-ids, encode-logits and derive-shards."""
     lines = []
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
         lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
-    flags = "" if "nnz_per_token" in reports[0] else " --objective mlm"
+    if reports[0]["kind"] == "logits":
+        return "\n".join([*lines, f"\nLook:  {command()} show-shards {reports[0]['store']} --document 0"])
+    flags = "" if reports[0]["kind"] == "lsp" else " --objective mlm"
     if len(reports) > 1 or settings.output != Path("runs"):
         flags += f" --store {reports[0]['store']}"
     return "\n".join([*lines, f"\nNext:  {command()} train-student{flags}"])
@@ -79,12 +81,12 @@ def store_rows(path, report):
             f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
         ),
     ]
-    for stage in ("teacher", "solver"):
+    for stage in ("teacher", "solver", "head"):
         if seconds := report[f"{stage}_seconds"]:
             rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
     if "nnz_per_token" in report:
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
-        rows.append(("non-zeros stored", f"{report['nnz_per_token']:.1f} per token{empty}"))
+        rows.append((entries_name(report), f"{report['nnz_per_token']:.1f} per token{empty}"))
         rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
         if fidelity := report.get("fidelity"):
             words = "KL(stored || {of}) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; of {tokens:,} tokens"
@@ -92,6 +94,11 @@ def store_rows(path, report):
         if "max_kkt" in report:
             rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
     return rows
+
+
+def entries_name(report):
+    """What the entries of a store's rows are called: a softmax has no zeros."""
+    return "entries stored" if report["kind"] == "logits" else "non-zeros stored"
 
 
 def _run_rows(report):

@@ -1,6 +1,9 @@
-"""Windows to the columns of blocks: teacher, unit length, sparse codes, distributions.
+"""Windows to the columns of blocks: teacher, then unit length, sparse codes, distributions.
 
     LspCoder(teacher, outputs, config, special_ids).stages()
+
+`TeacherCoder` is what every coder with a teacher has in common; `LspCoder` adds the sparse codes, `LogitsCoder`
+(logits.py) the vocabulary's distributions in their place.
 
 An output is one store in the making: a layer and a dictionary. All share one pass of the teacher, each batch of which
 is coded for one output after the other; what an output gets is, bit for bit, what it would get alone. (Only where the
@@ -9,13 +12,13 @@ teacher raises in a layer beyond an output's own does that output lose the windo
 The stages are generators, each over the items of the one before. What runs beside what is one table,
 `LAYOUTS`: how many items each stage may have ready for the next, 0 meaning that both share a thread.
 
-- On a GPU teacher and solver have a thread and a stream each. Hidden states and codes stay on the device; the
-  codes come to the host on a third stream. Not run on a GPU yet.
+- On a GPU teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
+  stay on the device; the codes come to the host on a third stream. Not run on a GPU yet.
 - On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
   that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
 
-A window at which teacher or solver fails is found by halving its batch, and keeps its place without LSPs. The batch
-is then coded once more without the failing windows, so its bytes follow from the text and from which failed.
+A window at which the coding fails is found by halving its batch, and keeps its place without entries. The batch is
+then coded once more without the failing windows, so its bytes follow from the text and from which failed.
 
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
@@ -34,7 +37,7 @@ import torch
 from pipeline.corpus import join_windows
 from pipeline.lanes import open_lane
 from pipeline.lsp import distributions
-from pipeline.solvers import Codes, nonneg_lasso
+from pipeline.solvers import nonneg_lasso
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +71,7 @@ class Block:
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
-    failed      windows without LSPs because coding them failed: number in the block to the reason
+    failed      windows without entries because coding them failed: number in the block to the reason
     """
 
     columns: dict
@@ -103,7 +106,8 @@ class Batch:
     windows    how many of the W count, the others being copies
     first      number of the first window in its block
     blocks     those that it is part of, one an output; from the teacher on, each has a Batch of its own
-    marks      beginning and end of "teacher" and of "solver"
+    codes      what the coder made of the hidden states: Codes, or MostProbable of logits.py
+    marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     error      what the teacher raised
     """
@@ -116,7 +120,7 @@ class Batch:
     first: int = 0
     blocks: list = field(default_factory=list)
     hidden: "Hidden | None" = None
-    codes: Codes | None = None
+    codes: object = None
     marks: dict = field(default_factory=dict)
     sharing: int = 1
     error: Exception | None = None
@@ -172,20 +176,41 @@ class IdsCoder:
         return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
 
 
-class LspCoder:
-    """Blocks of windows to blocks with the LSPs of every token; for one chain of stages at a time.
+class TeacherCoder:
+    """Blocks of windows to blocks with a sparse distribution for every token; for one chain of stages at a time.
 
     outputs  list of Output, which blocks name by their number; none deeper than the teacher is cut
+
+    A subclass says what becomes of the hidden states: `_states`, `_code`, `_arrays` and `_rows`, described there, and
+
+    WORK  what `_code` is called in a unit's environment
     """
+
+    WORK = None
 
     def __init__(self, teacher, outputs, config, special_ids):
         self.teacher, self.outputs, self.config, self.special_ids = teacher, outputs, config, special_ids
-        self._dictionaries = [_dictionary_on(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
-        self._checked, self._teaching = set(), threading.Lock()
+        self._teaching = threading.Lock()
+
+    def _states(self, batch, layers):
+        """Hidden states of a batch's coded tokens: dict of layer to Hidden."""
+        raise NotImplementedError
+
+    def _code(self, rows_Nd, output):
+        """The codes of hidden states, on the teacher's device; they have `to_host()`."""
+        raise NotImplementedError
+
+    def _arrays(self, codes):
+        """The tensors of codes that are on a GPU, for the lane that takes them over."""
+        raise NotImplementedError
+
+    def _rows(self, codes, block):
+        """Distributions of codes that are on the host; a block's statistics get what they say."""
+        raise NotImplementedError
 
     def stages(self):
         """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
@@ -231,7 +256,7 @@ class LspCoder:
         with self._teaching, self._lanes["teach"] as lane:  # the solver's thread, too, comes here after an error
             begin = lane.mark()
             layers = [self.outputs[batch.block.output].layer for batch in batches]
-            found = unit_rows(self.teacher, batches[0], layers)
+            found = self._states(batches[0], layers)
             end = lane.mark()
         for batch, layer in zip(batches, layers, strict=True):
             batch.hidden, batch.marks["teacher"] = found[layer], (begin, end)
@@ -250,7 +275,7 @@ class LspCoder:
             return self._without_failing(batch, error)
 
     def _without_failing(self, batch, error):
-        """The batch coded without the windows at which teacher or solver fails, which its block notes.
+        """The batch coded without the windows at which its coding fails, which its block notes.
 
         Raises the error if it is not the text's fault, for example because most windows fail
         """
@@ -297,11 +322,8 @@ class LspCoder:
             lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
             hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
             begin = lane.mark()
-            atoms_Kd, gram_KK = self._dictionaries[batch.block.output]
-            batch.codes = nonneg_lasso(
-                _as_array(hidden.rows_Nd), atoms_Kd, self.config.lam, gram_KK=gram_KK, tol=self.config.tolerance
-            )
-            batch.marks["solver"] = begin, lane.mark()
+            batch.codes = self._code(hidden.rows_Nd, batch.block.output)
+            batch.marks[self.WORK] = begin, lane.mark()
         return batch
 
     def finish(self, batches):
@@ -323,24 +345,52 @@ class LspCoder:
             return {"nnz": nothing.astype(np.int64), "indices": np.zeros(0, np.int32),
                     "weights": np.zeros(0, np.float32), "tail": nothing.astype(np.float32)}  # fmt: skip
         with self._lanes["finish"] as lane:
-            codes = self._fetch(batch.codes, batch.marks["solver"][1])
+            codes = self._fetch(batch.codes, batch.marks[self.WORK][1])
             seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
         seconds["teacher"] /= batch.sharing
         clock = time.perf_counter()
-        rows = distributions(codes, self.config.top_n)
+        rows = self._rows(codes, batch.block)
         seconds["distributions"] = time.perf_counter() - clock
         _add(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
-        self._count(batch.block, codes, rows)
+        _add(batch.block.statistics, {"truncated_tokens": int(rows.truncated_tokens)})
         return _spread(rows, batch.coded_T)
 
     def _fetch(self, codes, solved):
-        """Codes as NumPy arrays."""
-        self._lanes["finish"].after(solved, codes.indptr, codes.indices, codes.values, codes.kkt)
+        """Codes on the host."""
+        self._lanes["finish"].after(solved, *self._arrays(codes))
         return codes.to_host() if self._on_gpu else codes
 
-    def _count(self, block, codes, rows):
+
+class LspCoder(TeacherCoder):
+    """Blocks of windows to blocks with the LSPs of every token."""
+
+    WORK = "solver"
+
+    def __init__(self, teacher, outputs, config, special_ids):
+        super().__init__(teacher, outputs, config, special_ids)
+        self._dictionaries = [_dictionary_on(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
+        self._checked = set()
+
+    def _states(self, batch, layers):
+        return unit_rows(self.teacher, batch, layers)
+
+    def _code(self, rows_Nd, output):
+        atoms_Kd, gram_KK = self._dictionaries[output]
+        return nonneg_lasso(
+            _as_array(rows_Nd), atoms_Kd, self.config.lam, gram_KK=gram_KK, tol=self.config.tolerance
+        )
+
+    def _arrays(self, codes):
+        return codes.indptr, codes.indices, codes.values, codes.kkt
+
+    def _rows(self, codes, block):
+        rows = distributions(codes, self.config.top_n)
+        self._count(block, codes)
+        return rows
+
+    def _count(self, block, codes):
         statistics, empty = block.statistics, int((np.diff(codes.indptr) == 0).sum())
-        _add(statistics, {"empty_codes": empty, "truncated_tokens": int(rows.truncated_tokens)})
+        _add(statistics, {"empty_codes": empty})
         statistics["max_kkt"] = max(statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
         if block.output not in self._checked and len(codes.kkt):
             self._refuse_empty_codes(empty, len(codes.kkt), self.outputs[block.output])

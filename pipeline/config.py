@@ -75,11 +75,42 @@ class EncodeIdsConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DictionaryConfig(CorpusConfig):
-    """Learn a dictionary of LSP atoms from a teacher's hidden states."""
+class TeacherConfig(CorpusConfig):
+    """Which teacher reads the text, and how."""
 
     teacher: str = "bundled"
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
+    batch_tokens: int = 8192
+    """Tokens in one forward pass of the teacher."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the teacher's forward pass; `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.batch_tokens < self.max_length:
+            raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeLogitsConfig(TeacherConfig):
+    """Encode a corpus into shards of the teacher's distribution over its vocabulary, for knowledge distillation."""
+
+    top_n: int = 64
+    """Most probable vocabulary entries kept of each token, 1 to 255; the mass of the others is kept as one number."""
+    retry_quarantine: bool = False
+    """Encode the units that hold quarantined documents again."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        _refuse_top_n(self.top_n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DictionaryConfig(TeacherConfig):
+    """Learn a dictionary of LSP atoms from a teacher's hidden states."""
+
     layer: tuple[int, ...] = (10,)
     """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
     k: tuple[int, ...] = (3072,)
@@ -90,12 +121,6 @@ class DictionaryConfig(CorpusConfig):
     """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
-    batch_tokens: int = 8192
-    """Tokens in one forward pass of the teacher."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the teacher's forward pass; `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
-    device: str = "auto"
-    """`cpu`, `cuda`, or `auto`."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -114,8 +139,6 @@ class DictionaryConfig(CorpusConfig):
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
-        if self.batch_tokens < self.max_length:
-            raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +168,8 @@ class EncodeConfig(DictionaryConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.top_n != "all" and not 1 <= self.top_n <= 255:
-            raise ValueError(
-                f"--top-n must lie between 1 and 255, or be `all`, found {self.top_n}: "
-                "the shard format counts the entries of a token in one byte."
-            )
+        if self.top_n != "all":
+            _refuse_top_n(self.top_n, ", or be `all`")
         if not 0 < self.tolerance < self.lam:
             is_default = self.tolerance == EncodeConfig.tolerance
             advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.001"
@@ -161,6 +181,14 @@ class EncodeConfig(DictionaryConfig):
             if self.dictionary is not None and len(getattr(self, name)) > 1:
                 count = len(getattr(self, name))
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
+
+
+def _refuse_top_n(top_n, other=""):
+    if not 1 <= top_n <= 255:
+        raise ValueError(
+            f"--top-n must lie between 1 and 255{other}, found {top_n}: "
+            "the shard format counts the entries of a token in one byte."
+        )
 
 
 def _refuse_repeats(name, values):

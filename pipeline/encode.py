@@ -6,8 +6,8 @@ Running it again continues: finished units are found by their records and left a
 costs is the unit that is being written and the few batches that were ahead of it. Reading and coding run in
 stages ahead of the writing (coder.py says which beside which), over all units without a pause between two;
 writing and progress stay in the caller's thread. Several layers, or several k, share one pass of the teacher and go
-to one store each. A document at which teacher or solver fails is quarantined: its windows keep their numbers but
-carry no LSPs, and its unit's record names it. Left out: the parts themselves, and several processes.
+to one store each. A document whose coding fails is quarantined: its windows keep their numbers but carry no
+entries, and its unit's record names it. Left out: the parts themselves, and several processes.
 """
 
 import time
@@ -21,12 +21,12 @@ import numpy as np
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output
 from pipeline.config import plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
-from pipeline.job import Job, load_teacher, named_by_content, teacher_job
+from pipeline.job import Job, check_teacher, load_teacher, named_by_content, teacher_job
 from pipeline.learn import dictionaries
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, publish_directory, publish_json
 from shards.reader import Store
-from shards.schema import FORMAT_VERSION, ShardMeta, windows_per_block
+from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 
 QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
@@ -42,6 +42,37 @@ def encode_ids(config, progress=silent):
     target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
     store = StoreInWork(job, f"ids-L{config.max_length}", target, {"encode-ids": _kept(config)})
     return _run(job, [store], IdsCoder())
+
+
+def encode_logits(config, progress=silent):
+    """Write a store of the teacher's vocabulary distributions. Returns a list of one report dict, as `encode_lsp`.
+
+    Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
+    """
+    from pipeline.logits import LogitsCoder, MaskedLm
+    from pipeline.teacher import load_tokenizer
+
+    teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
+    job = Job(config, load_tokenizer(config.teacher), progress)
+    check_teacher(job, teacher)
+    coder = LogitsCoder(teacher, [Output(teacher.layer, None)], config, job.special_ids)
+    return _run(job, [_logits_store(job, teacher)], coder)
+
+
+def _logits_store(job, teacher):
+    settings = {
+        "kind": "logits",
+        "format": FORMAT_VERSION,
+        "windowing": job.rules,
+        "teacher": teacher.fingerprint,
+        "k": teacher.vocabulary,
+        "top_n": job.config.top_n,
+        "octaves": LOGITS_OCTAVES,
+        "dtype": _dtype_name(teacher),
+    }
+    lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
+    target = job.target(settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+    return StoreInWork(job, f"logits-{Path(teacher.name).name}", target, {"encode-logits": _kept(job.config)})
 
 
 def encode_lsp(config, progress=silent):
@@ -99,7 +130,7 @@ def _lsp_store(job, teacher, output):
         "lam": config.lam,
         "top_n": config.top_n,
         "tolerance": config.tolerance,
-        "dtype": str(teacher.dtype).removeprefix("torch."),
+        "dtype": _dtype_name(teacher),
     }
     lineage = {
         "teacher_name": teacher.name,
@@ -109,6 +140,10 @@ def _lsp_store(job, teacher, output):
     name = f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}"
     command = {"encode-lsp": _kept(config) | {"layer": [output.layer], "k": [k]}}
     return StoreInWork(job, name, job.target(settings, lineage, k), command, output.dictionary)
+
+
+def _dtype_name(teacher):
+    return str(teacher.dtype).removeprefix("torch.")
 
 
 def _kept(config):
@@ -164,7 +199,8 @@ class StoreInWork:
     def writer(self, unit, environment):
         """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
         target = self.target
-        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
+        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"],
+                         target["weight_octaves"])  # fmt: skip
         with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
@@ -234,7 +270,7 @@ def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
 
     tasks        pairs (unit, numbers of the outputs that want it)
     windows_of   function from a unit to its windows
-    coder        LspCoder or IdsCoder
+    coder        IdsCoder, LspCoder or LogitsCoder
     open_writer  function from a unit and an output to a context manager that gives a UnitWriter and commits at its end
     after_block  called with each Block and its UnitWriter once it is written
     Raises       what any of these raises, as it is; the units before it are committed

@@ -60,7 +60,7 @@ class Job:
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
 
-    def target(self, settings, lineage, k):
+    def target(self, settings, lineage, k, octaves=LSP_OCTAVES):
         """The content of target.json."""
         return {
             "target": fingerprint(settings),
@@ -69,7 +69,7 @@ class Job:
             "k": k,
             "vocab_size": max(self.tokenizer.get_vocab().values()) + 1,
             "max_length": self.config.max_length,
-            "weight_octaves": LSP_OCTAVES,
+            "weight_octaves": octaves,
             "special_ids": self.special_ids,
         }
 
@@ -95,15 +95,21 @@ def load_teacher(job):
 
     config = job.config
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
-    teacher.check_tokenizer(job.tokenizer)
     if teacher.device.type == "cuda":
         require_gpu_solver()
-    if config.max_length > teacher.max_positions:
+    check_teacher(job, teacher)
+    return teacher
+
+
+def check_teacher(job, teacher):
+    """Raise TeacherError or EncodeError when a teacher cannot read what the job's tokenizer and windows give it."""
+    teacher.check_tokenizer(job.tokenizer)
+    max_length = job.config.max_length
+    if max_length > teacher.max_positions:
         raise EncodeError(
-            f"--max-length {config.max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
+            f"--max-length {max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
             f"Use --max-length {teacher.max_positions} or less."
         )
-    return teacher
 
 
 def require_gpu_solver():

@@ -16,7 +16,7 @@ MOST_ENTRIES = 255          # of the shard format, which counts a token's entrie
 
 
 @dataclass(frozen=True)
-class LspRows:
+class Distributions:
     """Distributions of N tokens in CSR form.
 
     indptr            int64 (N + 1)
@@ -53,7 +53,7 @@ def distributions(codes, top_n):
     tail_N = np.zeros(len(found_N), np.float32)
     _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32),
           indptr, indices, weights, tail_N)
-    return LspRows(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
+    return Distributions(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
 
 
 @kernel

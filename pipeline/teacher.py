@@ -9,7 +9,7 @@ What could go wrong in silence is an error here: a weight that the checkpoint la
 random), a family that nobody compared with its full model, a pickled checkpoint (it can run code),
 a directory without a vocabulary (transformers makes up a tokenizer of five words).
 
-Left out: the masked-LM head, tokenizing text (corpus.py), unit length and dropping specials (coder.py).
+Left out: the masked-LM head (logits.py), tokenizing text (corpus.py), unit length and dropping specials (coder.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """
@@ -91,15 +91,15 @@ class Teacher:
         Raises        TeacherError if the teacher is not found, does not fit or has no such layer; DeviceError
         """
         directory = locate(name_or_path)
-        config = _read_config(directory, name_or_path)
+        config = read_config(directory, name_or_path)
         _check_layer(layer, config.num_hidden_layers, name_or_path)
         device = choose_device(device)
-        model = _load_cut(directory, config, layer, _dtype(dtype, device), name_or_path)
+        model = _load_cut(directory, config, layer, torch_dtype(dtype, device), name_or_path)
         return cls(
             name=str(name_or_path),
             layer=layer,
             num_layers=config.num_hidden_layers,
-            model=_fast_linear(model.to(device)),
+            model=fast_linear(model.to(device)),
             fingerprint=_fingerprint(directory, name_or_path),
         )
 
@@ -321,7 +321,8 @@ def _matches(directory, patterns):
 # ---- building the cut model
 
 
-def _read_config(directory, name):
+def read_config(directory, name):
+    """The configuration of a teacher. Raises TeacherError when it cannot be read, or its family is not a tested one."""
     file = directory / "config.json"
     if not file.exists():
         raise TeacherError(f"{name}: no config.json in {directory}. Give the directory of a whole model.")
@@ -343,7 +344,7 @@ def _read_config(directory, name):
 
 def check_layers(name_or_path, layers):
     """Raise TeacherError, from its configuration alone, when the teacher lacks one of the layers."""
-    config = _read_config(locate(name_or_path), name_or_path)
+    config = read_config(locate(name_or_path), name_or_path)
     for layer in layers:
         _check_layer(layer, config.num_hidden_layers, name_or_path)
 
@@ -356,7 +357,8 @@ def _check_layer(layer, num_layers, name):
         )
 
 
-def _cut_config(config, layer):
+def cut_config(config, layer):
+    """The configuration of the model with layers 1 ... layer."""
     cut = copy.deepcopy(config)
     for setting in PER_LAYER_SETTINGS:
         if getattr(cut, setting, None) is not None:
@@ -368,33 +370,43 @@ def _cut_config(config, layer):
 
 def _load_cut(directory, config, layer, dtype, name):
     """The bare encoder with layers 1 ... layer, in eval mode on the CPU, every weight from the checkpoint."""
-    _checked_weight_files(directory, name)
     model_class = MODEL_MAPPING[type(config)]
     has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
+    options = {"add_pooling_layer": False} if has_pooler else {}
+    model, report = load_weights(model_class, directory, cut_config(config, layer), dtype, name, **options)
+    check_report(report, name)
+    if layer < config.num_hidden_layers and config.model_type in FINAL_NORM:
+        setattr(model, FINAL_NORM[config.model_type], torch.nn.Identity())
+    return model
+
+
+def load_weights(model_class, directory, config, dtype, name, **options):
+    """A model of transformers from safetensors, in eval mode on the CPU, and what its loading says of the weights.
+
+    Raises  TeacherError when there are none, or they cannot be read
+    """
+    _checked_weight_files(directory, name)
     try:
         with _quiet():
             model, report = model_class.from_pretrained(
                 directory,
-                config=_cut_config(config, layer),
+                config=config,
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # to report them ourselves, below
-                **({"add_pooling_layer": False} if has_pooler else {}),
+                ignore_mismatched_sizes=True,  # check_report says it in our words
+                **options,
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise TeacherError(
             f"{name}: the weights in {directory} cannot be loaded: {_one_line(error)}. "
             "Fetch or save the model again."
         ) from error
-    _check_report(report, name)
-    if layer < config.num_hidden_layers and config.model_type in FINAL_NORM:
-        setattr(model, FINAL_NORM[config.model_type], torch.nn.Identity())
-    return model.eval()
+    return model.eval(), report
 
 
-def _check_report(report, name):
+def check_report(report, name):
     """A weight that was not loaded holds random numbers: refuse."""
     missing = sorted(report["missing_keys"])
     wrong_shape = sorted(key for key, *_ in report["mismatched_keys"])
@@ -414,7 +426,7 @@ class _OneDnnLinear(torch.nn.Linear):
         return onednn.linear(rows, self.weight, self.bias)
 
 
-def _fast_linear(model):
+def fast_linear(model):
     """Send float32 linear layers on a CPU through oneDNN.
 
     MiniLM cut at layer 5 ran 1.6 times as fast this way on two cores of an EPYC, the results within 3e-6 of each
@@ -436,7 +448,8 @@ def _max_positions(model):
     return table.num_embeddings - offset
 
 
-def _dtype(dtype, device):
+def torch_dtype(dtype, device):
+    """What --dtype means on a device. Raises TeacherError."""
     if dtype == "auto":
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32

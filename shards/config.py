@@ -23,7 +23,7 @@ class VerifyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowConfig:
-    """Show what a store holds: statistics, or one document or window with its LSPs."""
+    """Show what a store holds: statistics, or one document or window with its LSPs, or its teacher's words."""
 
     store: Positional[str | None] = None
     """Store directory or URL; the newest finished one under ./runs when not given."""
@@ -34,7 +34,7 @@ class ShowConfig:
     split: Literal["train", "held_out"] = "train"
     """Which split they are of."""
     top: int = 5
-    """LSPs to show of each token."""
+    """LSPs, or words, to show of each token."""
     tokens: int = 512
     """Most tokens to show of a document."""
     against: str | None = None
@@ -49,7 +49,7 @@ class ShowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveConfig:
-    """Make a store with fewer LSPs a token from a stored one, without the teacher."""
+    """Make a store with fewer entries a token from a stored one, without the teacher."""
 
     store: Positional[str | None] = None
     """Store directory or URL; the newest finished one under ./runs when not given."""

@@ -1,4 +1,4 @@
-"""A store with a smaller n from a stored one, without teacher, dictionary or solver.
+"""A store with a smaller n from a stored one of LSPs or logits, without teacher, dictionary or solver.
 
     report = derive("runs/stores/lsp-...", top_n=8)
 
@@ -34,7 +34,7 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
     output    directory whose `stores` gets it; by default beside the source, which a remote one has nothing of
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
-    Raises    StoreError when the source is no finished LSP store or does not keep more than top_n entries a token
+    Raises    StoreError when the source is unfinished, holds ids only or keeps no more than top_n entries a token
               ShardError when it is damaged
     """
     started = time.perf_counter()
@@ -76,11 +76,11 @@ def _target(source, top_n):
     old = source.files.target()
     kept = old["settings"].get("top_n", MAX_ENTRIES)
     if not source.k:
-        raise StoreError(f"{source.path} holds token ids only: there are no LSPs to cut. Give an LSP store.")
+        raise StoreError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
     if kept != "all" and top_n >= kept:
         raise StoreError(
             f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
-            f"{kept}. Encode again with: mlsm encode-lsp --top-n {top_n}"
+            f"{kept}. Encode again with: mlsm encode-{source.kind} --top-n {top_n}"
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}

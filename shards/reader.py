@@ -31,7 +31,7 @@ import numpy as np
 from shards import codec, counter
 from shards.codec import SparseRows
 from shards.manifest import StoreFiles
-from shards.schema import ShardError, ShardMeta, StoreError
+from shards.schema import ShardError, ShardMeta, StoreError, kind_of
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
@@ -47,6 +47,7 @@ class Store:
         self.settings = target["lineage"] | target["settings"]
         self.fingerprinted = target["settings"]
         self.target_id, self.plan_id = target["target"], plan.id
+        self.kind = kind_of(target)
         self.k, self.vocab_size = target["k"], target["vocab_size"]
         self.max_length, self.special_ids = target["max_length"], target["special_ids"]
         self.weight_octaves = target["weight_octaves"]
@@ -117,9 +118,9 @@ class Store:
         return WindowReader(self, self.iter_records(name))
 
     def report(self):
-        """Totals over all units; LSP stores add non-zeros and mass kept per coded token."""
+        """Totals over all units; stores with distributions add non-zeros and mass kept per coded token."""
         totals = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
-        seconds = dict.fromkeys(("teacher_seconds", "solver_seconds"), 0.0)
+        seconds = dict.fromkeys(("teacher_seconds", "solver_seconds", "head_seconds"), 0.0)
         statistics = []
         for record in self.iter_records():  # one at a time: their tables of blocks would fill the memory
             statistics.append({name: value for name, value in record.statistics.items() if np.isscalar(value)})
@@ -129,7 +130,7 @@ class Store:
             totals["documents"] += record.statistics["documents"]
             for stage in seconds:
                 seconds[stage] += record.environment.get(stage, 0.0)
-        totals |= {"bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
+        totals |= {"kind": self.kind, "bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
         return totals | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
 
 
@@ -153,11 +154,11 @@ def open_files(path, remote=None):
     return RemoteFiles(path, remote)
 
 
-def newest_store(root, needs_lsps=False):
+def newest_store(root, kinds=("ids", "lsp", "logits")):
     """Path of the finished store under `root` whose plan was published last.
 
-    needs_lsps  pass over stores of token ids only
-    Raises      StoreError when there is none, naming an unfinished one if that is why
+    kinds   pass over stores that hold anything else
+    Raises  StoreError when there is none, naming an unfinished one if that is why
     """
     found, reason = [], f"no store under {root}. Make one with: mlsm encode-lsp"
     for plan in Path(root).glob("*/plans/*.json"):
@@ -166,7 +167,7 @@ def newest_store(root, needs_lsps=False):
         except (StoreError, ShardError) as error:
             reason = str(error)
             continue
-        if store.k or not needs_lsps:
+        if store.kind in kinds:
             found.append((plan.stat().st_mtime_ns, store.path))
     if not found:
         raise StoreError(reason)

@@ -41,6 +41,7 @@ FORMAT_VERSION = 1
 BLOCK_TOKENS = 65_536
 MAX_ENTRIES = 255  # entries of one token: nnz is one byte
 LSP_OCTAVES = 12  # the weights of real codes span far less; 8 bits then cost 3e-5 nats
+LOGITS_OCTAVES = 24  # a vocabulary's probabilities span more: 12 would cost 1.7e-3 nats
 TAIL_STEPS_PER_OCTAVE = 16
 NO_TAIL = 255
 SHARD_MTIME = 0
@@ -60,6 +61,11 @@ def repair_hint(store):
         f"Remove what is damaged with: mlsm verify-shards {store} --repair, and run the encoding command again, "
         "which that names: it encodes those units and no others."
     )
+
+
+def kind_of(target):
+    """What a store holds, from its target: "ids", "lsp" or "logits". `encode-<kind>` makes it."""
+    return target["settings"].get("kind", "lsp" if target["k"] else "ids")
 
 
 def index_bits(k):

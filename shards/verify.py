@@ -32,7 +32,7 @@ import numpy as np
 from shards import codec, disk
 from shards.manifest import Plan, StoreFiles, UnitRecord
 from shards.reader import is_url, plan_of
-from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits, repair_hint
+from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits, kind_of, repair_hint
 from shards.shard_file import BlockError, ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
@@ -433,7 +433,7 @@ def encoding_command(files, target, plan_id, sources):
         found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
         source = found[0] if found else f"<the store of target {settings['derived_from']}>"
         return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
-    verb = "encode-lsp" if target["k"] else "encode-ids"
+    verb = f"encode-{kind_of(target)}"
     own = ["--layer", settings["layer"]] if "layer" in settings else []
     if files.dictionary.is_dir():
         own += ["--dictionary", files.dictionary.absolute()]

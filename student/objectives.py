@@ -53,9 +53,10 @@ class Mlsm:
     """whether the output matrix is the encoder's token embedding"""
 
     def __init__(self, store):
-        if store.k == 0:
+        if store.kind != "lsp":
+            found = {"ids": "token ids only", "logits": "a teacher's distributions over its vocabulary (encode-logits)"}
             raise RunError(
-                "objective mlsm needs stored LSP distributions, this store holds token ids only. "
+                f"objective mlsm needs stored LSP distributions, this store holds {found[store.kind]}. "
                 "Train with --objective mlm, or make an LSP store:  python cli.py encode-lsp"
             )
         self.outputs = store.k

@@ -38,7 +38,10 @@ def test_help_answers_in_under_a_second():
     assert all(verb in run.stdout for verb in ("encode-lsp", "train-student", "--recipe", "resumes"))
 
 
-@pytest.mark.parametrize("verb", ["encode-lsp", "train-student", "learn-dictionary", "encode-ids", "train-tokenizer"])
+VERBS = ("encode-lsp", "train-student", "learn-dictionary", "encode-ids", "encode-logits", "train-tokenizer")
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_command_explains_its_flags(verb):
     run = mlsm(verb, "--help", check=0)
     assert "--recipe" in run.stdout and "--seed" in run.stdout
@@ -63,7 +66,7 @@ def test_own_material_is_not_cut_to_the_demonstration():
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])
-@pytest.mark.parametrize("verb", ["encode-lsp", "train-student"])
+@pytest.mark.parametrize("verb", ["encode-lsp", "encode-logits", "train-student"])
 def test_bundled_recipes_resolve(recipe, verb):
     mlsm(verb, "--recipe", recipe, "--print-config", check=0)
 
@@ -81,6 +84,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path):
         (["encode"], 2, "no command 'encode'. There are: encode-lsp"),
         (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, quickstart, scaled-up"),
         (["encode-lsp", "--top-n", "300"], 2, "between 1 and 255"),
+        (["encode-logits", "--top-n", "0"], 2, "between 1 and 255, found 0"),
         (["encode-lsp", "--corpus", "/nowhere/x.txt"], 2, "matches no file"),
         (["encode-lsp", "--teacher", "/nowhere/model"], 2, "/nowhere/model"),
         (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),

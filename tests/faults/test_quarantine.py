@@ -3,7 +3,6 @@
 The failure is planted by the content of a window, so it follows the text through every batch that holds it.
 """
 
-import json
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stored import shards
 
 from pipeline import coder as coding
 from pipeline import encode as encoding
@@ -42,12 +42,6 @@ def place(tmp_path_factory, english_text, teacher_directory):
 @pytest.fixture(scope="module")
 def clean(place):
     return Store.open(encode_lsp(place)[0]["store"])
-
-
-def shards(store):
-    """The shards that count, by name: a retry leaves replaced ones to `clean`."""
-    records = [json.loads(path.read_text()) for path in Path(store).glob("units/*.json")]
-    return {record["file"]: (Path(store) / "units" / record["file"]).read_bytes() for record in records}
 
 
 def plant(patch, windows, how):

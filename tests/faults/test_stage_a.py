@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import shards
 from test_commit import temporaries
 from test_interruption import start
 
@@ -44,10 +45,6 @@ def place(tmp_path_factory, english_text, teacher_directory):
 @pytest.fixture(scope="module")
 def whole(place):
     return encode_lsp(place)[0]
-
-
-def shards(store):
-    return {path.name: path.read_bytes() for path in Path(store).glob("units/*.tar")}
 
 
 def ids_of(text, place, output, **settings):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stored import shards
 
 from pipeline import coder as coding
 from pipeline.coder import LAYOUTS
@@ -29,10 +30,6 @@ def place(tmp_path_factory, english_text, teacher_directory):
 @pytest.fixture(scope="module")
 def together(place):
     return encode_lsp(place)
-
-
-def shards(store):
-    return {path.name: path.read_bytes() for path in Path(store).glob("units/*.tar")}
 
 
 def test_every_store_is_the_one_that_would_be_made_alone(place, together, tmp_path):

@@ -14,7 +14,7 @@ from student.objectives import Mlm, Mlsm
 
 class FakeStore:
     def __init__(self, k):
-        self.k, self.vocab_size = k, k
+        self.k, self.vocab_size, self.kind = k, k, "lsp" if k else "ids"
 
 
 class FixedRows:

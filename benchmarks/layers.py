@@ -1,0 +1,133 @@
+"""Eight layers in one pass of the teacher: against that pass and eight times the solver, and against eight runs.
+
+    python -m benchmarks.layers
+
+The bundled teacher (12 layers, 128 wide), layers 2, 4, 6, 8, 9, 10, 11, 12, for each 1,024 atoms learned here in one
+pass over 20,000 of its hidden states, lambda 0.05, top 32; one block of 65,536 tokens of the docstring corpus a
+repeat. In turn, on the same windows: the forward passes through all layers alone; the solver alone, layer after
+layer; the path that `encode-lsp` takes with eight layers, from windows to eight committed shards; and the same path
+eight times with one layer, its teacher cut there. `one_pass_vs_teacher_and_solvers` is the time of the eight layers
+over the sum of the first two, so that distributions, packing, hashing and fsync of eight stores are what it adds to 1
+(target 1.15); `one_pass_vs_separate_runs` is its time over that of the eight runs. `cpu_...` are the same ratios of
+processor time, the ones to read on a machine that others use; threads that wait by spinning are in them. Numba's
+compilation and reading text are left out. Prints JSON as its last line.
+
+Shapes: N coded tokens, d hidden width, K atoms.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.data import conditions
+from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
+from pipeline.coder import LspCoder, Output, hidden_rows
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import learn_dictionary
+from pipeline.encode import write_units
+from pipeline.solvers import nonneg_lasso
+from pipeline.teacher import Teacher, load_tokenizer, special_ids
+from shards.manifest import StoreFiles
+from shards.schema import ShardMeta
+from shards.writer import UnitWriter
+
+LAYERS, K, LAM, TOP_N = (2, 4, 6, 8, 9, 10, 11, 12), 1024, 0.05, 32
+TRAINING_WINDOWS, REPEATS = 160, 3
+
+
+def main():
+    teacher = Teacher.load("bundled", LAYERS[-1])
+    tokenizer = load_tokenizer("bundled")
+    special = special_ids(tokenizer)
+    config = EncodeConfig(layer=LAYERS, lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
+    with tempfile.TemporaryDirectory() as directory:
+        warm_up, *runs = real_windows(Path(directory), tokenizer, special, 1)[: REPEATS + 1]
+        outputs = learn(teacher, warm_up[:TRAINING_WINDOWS], special)
+        together = LspCoder(teacher, outputs, config, special)
+        alone = [LspCoder(Teacher.load("bundled", o.layer), [o], config, special) for o in outputs]
+        measure(warm_up[:64], together, alone, Path(directory) / "warm-up")
+        rows = [measure(run, together, alone, Path(directory) / f"run{i}") for i, run in enumerate(runs)]
+    result = {
+        **spread(rows, "one_pass_vs_teacher_and_solvers", lambda r: r["one_pass"] / (r["teacher"] + r["solvers"])),
+        **spread(rows, "one_pass_vs_separate_runs", lambda r: r["one_pass"] / r["separate"]),
+        **spread(
+            rows, "cpu_vs_teacher_and_solvers", lambda r: r["cpu_one_pass"] / (r["cpu_teacher"] + r["cpu_solvers"])
+        ),
+        **spread(rows, "cpu_vs_separate_runs", lambda r: r["cpu_one_pass"] / r["cpu_separate"]),
+        **{f"{name}_seconds": statistics.median(row[name] for row in rows) for name in rows[0]},
+        "tokens": sum(len(window.ids) for window in runs[0]),
+        "layers": LAYERS,
+        "k": K,
+        "repeats": len(rows),
+        **conditions(),
+    }
+    for name, value in result.items():
+        print(f"{name:<40} {value}")
+    print(json.dumps(result))
+
+
+def spread(rows, name, ratio):
+    ratios = [ratio(row) for row in rows]
+    return {name: statistics.median(ratios), f"{name}_spread": [min(ratios), max(ratios)]}
+
+
+def learn(teacher, windows, special):
+    """An Output for every layer, its atoms learned from these windows."""
+    hidden = hidden_rows(teacher, windows, len(windows), MAX_LENGTH, special, LAYERS)[0]
+    return [
+        Output(layer, learn_dictionary(hidden_Nd, K, LAM, seed=0, epochs=1, device="cpu"))
+        for layer, hidden_Nd in zip(LAYERS, hidden, strict=True)
+    ]
+
+
+def measure(windows, together, alone, directory):
+    """Seconds of the teacher, of the solvers, of one pass for all and of a run for each, on the same windows; and
+    those of the processor in all threads (`cpu_`), which other processes hardly change."""
+    works = {
+        "teacher": lambda: time_teacher(windows, together),
+        "solvers": lambda: time_solvers(windows, together),
+        "one_pass": lambda: time_encoding(windows, together, directory / "together"),
+        "separate": lambda: sum(time_encoding(windows, coder, directory / str(n)) for n, coder in enumerate(alone)),
+    }
+    row = {}
+    for name, work in works.items():
+        begin = time.process_time()
+        row[name] = work()
+        row[f"cpu_{name}"] = time.process_time() - begin
+    row["cpu_solvers"] -= row["cpu_teacher"]  # it makes the hidden states again; what stays of that is unit length
+    return row
+
+
+def time_solvers(windows, coder):
+    """Seconds of the solver on the hidden states of every layer, batch by batch; making these is not counted."""
+    size, config, seconds = coder.config.batch_tokens // MAX_LENGTH, coder.config, 0.0
+    grams = [output.dictionary.atoms_Kd @ output.dictionary.atoms_Kd.T for output in coder.outputs]
+    for start in range(0, len(windows), size):
+        batch = windows[start : start + size]
+        hidden = hidden_rows(coder.teacher, batch, size, MAX_LENGTH, coder.special_ids, LAYERS)[0]
+        clock = time.perf_counter()
+        for hidden_Nd, output, gram_KK in zip(hidden, coder.outputs, grams, strict=True):
+            nonneg_lasso(hidden_Nd, output.dictionary.atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance)
+        seconds += time.perf_counter() - clock
+    return seconds
+
+
+def time_encoding(windows, coder, directory):
+    """Seconds from windows to committed shards, one for every output of the coder."""
+    stores = [StoreFiles(directory / str(output.layer)) for output in coder.outputs]
+    for files in stores:
+        files.units.mkdir(parents=True)
+
+    def open_writer(unit, output):
+        return UnitWriter(stores[output], ShardMeta("bench", unit, K, coder.teacher.vocab_size, MAX_LENGTH))
+
+    clock = time.perf_counter()
+    tasks = [("unit", list(range(len(stores))))]
+    write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
+    return time.perf_counter() - clock
+
+
+if __name__ == "__main__":
+    main()

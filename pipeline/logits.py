@@ -1,0 +1,203 @@
+"""The teacher's distribution over its vocabulary at every token, its n most probable entries: for distillation.
+
+    teacher = MaskedLm.load("google-bert/bert-base-cased")
+    coder = LogitsCoder(teacher, [Output(teacher.layer, None)], config, special_ids)
+
+The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends
+on which tokens a student masks. It is the softmax of the logits over the head's whole vocabulary, at temperature 1,
+in float32. Of equal logits the lower ids stay. The tail is summed from the dropped logits themselves, since 1 minus
+the kept mass is rounding noise where it is small.
+
+Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
+number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then
+the bytes would depend on which windows failed. Left out: what is learned from this (the student's part), what stages
+and failures are (coder.py).
+
+Shapes: N coded tokens, C tokens of a chunk, d hidden width, V entries of the vocabulary, n kept.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
+from transformers.modeling_outputs import BaseModelOutput
+
+from pipeline.coder import EncodeError, Hidden, TeacherCoder
+from pipeline.device import choose_device
+from pipeline.lsp import Distributions
+from pipeline.teacher import (
+    Teacher,
+    TeacherError,
+    check_report,
+    cut_config,
+    fast_linear,
+    load_weights,
+    locate,
+    read_config,
+    teacher_fingerprint,
+    torch_dtype,
+)
+
+LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
+CHUNK_TOKENS = 1024  # more make no product faster
+
+
+class MaskedLm(Teacher):
+    """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher its layer is the last.
+
+    vocabulary  V, logits of a token; may exceed the tokenizer's largest id
+    """
+
+    def __init__(self, name, model, fingerprint):
+        layers = model.config.num_hidden_layers
+        super().__init__(name, layers, layers, model.base_model, fingerprint)
+        self._head = _head_alone(model)
+        self.vocabulary = self.logits(torch.zeros(1, self.hidden_size, device=self.device)).shape[1]
+
+    @classmethod
+    def load(cls, name_or_path, *, dtype="float32", device="cpu"):
+        """Load a teacher with its head; arguments as of `Teacher.load`.
+
+        Raises  TeacherError if it is not found, does not fit or has no masked-LM head; DeviceError
+        """
+        directory = locate(name_or_path)
+        config = read_config(directory, name_or_path)
+        device = choose_device(device)
+        whole = cut_config(config, config.num_hidden_layers)
+        model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+        model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
+        _require_head(report, model.base_model_prefix, name_or_path)
+        check_report(report, name_or_path)
+        return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
+
+    @torch.inference_mode()
+    def logits(self, rows_Cd):
+        """Logits of hidden states of the last layer: a new float32 tensor (C, V), whatever the teacher's dtype."""
+        return self._head(inputs_embeds=rows_Cd[None].to(self.dtype)).logits[0].float()
+
+
+def _head_alone(model):
+    """A model whose encoder hands on what it is given as inputs_embeds: its forward pass is that of its head alone,
+    whatever the family. The weights are shared."""
+    head, encoder = copy.copy(model), copy.copy(model.base_model)
+    head._modules = dict(model._modules)
+    encoder.forward = lambda *_, inputs_embeds, **__: BaseModelOutput(last_hidden_state=inputs_embeds)
+    setattr(head, model.base_model_prefix, encoder)
+    return head
+
+
+def _require_head(report, encoder, name):
+    """Raise TeacherError when weights are missing, none of which is the encoder's."""
+    missing = sorted(report["missing_keys"])
+    if missing and not any(key.startswith(f"{encoder}.") for key in missing):
+        raise TeacherError(
+            f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks {missing[0]}"
+            f"{' and more' if len(missing) > 1 else ''}. Take one that was saved as a masked language model, such as "
+            "google-bert/bert-base-cased or bundled, or encode its hidden states: mlsm encode-lsp"
+        )
+
+
+@dataclass(frozen=True)
+class MostProbable:
+    """The n most probable entries of N tokens.
+
+    ids_Nn      int32, increasing in each row
+    weights_Nn  float32, probabilities under the softmax over the whole vocabulary; 0 where they underflow
+    tail_N      float32, probability of all other entries
+
+    Tensors on the teacher's device; after `to_host` NumPy arrays.
+    """
+
+    ids_Nn: torch.Tensor
+    weights_Nn: torch.Tensor
+    tail_N: torch.Tensor
+
+    def to_host(self):
+        return MostProbable(*(tensor.cpu().numpy() for tensor in (self.ids_Nn, self.weights_Nn, self.tail_N)))
+
+
+def most_probable(logits_CV, n):
+    """The n most probable entries of each row under a softmax over all of it; of equal logits the lower ids.
+
+    logits_CV  float32; is overwritten
+    Returns    ids_Cn int64, increasing; weights_Cn; tail_C; log_sum_C, not finite where the logits are not
+    """
+    ids_Cn = _largest(logits_CV, n).sort(dim=1).values
+    kept_Cn = logits_CV.gather(1, ids_Cn)
+    logits_CV.scatter_(1, ids_Cn, -torch.inf)
+    rest_C = logits_CV.logsumexp(1)
+    log_sum_C = torch.logaddexp(kept_Cn.logsumexp(1), rest_C)
+    return ids_Cn, (kept_Cn - log_sum_C[:, None]).exp_(), (rest_C - log_sum_C).exp_(), log_sum_C
+
+
+def _largest(logits_CV, n):
+    """Ids of the n largest of each row. Which of several equal ones topk takes is anybody's guess, so one more than n
+    is asked for: only where it equals the last one does the choice matter."""
+    values_Cm, ids_Cm = logits_CV.topk(min(n + 1, logits_CV.shape[1]), dim=1)
+    ids_Cn, last_C = ids_Cm[:, :n], values_Cm[:, n - 1]
+    tied = torch.nonzero(values_Cm[:, -1] == last_C).flatten() if values_Cm.shape[1] > n else ()
+    if len(tied):
+        ids_Cn[tied] = _lower_ids_first(logits_CV[tied], ids_Cn[tied], last_C[tied], values_Cm[tied, :n])
+    return ids_Cn
+
+
+def _lower_ids_first(logits_CV, ids_Cn, last_C, values_Cn):
+    """The n largest of each row, the places of those equal to the last one filled from the lowest id on."""
+    larger_C = (values_Cn > last_C[:, None]).sum(1)  # they come first
+    row_E, id_E = torch.nonzero(logits_CV == last_C[:, None], as_tuple=True)
+    first_C = torch.searchsorted(row_E, torch.arange(len(last_C), device=row_E.device))
+    place_E = larger_C[row_E] + torch.arange(len(row_E), device=row_E.device) - first_C[row_E]
+    kept = place_E < ids_Cn.shape[1]
+    ids_Cn[row_E[kept], place_E[kept]] = id_E[kept]
+    return ids_Cn
+
+
+class LogitsCoder(TeacherCoder):
+    """Blocks of windows to blocks with the vocabulary distribution of every token.
+
+    outputs  one Output, of the teacher's last layer and without a dictionary
+    Raises   EncodeError when more entries shall be kept than there are
+    """
+
+    WORK = "head"
+
+    def __init__(self, teacher, outputs, config, special_ids):
+        super().__init__(teacher, outputs, config, special_ids)
+        if config.top_n > teacher.vocabulary:
+            raise EncodeError(
+                f"--top-n {config.top_n}, but {teacher.name} has a vocabulary of {teacher.vocabulary}. "
+                f"Use --top-n {teacher.vocabulary} or less."
+            )
+        fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
+        self._chunk = max(1, min(CHUNK_TOKENS, config.batch_tokens, fitting))
+
+    def _states(self, batch, layers):
+        rows_Nd = self.teacher(batch.ids_WL, batch.real_WL, batch.tokens_N)
+        return dict.fromkeys(layers, Hidden(self.teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
+
+    def _code(self, rows_Nd, output):
+        place = {"device": rows_Nd.device}
+        ids_Nn = torch.empty((len(rows_Nd), self.config.top_n), dtype=torch.int32, **place)
+        weights_Nn = torch.empty(ids_Nn.shape, dtype=torch.float32, **place)
+        tail_N, log_sum_N = (torch.empty(len(rows_Nd), dtype=torch.float32, **place) for _ in range(2))
+        for start in range(0, len(rows_Nd), self._chunk):
+            rows_Cd = rows_Nd[start : start + self._chunk]
+            filling = rows_Cd[:1].expand(self._chunk - len(rows_Cd), -1)
+            found = most_probable(self.teacher.logits(torch.cat([rows_Cd, filling])), self.config.top_n)
+            for whole, part in zip((ids_Nn, weights_Nn, tail_N, log_sum_N), found, strict=True):
+                whole[start : start + self._chunk] = part[: len(rows_Cd)]
+        if count := int((~log_sum_N.isfinite()).sum()):
+            raise EncodeError(f"{self.teacher.name}: the logits of {count} tokens are not finite. Try --dtype float32.")
+        return MostProbable(ids_Nn, weights_Nn, tail_N)
+
+    def _arrays(self, codes):
+        return codes.ids_Nn, codes.weights_Nn, codes.tail_N
+
+    def _rows(self, codes, block):
+        codes = codes.to_host() if isinstance(codes.tail_N, torch.Tensor) else codes
+        kept_Nn = codes.weights_Nn > 0
+        indptr = np.concatenate([np.zeros(1, np.int64), kept_Nn.sum(1)]).cumsum()
+        truncated = int((codes.tail_N > 0).sum())
+        return Distributions(indptr, codes.ids_Nn[kept_Nn], codes.weights_Nn[kept_Nn], codes.tail_N, truncated)
