@@ -14,7 +14,8 @@ The stages are generators, each over the items of the one before. What runs besi
   that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
 
 A window at which teacher or solver fails is found by halving its batch, and keeps its place without LSPs. The batch
-is then coded once more without the failing windows, so its bytes follow from the text and from which failed.
+is then coded once more without the failing windows, so its bytes follow from the text and from which failed. Windows
+that are known to fail from the start never reach the teacher.
 
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
@@ -67,7 +68,7 @@ class Block:
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
-    failed      windows without LSPs because coding them failed: number in the block to the reason
+    failed      windows without LSPs because coding them failed, or is known to: number in the block to the reason
     """
 
     columns: dict
@@ -105,6 +106,7 @@ class Batch:
     marks      beginning and end of "teacher" and of "solver"
     sharing    how many batches share the teacher's pass
     error      what the teacher raised
+    idle       whether there is nothing to code, because all of its windows are known to fail
     """
 
     ids_WL: torch.Tensor
@@ -119,6 +121,7 @@ class Batch:
     marks: dict = field(default_factory=dict)
     sharing: int = 1
     error: Exception | None = None
+    idle: bool = False
 
     @property
     def block(self):
@@ -208,7 +211,7 @@ class LspCoder:
                 first += len(ids_t)
                 batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
                 batch.blocks, batch.first = blocks, start
-                yield batch
+                yield _without_known_failures(batch)
 
     def teach(self, batches):
         """Batches to one for every block of theirs, with its hidden states or the error that the teacher met."""
@@ -218,7 +221,8 @@ class LspCoder:
                 continue
             alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
             try:
-                self._teach(alone)
+                if not batch.idle:
+                    self._teach(alone)
             except Exception as error:
                 for one in alone:
                     one.error = error
@@ -241,6 +245,8 @@ class LspCoder:
             yield batch if batch is UNIT_END else self._solve_or_isolate(batch)
 
     def _solve_or_isolate(self, batch):
+        if batch.idle:
+            return batch
         try:
             if batch.error is not None:
                 raise batch.error
@@ -255,15 +261,15 @@ class LspCoder:
         """
         if not may_be_the_texts_fault(error):
             raise error
-        failing = {}
-        for window, reason in self._failing(batch, np.arange(batch.windows)):
+        failing, tried = {}, _not_known_to_fail(batch)
+        for window, reason in self._failing(batch, np.array(tried)):
             failing[window] = reason
             if len(failing) > max(SOME_WINDOWS, batch.windows // 2):
                 raise error
         if not failing:
             logger.warning("a batch failed once and not again: %s", describe(error))
         batch.block.failed |= {batch.first + window: reason for window, reason in failing.items()}
-        whole = [window for window in range(batch.windows) if window not in failing]
+        whole = [window for window in tried if window not in failing]
         if not whole:
             return replace(batch, coded_T=np.zeros_like(batch.coded_T), codes=None, hidden=None, marks={})
         return self._teach_and_solve(batch.only(whole) if failing else batch)
@@ -365,6 +371,19 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False)
     if pinned:
         tokens_N, mask_WL = tokens_N.pin_memory(), mask_WL if mask_WL is None else mask_WL.pin_memory()
     return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W))
+
+
+def _not_known_to_fail(batch):
+    """Numbers of the batch's windows that its blocks do not name as failed."""
+    return [window for window in range(batch.windows) if batch.first + window not in batch.blocks[0].failed]
+
+
+def _without_known_failures(batch):
+    """The batch as `_without_failing` leaves it."""
+    whole = _not_known_to_fail(batch)
+    if len(whole) == batch.windows:
+        return batch
+    return batch.only(whole) if whole else replace(batch, coded_T=np.zeros_like(batch.coded_T), idle=True)
 
 
 @torch.inference_mode()

@@ -7,7 +7,8 @@ costs is the unit that is being written and the few batches that were ahead of i
 stages ahead of the writing (coder.py says which beside which), over all units without a pause between two;
 writing and progress stay in the caller's thread. Several layers, or several k, share one pass of the teacher and go
 to one store each. A document at which teacher or solver fails is quarantined: its windows keep their numbers but
-carry no LSPs, and its unit's record names it. Left out: the parts themselves, and several processes.
+carry no LSPs, and its unit's record names it. Left out: the parts themselves, and the processes that may share the
+units (distributed.py).
 """
 
 import time
@@ -19,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output
-from pipeline.config import plain, with_absolute_paths
+from pipeline.config import HOW, plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
-from pipeline.job import Job, load_teacher, named_by_content, teacher_job
+from pipeline.job import Job, check_same_teacher, helped, load_teacher, named_by_content, teacher_job
 from pipeline.learn import dictionaries
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, publish_directory, publish_json
@@ -41,7 +42,13 @@ def encode_ids(config, progress=silent):
     settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
     target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
     store = StoreInWork(job, f"ids-L{config.max_length}", target, {"encode-ids": _kept(config)})
-    return _run(job, [store], IdsCoder())
+    with helped(job):
+        return run(job, [store], ids_coder)
+
+
+def ids_coder(job, stores):
+    """What codes for an ids store."""
+    return IdsCoder()
 
 
 def encode_lsp(config, progress=silent):
@@ -53,16 +60,30 @@ def encode_lsp(config, progress=silent):
     """
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
-    outputs, stores, facts = [], [], []
-    for layer, source in _dictionaries(job, teacher):
-        output = Output(layer, _load_dictionary(source, teacher))
-        outputs.append(output)
-        stores.append(_lsp_store(job, teacher, output))
-        facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
-    reports = _run(job, stores, LspCoder(teacher, outputs, config, job.special_ids))
+    stores, facts = [], []
+    with helped(job):
+        for layer, source in _dictionaries(job, teacher):
+            stores.append(_lsp_store(job, teacher, Output(layer, _load_dictionary(source, teacher))))
+            facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
+        reports = run(job, stores, lsp_coder)
     for report in reports:
         _warn_of_empty_codes(report["empty_codes"], report["coded_tokens"], config.lam)
     return [report | fact for report, fact in zip(reports, facts, strict=True)]
+
+
+def lsp_coder(job, stores):
+    """What codes for LSP stores, in any process: the teacher of the settings, the stores' own dictionaries.
+
+    Raises  EncodeError where the teacher is not the stores'
+    """
+    from pipeline.dictionary import Dictionary
+
+    teacher, outputs = load_teacher(job), []
+    for store in stores:
+        settings = store.target["settings"]
+        check_same_teacher(teacher, settings["teacher"], settings["dtype"])
+        outputs.append(Output(settings["layer"], Dictionary.load(store.files.dictionary)))
+    return LspCoder(teacher, outputs, job.config, job.special_ids)
 
 
 def _dictionaries(job, teacher):
@@ -113,7 +134,7 @@ def _lsp_store(job, teacher, output):
 
 def _kept(config):
     """The settings that a store keeps, so that the command can be given again from anywhere."""
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name != "retry_quarantine"}
+    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in HOW}
 
 
 def _warn_of_empty_codes(empty, coded, lam):
@@ -129,17 +150,59 @@ def _warn_of_empty_codes(empty, coded, lam):
 # -- stores ------------------------------------------------------------------------------------------------
 
 
-class StoreInWork:
-    """A store that a command adds to: its files, which units it wants, and what was done.
+class OpenStore:
+    """A store as a process sees it that writes units of a job into it.
+
+    new  id of every unit that was written to its tokens
+    """
+
+    def __init__(self, job, path):
+        self.job, self.files, self.new = job, StoreFiles(path), {}
+        self.target = self.files.target()
+
+    def finished(self, unit):
+        """The record of a unit; None if it is to be encoded, for the first time or again."""
+        record = self.files.record(unit.id)
+        return None if record and record.quarantined and self.job.config.retry_quarantine else record
+
+    @contextmanager
+    def writer(self, unit, environment):
+        """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
+        target = self.target
+        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
+        replaces = self.files.record(unit.id) if self.job.config.retry_quarantine else None
+        with UnitWriter(self.files, meta, environment, replaces=replaces) as writer:
+            yield writer
+            self.job.check_unchanged(unit.source)
+            self._check_quarantine(unit, writer.quarantined)
+        self.new[unit.id] = writer.record.tokens
+
+    def _check_quarantine(self, unit, quarantined):
+        """Raise EncodeError when too many documents failed, this unit's and those of all records there are."""
+        if not quarantined:
+            return
+        plan = self.job.plan
+        records = (self.files.record(other.id) for other in plan.units if other.id != unit.id)
+        count = len(quarantined) + sum(len(record.quarantined) for record in records if record)
+        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * plan.corpus["documents"]))
+        if count > allowed:
+            raise EncodeError(
+                f"{count} documents could not be coded, more than the {allowed} that may be in quarantine, "
+                f"so the fault is hardly theirs. The last one: {quarantined[-1]['reason']}"
+            )
+
+
+class StoreInWork(OpenStore):
+    """A store that a command adds to: made where it is not there, which units it wants, and what was done.
 
     command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
     wanted   ids of the units that it lacks, or that shall be tried again
     """
 
     def __init__(self, job, name, target, command, dictionary=None):
-        self.job, self.target = job, target
-        self.files = files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
+        files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
         files.create(target)
+        super().__init__(job, files.path)
         if not files.tokenizer.is_dir():
             publish_directory(files.tokenizer, job.tokenizer.save_pretrained, replace=False)
         if dictionary is not None and not files.dictionary.is_dir():
@@ -147,35 +210,9 @@ class StoreInWork:
         files.publish_plan(job.plan)
         publish_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
-        finished = [files.record(unit.id) for unit in job.plan.units if unit.id not in self.wanted]
-        again = [record for record in finished if job.config.retry_quarantine and record.quarantined]
-        self._replaced = {record.unit: record for record in again}
-        self.wanted |= self._replaced.keys()
-        kept = [record for record in finished if record.unit not in self._replaced]
-        self.done = sum(record.tokens for record in kept)
-        self._quarantined = sum(len(record.quarantined) for record in kept)
-        self._records = []
-
-    @contextmanager
-    def writer(self, unit, environment):
-        """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
-        target = self.target
-        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"])
-        with UnitWriter(self.files, meta, environment, replaces=self._replaced.get(unit.id)) as writer:
-            yield writer
-            self.job.check_unchanged(unit.source)
-            self._check_quarantine(writer)
-        self._records.append(writer.record)
-
-    def _check_quarantine(self, writer):
-        """Raise EncodeError when too many documents failed, this unit's included."""
-        self._quarantined += len(writer.quarantined)
-        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.plan.corpus["documents"]))
-        if self._quarantined > allowed:
-            raise EncodeError(
-                f"{self._quarantined} documents could not be coded, more than the {allowed} that may be in quarantine, "
-                f"so the fault is hardly theirs. The last one: {writer.quarantined[-1]['reason']}"
-            )
+        found = {unit.id: self.finished(unit) for unit in job.plan.units if unit.id not in self.wanted}
+        self.wanted |= {unit for unit, record in found.items() if record is None}
+        self.done = sum(record.tokens for record in found.values() if record)
 
     def report(self, seconds):
         """What was made, with the store's statistics."""
@@ -185,32 +222,47 @@ class StoreInWork:
             "plan": self.job.plan.id,
             "finished_before": not self.wanted,
             "new_units": len(self.wanted),
-            "new_tokens": sum(record.tokens for record in self._records),
+            "new_tokens": sum(self.new.values()),
             "seconds": seconds,
             "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
             **store.report(),
         }
 
 
-def _run(job, stores, coder):
-    """Encode every unit of the plan that a store wants; returns their reports."""
+def run(job, stores, make_coder):
+    """Encode every unit of the plan that a store wants, here or on the job's workers; returns the stores' reports.
+
+    make_coder  function of a module, from a job and its list of stores to their coder; called in every process that
+                encodes, where the stores are OpenStores
+    """
     started = time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
-
-    def show(block, writer):
-        stores[block.output].done += block.tokens
-        done = sum(store.done for store in stores) // len(stores)
-        job.progress("encode", done, job.expected_tokens, **_figures(writer.statistics))
-
-    write_units(
-        [(unit, outputs) for unit, outputs in tasks if outputs],
-        job.windows,
-        coder,
-        job.config.max_length,
-        lambda unit, output: stores[output].writer(unit, coder.environment),
-        show,
-    )
+    tasks = [(unit, outputs) for unit, outputs in tasks if outputs]
+    if job.crew and tasks:
+        for unit, tokens, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
+            for output, amount in tokens.items():
+                stores[output].new[unit.id] = amount
+                _show(job, stores, output, amount, figures)
+    elif tasks:
+        _encode_here(job, stores, tasks, make_coder(job, stores))
     return [store.report(time.perf_counter() - started) for store in stores]
+
+
+def _encode_here(job, stores, tasks, coder):
+    def show(block, writer):
+        _show(job, stores, block.output, block.tokens, _figures(writer.statistics))
+
+    write_units(tasks, job.windows, coder, job.config.max_length, _writers(stores, coder), show)
+
+
+def _show(job, stores, output, tokens, figures):
+    stores[output].done += tokens
+    done = sum(store.done for store in stores) // len(stores)
+    job.progress("encode", done, job.expected_tokens, **figures)
+
+
+def _writers(stores, coder):
+    return lambda unit, output: stores[output].writer(unit, coder.environment)
 
 
 def _figures(statistics):
@@ -224,7 +276,37 @@ def _figures(statistics):
 # -- units -------------------------------------------------------------------------------------------------
 
 
-def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
+def encode_unit(job, stores, unit, outputs, coder, windows_of, failed):
+    """Encode what stores still lack of a unit: a worker's part of `run`.
+
+    outputs  numbers of the stores that want it
+    failed   its windows that are known to fail, with the reason
+    Returns  tokens of every output, figures of merit
+    """
+    lacking, figures = [output for output in outputs if stores[output].finished(unit) is None], {}
+    if lacking:
+        write_units(
+            [(unit, lacking)],
+            windows_of,
+            coder,
+            job.config.max_length,
+            _writers(stores, coder),
+            lambda block, writer: figures.update(_figures(writer.statistics)),
+            {unit.id: failed},
+        )
+    return {output: stores[output].files.record(unit.id).tokens for output in outputs}, figures
+
+
+def code_in_vain(coder, windows, output):
+    """Code some windows for an output and keep nothing: to see whether the process survives it."""
+    items = [[Block(join_windows(windows), output)]] if windows else []
+    for _, stage in coder.stages():
+        items = stage(items)
+    for _ in items:
+        pass
+
+
+def write_units(tasks, windows_of, coder, max_length, open_writer, after_block, failed=None):
     """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
 
     tasks        pairs (unit, numbers of the outputs that want it)
@@ -232,10 +314,11 @@ def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
     coder        LspCoder or IdsCoder
     open_writer  function from a unit and an output to a context manager that gives a UnitWriter and commits at its end
     after_block  called with each Block and its UnitWriter once it is written
+    failed       of units by their id: windows that are known to fail, with the reason
     Raises       what any of these raises, as it is; the units before it are committed
     """
     with Stages() as stages:
-        items = _read_blocks(tasks, windows_of, max_length)
+        items = _read_blocks(tasks, windows_of, max_length, failed or {})
         for name, stage in coder.stages():
             items = stages.ahead(stage(items), coder.layout[name])
         for unit, outputs in tasks:
@@ -249,13 +332,15 @@ def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
                     after_block(block, writer)
 
 
-def _read_blocks(tasks, windows_of, max_length):
+def _read_blocks(tasks, windows_of, max_length, failed):
     """Lists of Blocks with the ids alone, one for every output, and UNIT_END after those of each unit."""
     for unit, outputs in tasks:
-        windows = windows_of(unit)
+        windows, first, known = windows_of(unit), 0, failed.get(unit.id, {})
         while chunk := list(islice(windows, windows_per_block(max_length))):
-            columns = join_windows(chunk)
-            yield [Block(dict(columns), output) for output in outputs]
+            columns, stop = join_windows(chunk), first + len(chunk)
+            here = {window - first: reason for window, reason in known.items() if first <= window < stop}
+            yield [Block(dict(columns), output, failed=dict(here)) for output in outputs]
+            first = stop
         yield UNIT_END
 
 

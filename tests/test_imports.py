@@ -15,7 +15,7 @@ ALLOWED = {
     "pipeline": {"pipeline", "shards"},
     "evaluation": OURS - {"cli", "benchmarks"},
 }
-SHARDS_USERS = {"encode", "job", "learn", "plan"}  # of pipeline: what writes shards, and what names and plans them
+SHARDS_USERS = {"encode", "job", "learn", "plan", "worker"}  # of pipeline: what writes shards, and what names and plans them
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 
 
