@@ -7,10 +7,11 @@ them, in turn. A worker that dies is started anew, and its task is reported as f
 when, is distributed.py's to decide. Left out: clusters of several machines, which --scheduler names (docs/clusters.md).
 """
 
+import asyncio
 import logging
 import os
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import dask
 from distributed import Nanny, Scheduler, SpecCluster
@@ -18,7 +19,7 @@ from distributed.utils import LoopRunner
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "tornado", "tornado.application", "asyncio")
-SECONDS_TO_STOP = 2  # that workers have; then they are killed
+SECONDS_TO_STOP = 2  # that workers have to hear that they are no longer needed
 
 
 @contextmanager
@@ -41,7 +42,14 @@ def local_cluster(workers, device, loop):
         try:
             yield cluster.scheduler_address
         finally:
-            cluster.close(timeout=4 * SECONDS_TO_STOP)
+            cluster.sync(_end, list(cluster.workers.values()))
+            with suppress(TimeoutError):
+                cluster.close(timeout=SECONDS_TO_STOP)
+
+
+async def _end(nannies):
+    """Kill the workers: leaving in peace takes them seconds, and what they must not leave behind is gone by now."""
+    await asyncio.gather(*(nanny.close(timeout=0.5) for nanny in nannies), return_exceptions=True)
 
 
 _SCHEDULER = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0", "allowed_failures": 0}

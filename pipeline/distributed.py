@@ -114,7 +114,7 @@ class Crew:
             yield argument, result
             fill()
 
-    def _survives(self, task, argument, trials=1):
+    def _survives(self, task, argument, trials):
         ((_, result),) = self._results(task, [argument], trials)
         return result is not KILLED
 
@@ -123,14 +123,12 @@ class Crew:
 
         One that is alone must kill twice: the first time may have been chance.
         """
-        alone = stop - first == 1
-        if self._survives(task, argument_of(first, stop), trials=1 + alone):
-            return []
-        if alone:
-            return [first]
-        step = -(-(stop - first) // RANGES)
-        ranges = ((begin, min(begin + step, stop)) for begin in range(first, stop, step))
-        return [number for range_ in ranges for number in self._killers(task, argument_of, *range_)]
+        step, found = -(-(stop - first) // RANGES), []
+        for begin in range(first, stop, max(1, step)):
+            end = min(begin + step, stop)
+            if not self._survives(task, argument_of(begin, end), trials=2 if step == 1 else 1):
+                found += [begin] if step == 1 else self._killers(task, argument_of, begin, end)
+        return found
 
     # -- units ---------------------------------------------------------------------------------------------
 

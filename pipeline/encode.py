@@ -214,6 +214,12 @@ class StoreInWork(OpenStore):
         self.wanted |= {unit for unit, record in found.items() if record is None}
         self.done = sum(record.tokens for record in found.values() if record)
 
+    def note(self, unit, tokens):
+        """Note that a worker committed a unit; raises as its own check does, which cannot see what others are about
+        to commit."""
+        self.new[unit.id] = tokens
+        self._check_quarantine(unit, self.files.record(unit.id).quarantined)
+
     def report(self, seconds):
         """What was made, with the store's statistics."""
         store = Store.open(self.files.path, self.job.plan.id)
@@ -241,7 +247,7 @@ def run(job, stores, make_coder):
     if job.crew and tasks:
         for unit, tokens, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
             for output, amount in tokens.items():
-                stores[output].new[unit.id] = amount
+                stores[output].note(unit, amount)
                 _show(job, stores, output, amount, figures)
     elif tasks:
         _encode_here(job, stores, tasks, make_coder(job, stores))
