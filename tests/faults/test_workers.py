@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,6 +172,6 @@ def test_the_driver_is_stopped(place, one, tmp_path, number):
 
 def children(process):
     """Ids of the processes that a process and its children started."""
-    tasks = f"/proc/{process}/task"
-    found = [int(child) for task in os.listdir(tasks) for child in open(f"{tasks}/{task}/children").read().split()]
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return found + [grandchild for child in found for grandchild in children(child)]
