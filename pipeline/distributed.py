@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 
 import numpy as np
-from distributed import Client, as_completed
+from distributed import Client, CommClosedError, as_completed
 from distributed.scheduler import KilledWorker
 
 from pipeline import plan as planning
@@ -81,9 +81,17 @@ class Crew:
         """Pairs (argument, result) of a worker's task, as they come; KILLED for one at which `trials` workers died.
 
         arguments  tuples, taken when there is room for one more task
-        Raises     what the task raises
+        Raises     what the task raises; ConnectionError when the scheduler is gone
         """
         self._start()
+        try:
+            yield from self._as_they_end(task, arguments, trials)
+        except (CancelledError, CommClosedError) as error:
+            raise ConnectionError(
+                "the scheduler is gone; finished units are kept. Run the same command to go on"
+            ) from error
+
+    def _as_they_end(self, task, arguments, trials):
         arguments, running, ended = iter(arguments), {}, as_completed(loop=self._client.loop)
 
         def submit(argument, trial=1):
@@ -107,10 +115,6 @@ class Crew:
                     submit(argument, trial + 1)
                     continue
                 result = KILLED
-            except CancelledError:
-                raise EncodeError(
-                    "the scheduler is gone; finished units are kept. Run the same command to go on."
-                ) from None
             yield argument, result
             fill()
 

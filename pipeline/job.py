@@ -119,8 +119,11 @@ def helped(job):
         return
     from pipeline.distributed import Crew
 
-    with Crew(job) as job.crew:
-        yield
+    try:
+        with Crew(job) as job.crew:
+            yield
+    finally:
+        job.crew = None
 
 
 def load_teacher(job):

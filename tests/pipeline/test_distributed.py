@@ -13,8 +13,9 @@ import numba
 import numpy as np
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, CommClosedError
 from minilm import minilm_dir
+from threadpoolctl import threadpool_limits
 
 from pipeline.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
 from pipeline.coder import EncodeError
@@ -164,7 +165,7 @@ def test_gpus_are_given_in_turn(monkeypatch):
 
 def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, monkeypatch):
     """Of a teacher wide enough that its work is divided among threads; on this CPU, with these libraries."""
-    atoms = np.random.default_rng(0).normal(size=(256, 384)).astype(np.float32)
+    atoms = np.random.default_rng(0).normal(size=(768, 384)).astype(np.float32)
     Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
     given = EncodeConfig(teacher=str(minilm_dir()), layer=2, corpus=(str(english_text),), max_tokens=12_000,
                          dictionary=tmp_path / "dictionary", device="cpu")  # fmt: skip
@@ -173,7 +174,8 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
         for threads in (1, 2):
             torch.set_num_threads(threads)
             monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
-            encode_lsp(replace(given, output=tmp_path / str(threads)))
+            with threadpool_limits(threads):
+                encode_lsp(replace(given, output=tmp_path / str(threads)))
     finally:
         torch.set_num_threads(before)
     assert files(tmp_path / "1") == files(tmp_path / "2")
@@ -188,6 +190,17 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
 def test_settings_refuse_contradictions(change, message):
     with pytest.raises(ValueError, match=message):
         EncodeConfig(**change)
+
+
+def test_a_scheduler_that_goes(spread, tmp_path, monkeypatch):
+    def gone():
+        raise CommClosedError("connection reset by peer")
+
+    with Crew(teacher_job(replace(spread, output=tmp_path), silent)) as crew:
+        crew._start()
+        monkeypatch.setattr(crew._client, "nthreads", gone)
+        with pytest.raises(ConnectionError, match="the scheduler is gone; finished units are kept"):
+            list(crew._results(print, [()]))
 
 
 def test_no_scheduler_there(spread, tmp_path, monkeypatch):
