@@ -1,6 +1,7 @@
 """A cluster of Dask workers on this machine, which stops quickly and says nothing on the terminal.
 
-    with local_cluster(workers, device) as address: ...
+    with event_loop() as loop, local_cluster(workers, device, loop) as cluster:
+        cluster.scheduler_address
 
 Each worker is a process with one task at a time and its share of the cores; where there are GPUs, each sees one of
 them, in turn. A worker that dies is started anew, and its task is reported as failed at once: who tries again, and
@@ -14,7 +15,7 @@ import signal
 from contextlib import contextmanager, suppress
 
 import dask
-from distributed import Nanny, Scheduler, SpecCluster
+from distributed import Nanny, Scheduler, SpecCluster, Status
 from distributed.utils import LoopRunner
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -24,7 +25,7 @@ SECONDS_TO_STOP = 2  # that workers have to hear that they are no longer needed
 
 @contextmanager
 def local_cluster(workers, device, loop):
-    """The address of a scheduler with so many workers, until the block ends.
+    """A SpecCluster of so many workers, until the block ends.
 
     device  as the settings name it; workers on "cpu" see what GPUs there are, but no one in particular
     loop    an event loop from `event_loop`
@@ -40,7 +41,7 @@ def local_cluster(workers, device, loop):
             silence_logs=logging.CRITICAL,
         )
         try:
-            yield cluster.scheduler_address
+            yield cluster
         finally:
             cluster.sync(_end, list(cluster.workers.values()))
             with suppress(TimeoutError):
@@ -52,6 +53,7 @@ async def _end(nannies):
     await asyncio.gather(*(nanny.close(timeout=0.5) for nanny in nannies), return_exceptions=True)
 
 
+_ENDED = {Status.closing, Status.closed, Status.failed}
 _SCHEDULER = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0", "allowed_failures": 0}
 _NANNY = {
     "host": "127.0.0.1",
@@ -69,6 +71,7 @@ def _settings(workers):
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | quiet,
         "distributed.scheduler.worker-saturation": 1.0,  # a worker's death is blamed on the one task it has
+        "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
     }
 
@@ -88,6 +91,11 @@ def visible_gpus(device):
 def gpu_of(number, gpus):
     """What a worker's environment says of its GPU."""
     return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+
+
+def is_lost(cluster):
+    """Whether no worker of a local cluster runs or will, because none could be started in a dead one's place."""
+    return all(nanny.status in _ENDED for nanny in cluster.workers.values())
 
 
 @contextmanager

@@ -13,6 +13,7 @@ record names their documents. Left out: one unit on several workers; the learnin
 """
 
 import logging
+import time
 import uuid
 import warnings
 from concurrent.futures import CancelledError
@@ -20,12 +21,13 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 
 import numpy as np
-from distributed import Client, CommClosedError, as_completed
+from distributed import Client, as_completed
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from pipeline import plan as planning
 from pipeline import worker
-from pipeline.cluster import SECONDS_TO_STOP, event_loop, local_cluster, quiet
+from pipeline.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
 from pipeline.coder import EncodeError
 
 KILLED = object()  # in place of a result: every worker that tried died
@@ -33,6 +35,7 @@ REASON = "kills the worker process"
 RANGES = 32  # that a range of windows is cut into; not two, because each death costs the loading of a teacher
 PART_BATCHES = 8  # of the teacher, in one task of the sample
 SECONDS_TO_ANSWER = 10  # that a scheduler has
+SECONDS_BETWEEN_LOOKS = 0.02
 logger = logging.getLogger(__name__)
 
 
@@ -40,7 +43,8 @@ class Crew:
     """The workers of one command: started at the first work there is, gone with the `with` block."""
 
     def __init__(self, job):
-        self.job, self._client, self._name = job, None, f"mlsm-{uuid.uuid4().hex}"
+        self.job, self._name = job, f"mlsm-{uuid.uuid4().hex}"
+        self._client = self._cluster = None  # the cluster only if it is ours
 
     def __enter__(self):
         self._opened = ExitStack()
@@ -67,7 +71,9 @@ class Crew:
         config, enter = self.job.config, self._opened.enter_context
         enter(quiet())
         loop = enter(event_loop())
-        address = config.scheduler or enter(local_cluster(config.workers, getattr(config, "device", "cpu"), loop))
+        if config.scheduler is None:
+            self._cluster = enter(local_cluster(config.workers, getattr(config, "device", "cpu"), loop))
+        address = config.scheduler or self._cluster.scheduler_address
         try:
             return enter(Client(address, loop=loop, set_as_default=False, timeout=SECONDS_TO_ANSWER))
         except (OSError, ValueError) as error:
@@ -106,7 +112,7 @@ class Crew:
 
         fill()
         while running:
-            future = next(ended)
+            future = self._next(ended)
             argument, trial = running.pop(future)
             try:
                 result = _passed_on(*future.result())
@@ -117,6 +123,14 @@ class Crew:
                 result = KILLED
             yield argument, result
             fill()
+
+    def _next(self, ended):
+        """The next future that ends. Raises ChildProcessError if there is nobody left to end it."""
+        while not ended.has_ready():
+            if self._cluster and is_lost(self._cluster):
+                raise ChildProcessError("no worker is left and none can be started; finished units are kept")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return next(ended)
 
     def _survives(self, task, argument, trials):
         ((_, result),) = self._results(task, [argument], trials)

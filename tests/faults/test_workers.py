@@ -40,8 +40,8 @@ def client():
     ):
         patch.setenv("OMP_NUM_THREADS", "1")
         with (
-            local_cluster(2, "cpu", loop) as address,
-            Client(address, loop=loop, set_as_default=False) as client,
+            local_cluster(2, "cpu", loop) as cluster,
+            Client(cluster.scheduler_address, loop=loop, set_as_default=False) as client,
         ):
             yield client
 

@@ -13,7 +13,8 @@ import numba
 import numpy as np
 import pytest
 import torch
-from distributed import Client, CommClosedError
+from distributed import Client
+from distributed.comm import CommClosedError
 from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
 
@@ -38,8 +39,8 @@ def client():
         for name in THREADS:
             patch.delenv(name, raising=False)
         with (
-            local_cluster(2, "auto", loop) as address,
-            Client(address, loop=loop, set_as_default=False) as client,
+            local_cluster(2, "auto", loop) as cluster,
+            Client(cluster.scheduler_address, loop=loop, set_as_default=False) as client,
         ):
             yield client
 
