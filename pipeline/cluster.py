@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 
 import dask
 from distributed import Nanny, Scheduler, SpecCluster, Status
@@ -102,6 +103,7 @@ def is_lost(cluster):
 def event_loop():
     """An event loop in a thread that Ctrl-C does not reach, nor the processes that it starts: those are the driver's
     to end, and must not die of it halfway."""
+    resource_tracker.ensure_running()  # which unblocks signals in the thread that first needs it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a thread inherits this, and a process
     try:
         runner = LoopRunner()

@@ -35,6 +35,7 @@ from pipeline.corpus import join_windows
 from pipeline.lanes import open_lane
 from pipeline.lsp import distributions
 from pipeline.solvers import Codes, nonneg_lasso
+from pipeline.solvers.parallel import one_blas_thread
 
 logger = logging.getLogger(__name__)
 
@@ -437,7 +438,8 @@ def _as_array(rows_Nd):
 
 def _dictionary_on(device, atoms_Kd):
     """Atoms and their Gram matrix, as the solver takes them."""
-    gram_KK = atoms_Kd @ atoms_Kd.T
+    with one_blas_thread():  # how a product is cut up for threads changes how its sums round
+        gram_KK = atoms_Kd @ atoms_Kd.T
     if device.type == "cpu":
         return atoms_Kd, gram_KK
     pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)
