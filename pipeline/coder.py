@@ -18,7 +18,8 @@ The stages are generators, each over the items of the one before. What runs besi
   that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
 
 A window at which the coding fails is found by halving its batch, and keeps its place without entries. The batch is
-then coded once more without the failing windows, so its bytes follow from the text and from which failed.
+then coded once more without the failing windows, so its bytes follow from the text and from which failed. Windows
+that are known to fail from the start never reach the teacher.
 
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
@@ -38,6 +39,7 @@ from pipeline.corpus import join_windows
 from pipeline.lanes import open_lane
 from pipeline.lsp import distributions
 from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.parallel import one_blas_thread
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Block:
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
-    failed      windows without entries because coding them failed: number in the block to the reason
+    failed      windows without entries because coding them failed, or is known to: number in the block to the reason
     """
 
     columns: dict
@@ -110,6 +112,7 @@ class Batch:
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     error      what the teacher raised
+    idle       whether there is nothing to code, because all of its windows are known to fail
     """
 
     ids_WL: torch.Tensor
@@ -124,6 +127,7 @@ class Batch:
     marks: dict = field(default_factory=dict)
     sharing: int = 1
     error: Exception | None = None
+    idle: bool = False
 
     @property
     def block(self):
@@ -234,7 +238,7 @@ class TeacherCoder:
                 first += len(ids_t)
                 batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
                 batch.blocks, batch.first = blocks, start
-                yield batch
+                yield _without_known_failures(batch)
 
     def teach(self, batches):
         """Batches to one for every block of theirs, with its hidden states or the error that the teacher met."""
@@ -244,7 +248,8 @@ class TeacherCoder:
                 continue
             alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
             try:
-                self._teach(alone)
+                if not batch.idle:
+                    self._teach(alone)
             except Exception as error:
                 for one in alone:
                     one.error = error
@@ -267,6 +272,8 @@ class TeacherCoder:
             yield batch if batch is UNIT_END else self._solve_or_isolate(batch)
 
     def _solve_or_isolate(self, batch):
+        if batch.idle:
+            return batch
         try:
             if batch.error is not None:
                 raise batch.error
@@ -281,15 +288,15 @@ class TeacherCoder:
         """
         if not may_be_the_texts_fault(error):
             raise error
-        failing = {}
-        for window, reason in self._failing(batch, np.arange(batch.windows)):
+        failing, tried = {}, _not_known_to_fail(batch)
+        for window, reason in self._failing(batch, np.array(tried)):
             failing[window] = reason
             if len(failing) > max(SOME_WINDOWS, batch.windows // 2):
                 raise error
         if not failing:
             logger.warning("a batch failed once and not again: %s", describe(error))
         batch.block.failed |= {batch.first + window: reason for window, reason in failing.items()}
-        whole = [window for window in range(batch.windows) if window not in failing]
+        whole = [window for window in tried if window not in failing]
         if not whole:
             return replace(batch, coded_T=np.zeros_like(batch.coded_T), codes=None, hidden=None, marks={})
         return self._teach_and_solve(batch.only(whole) if failing else batch)
@@ -427,6 +434,19 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False)
     return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W))
 
 
+def _not_known_to_fail(batch):
+    """Numbers of the batch's windows that its blocks do not name as failed."""
+    return [window for window in range(batch.windows) if batch.first + window not in batch.blocks[0].failed]
+
+
+def _without_known_failures(batch):
+    """The batch as `_without_failing` leaves it."""
+    whole = _not_known_to_fail(batch)
+    if len(whole) == batch.windows:
+        return batch
+    return batch.only(whole) if whole else replace(batch, coded_T=np.zeros_like(batch.coded_T), idle=True)
+
+
 @torch.inference_mode()
 def unit_rows(teacher, batch, layers):
     """Unit-length hidden states of a batch's coded tokens: one gather a layer, scaled in place.
@@ -478,7 +498,8 @@ def _as_array(rows_Nd):
 
 def _dictionary_on(device, atoms_Kd):
     """Atoms and their Gram matrix, as the solver takes them."""
-    gram_KK = atoms_Kd @ atoms_Kd.T
+    with one_blas_thread():  # how a product is cut up for threads changes how its sums round
+        gram_KK = atoms_Kd @ atoms_Kd.T
     if device.type == "cpu":
         return atoms_Kd, gram_KK
     pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
+HOW = ("retry_quarantine", "workers", "scheduler")  # settings that say nothing of what is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,31 @@ class TokenizerConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeIdsConfig(CorpusConfig):
+class WorkersConfig(CorpusConfig):
+    """Which processes share the work; what they make does not depend on it."""
+
+    workers: int = 1
+    """Processes on this machine that share the work, its cores and, one each in turn, its GPUs; 1 is this process
+    alone."""
+    scheduler: str | None = None
+    """Address of a Dask scheduler whose workers do the work instead, such as tcp://host:8786. They must see this
+    machine's files under the same names; how many threads each computes with is theirs to set."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.workers < 1:
+            raise ValueError(f"--workers must be positive, found {self.workers}. 1 is this process alone.")
+        if self.scheduler is not None and self.workers > 1:
+            raise ValueError(
+                f"--workers {self.workers} starts processes here, --scheduler {self.scheduler} uses those of a "
+                "cluster. Give one of them."
+            )
+        if self.scheduler is not None and "://" not in self.scheduler:
+            raise ValueError(f"--scheduler {self.scheduler} is no address. Give one such as tcp://host:8786.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeIdsConfig(WorkersConfig):
     """Write token ids only: what the `mlm` objective needs."""
 
     tokenizer: str = "bundled"
@@ -75,7 +100,7 @@ class EncodeIdsConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherConfig(CorpusConfig):
+class TeacherConfig(WorkersConfig):
     """Which teacher reads the text, and how."""
 
     teacher: str = "bundled"
@@ -91,6 +116,10 @@ class TeacherConfig(CorpusConfig):
         super().__post_init__()
         if self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
+        if ":" in self.device and (self.workers > 1 or self.scheduler):
+            raise ValueError(
+                f"--device {self.device} names one GPU, but every worker has its own. Use --device cuda or auto."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ costs is the unit that is being written and the few batches that were ahead of i
 stages ahead of the writing (coder.py says which beside which), over all units without a pause between two;
 writing and progress stay in the caller's thread. Several layers, or several k, share one pass of the teacher and go
 to one store each. A document whose coding fails is quarantined: its windows keep their numbers but carry no
-entries, and its unit's record names it. Left out: the parts themselves, and several processes.
+entries, and its unit's record names it. Left out: the parts themselves, and the processes that may share the units
+(distributed.py).
 """
 
 import time
@@ -19,9 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output
-from pipeline.config import plain, with_absolute_paths
+from pipeline.config import HOW, plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
-from pipeline.job import Job, check_teacher, load_teacher, named_by_content, teacher_job
+from pipeline.job import (
+    Job,
+    check_same_teacher,
+    check_teacher,
+    helped,
+    load_teacher,
+    named_by_content,
+    teacher_job,
+)
 from pipeline.learn import dictionaries
 from pipeline.stages import Stages
 from shards.manifest import StoreFiles, publish_directory, publish_json
@@ -41,7 +50,13 @@ def encode_ids(config, progress=silent):
     settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
     target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
     store = StoreInWork(job, f"ids-L{config.max_length}", target, {"encode-ids": _kept(config)})
-    return _run(job, [store], IdsCoder())
+    with helped(job):
+        return run(job, [store], ids_coder)
+
+
+def ids_coder(job, stores):
+    """What codes for an ids store."""
+    return IdsCoder()
 
 
 def encode_logits(config, progress=silent):
@@ -49,14 +64,30 @@ def encode_logits(config, progress=silent):
 
     Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
-    from pipeline.logits import LogitsCoder, MaskedLm
+    from pipeline.logits import MaskedLm
     from pipeline.teacher import load_tokenizer
 
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = Job(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
-    coder = LogitsCoder(teacher, [Output(teacher.layer, None)], config, job.special_ids)
-    return _run(job, [_logits_store(job, teacher)], coder)
+    job.teacher = teacher
+    with helped(job):
+        return run(job, [_logits_store(job, teacher)], logits_coder)
+
+
+def logits_coder(job, stores):
+    """What codes for a logits store, in any process. Raises as `lsp_coder`."""
+    from pipeline.logits import LogitsCoder, MaskedLm
+
+    if job.teacher is None:
+        job.teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
+    _check_teacher_of(stores, job.teacher)
+    return LogitsCoder(job.teacher, [Output(job.teacher.layer, None)], job.config, job.special_ids)
+
+
+def _check_teacher_of(stores, teacher):
+    for store in stores:
+        check_same_teacher(teacher, store.target["settings"]["teacher"], store.target["settings"]["dtype"])
 
 
 def _logits_store(job, teacher):
@@ -84,16 +115,30 @@ def encode_lsp(config, progress=silent):
     """
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
-    outputs, stores, facts = [], [], []
-    for layer, source in _dictionaries(job, teacher):
-        output = Output(layer, _load_dictionary(source, teacher))
-        outputs.append(output)
-        stores.append(_lsp_store(job, teacher, output))
-        facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
-    reports = _run(job, stores, LspCoder(teacher, outputs, config, job.special_ids))
+    stores, facts = [], []
+    with helped(job):
+        for layer, source in _dictionaries(job, teacher):
+            stores.append(_lsp_store(job, teacher, Output(layer, _load_dictionary(source, teacher))))
+            facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
+        reports = run(job, stores, lsp_coder)
     for report in reports:
         _warn_of_empty_codes(report, config.lam)
     return [report | fact for report, fact in zip(reports, facts, strict=True)]
+
+
+def lsp_coder(job, stores):
+    """What codes for LSP stores, in any process: the teacher of the settings, the stores' own dictionaries.
+
+    Raises  EncodeError where the teacher is not the stores'
+    """
+    from pipeline.dictionary import Dictionary
+
+    teacher = load_teacher(job)
+    _check_teacher_of(stores, teacher)
+    outputs = [
+        Output(store.target["settings"]["layer"], Dictionary.load(store.files.dictionary)) for store in stores
+    ]
+    return LspCoder(teacher, outputs, job.config, job.special_ids)
 
 
 def _dictionaries(job, teacher):
@@ -148,7 +193,7 @@ def _dtype_name(teacher):
 
 def _kept(config):
     """The settings that a store keeps, so that the command can be given again from anywhere."""
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name != "retry_quarantine"}
+    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in HOW}
 
 
 def _warn_of_empty_codes(report, lam):
@@ -164,36 +209,20 @@ def _warn_of_empty_codes(report, lam):
 # -- stores ------------------------------------------------------------------------------------------------
 
 
-class StoreInWork:
-    """A store that a command adds to: its files, which units it wants, and what was done.
+class OpenStore:
+    """A store as a process sees it that writes units of a job into it.
 
-    command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
-    wanted   ids of the units that it lacks, or that shall be tried again
+    new_tokens  of the units that were written
     """
 
-    def __init__(self, job, name, target, command, dictionary=None):
-        self.job, self.target = job, target
-        self.files = files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
-        files.create(target)
-        if not files.tokenizer.is_dir():
-            publish_directory(files.tokenizer, job.tokenizer.save_pretrained, replace=False)
-        if dictionary is not None and not files.dictionary.is_dir():
-            dictionary.save(files.dictionary)
-        files.publish_plan(job.plan)
-        publish_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML
-        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
-        self.done = self._quarantined = self._new_tokens = 0
-        for unit in job.plan.units:
-            self._survey(unit)
+    def __init__(self, job, path):
+        self.job, self.files, self.new_tokens = job, StoreFiles(path), 0
+        self.target = self.files.target()
 
-    def _survey(self, unit):
-        """Count a unit that is finished; one that is not, or is to be tried again, is wanted."""
-        record = None if unit.id in self.wanted else self.files.record(unit.id)
-        if record is None or (self.job.config.retry_quarantine and record.quarantined):
-            self.wanted.add(unit.id)
-        else:
-            self.done += record.tokens
-            self._quarantined += len(record.quarantined)
+    def finished(self, unit):
+        """The record of a unit; None if it is to be encoded, for the first time or again."""
+        record = self.files.record(unit.id)
+        return None if record and record.quarantined and self.job.config.retry_quarantine else record
 
     @contextmanager
     def writer(self, unit, environment):
@@ -204,19 +233,60 @@ class StoreInWork:
         with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
-            self._check_quarantine(writer)
-        self._new_tokens += writer.record.tokens
+            self._check_quarantine(unit, writer.quarantined)
+        self.new_tokens += writer.record.tokens
 
-    def _check_quarantine(self, writer):
-        """Raise EncodeError when too many documents failed, this unit's included."""
-        self._quarantined += len(writer.quarantined)
-        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.plan.corpus["documents"]))
-        if self._quarantined > allowed:
+    def _check_quarantine(self, unit, quarantined):
+        """Raise EncodeError when too many documents failed, this unit's and those of all records there are."""
+        if not quarantined:
+            return
+        plan = self.job.plan
+        records = (self.files.record(other.id) for other in plan.units if other.id != unit.id)
+        count = len(quarantined) + sum(len(record.quarantined) for record in records if record)
+        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * plan.corpus["documents"]))
+        if count > allowed:
             raise EncodeError(
-                f"{self.files.path.name}: {self._quarantined} documents could not be coded, more than the {allowed} "
-                "that may be in quarantine, so the fault is hardly theirs. The last one: "
-                f"{writer.quarantined[-1]['reason']}"
+                f"{self.files.path.name}: {count} documents could not be coded, more than the {allowed} that may be "
+                f"in quarantine, so the fault is hardly theirs. The last one: {quarantined[-1]['reason']}"
             )
+
+
+class StoreInWork(OpenStore):
+    """A store that a command adds to: made where it is not there, which units it wants, and what was done.
+
+    command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
+    wanted   ids of the units that it lacks, or that shall be tried again
+    """
+
+    def __init__(self, job, name, target, command, dictionary=None):
+        files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
+        files.create(target)
+        super().__init__(job, files.path)
+        if not files.tokenizer.is_dir():
+            publish_directory(files.tokenizer, job.tokenizer.save_pretrained, replace=False)
+        if dictionary is not None and not files.dictionary.is_dir():
+            dictionary.save(files.dictionary)
+        files.publish_plan(job.plan)
+        publish_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML
+        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
+        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
+        self.done = 0
+        for unit in job.plan.units:
+            self._survey(unit)
+
+    def _survey(self, unit):
+        """Count a unit that is finished; one that is not, or is to be tried again, is wanted."""
+        record = None if unit.id in self.wanted else self.finished(unit)
+        if record is None:
+            self.wanted.add(unit.id)
+        else:
+            self.done += record.tokens
+
+    def note(self, unit, tokens):
+        """Note that a worker committed a unit; raises as its own check does, which cannot see what others are about
+        to commit."""
+        self.new_tokens += tokens
+        self._check_quarantine(unit, self.files.record(unit.id).quarantined)
 
     def report(self, seconds):
         """What was made, with the store's statistics."""
@@ -226,32 +296,47 @@ class StoreInWork:
             "plan": self.job.plan.id,
             "finished_before": not self.wanted,
             "new_units": len(self.wanted),
-            "new_tokens": self._new_tokens,
+            "new_tokens": self.new_tokens,
             "seconds": seconds,
             "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
             **store.report(),
         }
 
 
-def _run(job, stores, coder):
-    """Encode every unit of the plan that a store wants; returns their reports."""
+def run(job, stores, make_coder):
+    """Encode every unit of the plan that a store wants, here or on the job's workers; returns the stores' reports.
+
+    make_coder  function of a module, from a job and its list of stores to their coder; called in every process that
+                encodes, where the stores are OpenStores
+    """
     started = time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
-
-    def show(block, writer):
-        stores[block.output].done += block.tokens
-        done = sum(store.done for store in stores) // len(stores)
-        job.progress("encode", done, job.expected_tokens, **_figures(writer.statistics))
-
-    write_units(
-        [(unit, outputs) for unit, outputs in tasks if outputs],
-        job.windows,
-        coder,
-        job.config.max_length,
-        lambda unit, output: stores[output].writer(unit, coder.environment),
-        show,
-    )
+    tasks = [(unit, outputs) for unit, outputs in tasks if outputs]
+    if job.crew and tasks:
+        for unit, tokens, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
+            for output, amount in tokens.items():
+                stores[output].note(unit, amount)
+                _show(job, stores, output, amount, figures)
+    elif tasks:
+        _encode_here(job, stores, tasks, make_coder(job, stores))
     return [store.report(time.perf_counter() - started) for store in stores]
+
+
+def _encode_here(job, stores, tasks, coder):
+    def show(block, writer):
+        _show(job, stores, block.output, block.tokens, _figures(writer.statistics))
+
+    write_units(tasks, job.windows, coder, job.config.max_length, _writers(stores, coder), show)
+
+
+def _show(job, stores, output, tokens, figures):
+    stores[output].done += tokens
+    done = sum(store.done for store in stores) // len(stores)
+    job.progress("encode", done, job.expected_tokens, **figures)
+
+
+def _writers(stores, coder):
+    return lambda unit, output: stores[output].writer(unit, coder.environment)
 
 
 def _figures(statistics):
@@ -265,7 +350,37 @@ def _figures(statistics):
 # -- units -------------------------------------------------------------------------------------------------
 
 
-def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
+def encode_unit(job, stores, unit, outputs, coder, windows_of, failed):
+    """Encode what stores still lack of a unit: a worker's part of `run`.
+
+    outputs  numbers of the stores that want it
+    failed   its windows that are known to fail, with the reason
+    Returns  tokens of every output, figures of merit
+    """
+    lacking, figures = [output for output in outputs if stores[output].finished(unit) is None], {}
+    if lacking:
+        write_units(
+            [(unit, lacking)],
+            windows_of,
+            coder,
+            job.config.max_length,
+            _writers(stores, coder),
+            lambda block, writer: figures.update(_figures(writer.statistics)),
+            {unit.id: failed},
+        )
+    return {output: stores[output].files.record(unit.id).tokens for output in outputs}, figures
+
+
+def code_in_vain(coder, windows, output):
+    """Code some windows for an output and keep nothing: to see whether the process survives it."""
+    items = [[Block(join_windows(windows), output)]] if windows else []
+    for _, stage in coder.stages():
+        items = stage(items)
+    for _ in items:
+        pass
+
+
+def write_units(tasks, windows_of, coder, max_length, open_writer, after_block, failed=None):
     """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
 
     tasks        pairs (unit, numbers of the outputs that want it)
@@ -273,10 +388,11 @@ def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
     coder        IdsCoder, LspCoder or LogitsCoder
     open_writer  function from a unit and an output to a context manager that gives a UnitWriter and commits at its end
     after_block  called with each Block and its UnitWriter once it is written
+    failed       of units by their id: windows that are known to fail, with the reason
     Raises       what any of these raises, as it is; the units before it are committed
     """
     with Stages() as stages:
-        items = _read_blocks(tasks, windows_of, max_length)
+        items = _read_blocks(tasks, windows_of, max_length, failed or {})
         for name, stage in coder.stages():
             items = stages.ahead(stage(items), coder.layout[name])
         for unit, outputs in tasks:
@@ -290,13 +406,15 @@ def write_units(tasks, windows_of, coder, max_length, open_writer, after_block):
                     after_block(block, writer)
 
 
-def _read_blocks(tasks, windows_of, max_length):
+def _read_blocks(tasks, windows_of, max_length, failed):
     """Lists of Blocks with the ids alone, one for every output, and UNIT_END after those of each unit."""
     for unit, outputs in tasks:
-        windows = windows_of(unit)
+        windows, first, known = windows_of(unit), 0, failed.get(unit.id, {})
         while chunk := list(islice(windows, windows_per_block(max_length))):
-            columns = join_windows(chunk)
-            yield [Block(dict(columns), output) for output in outputs]
+            columns, stop = join_windows(chunk), first + len(chunk)
+            here = {window - first: reason for window, reason in known.items() if first <= window < stop}
+            yield [Block(dict(columns), output, failed=dict(here)) for output in outputs]
+            first = stop
         yield UNIT_END
 
 

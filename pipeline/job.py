@@ -3,10 +3,13 @@
     job = teacher_job(config, progress)
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
 
-The corpus is scanned once, when the job is made. Left out: dictionaries (learn.py), encoding (encode.py).
+The corpus is scanned once, when the job is made; a worker process makes the same job from what that found. Left out:
+dictionaries (learn.py), encoding (encode.py), the workers (distributed.py).
 """
 
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline import plan as planning
 from pipeline.coder import EncodeError
@@ -16,33 +19,56 @@ from shards.manifest import fingerprint
 from shards.schema import LSP_OCTAVES, StoreError
 
 
+class Planned(NamedTuple):
+    """What the scan of a corpus found.
+
+    sources  name to reader
+    stamps   name to what says that the source is still the one that was scanned
+    """
+
+    sources: dict
+    stamps: dict
+    plan: planning.Plan
+
+
 class Job:
     """Sources, tokenizer and plan of one command.
 
-    Raises CorpusError, StoreError
+    planned  what an earlier scan found; the corpus is scanned without it
+    crew     the workers that help, inside `helped`
+    teacher  once it is loaded
+    Raises   CorpusError, StoreError
     """
 
-    def __init__(self, config, tokenizer, progress):
+    crew = teacher = None
+
+    def __init__(self, config, tokenizer, progress, planned=None):
         from pipeline.teacher import special_ids, tokenizer_fingerprint
 
         self.config, self.tokenizer, self.progress = config, tokenizer, progress
         refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
         self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length, config.packing)
-        sources = open_sources(config, progress)
-        self.sources = {source.name: source for source in sources}
-        self._stamps = {source.name: source.stamp() for source in sources}
-        self.plan = planning.scan(
+        self.planned = planned or self._scan()
+        self.sources, self._stamps, self.plan = self.planned
+        if planned is None:
+            self.check_sources()
+
+    def _scan(self):
+        config = self.config
+        sources = open_sources(config, self.progress)
+        stamps = {source.name: source.stamp() for source in sources}
+        plan = planning.scan(
             sources,
-            tokenizer,
+            self.tokenizer,
             self.special_ids,
             self.rules,
             unit_tokens=config.unit_tokens,
             max_tokens=config.max_tokens,
             selection=Selection.of(config),
-            progress=progress,
+            progress=self.progress,
         )
-        self.check_sources()
+        return Planned({source.name: source for source in sources}, stamps, plan)
 
     def check_sources(self):
         """Raise CorpusError if a source is no longer the file that was scanned."""
@@ -86,11 +112,42 @@ def teacher_job(config, progress):
     return Job(config, load_tokenizer(config.teacher), progress)
 
 
+@contextmanager
+def helped(job):
+    """Let the workers that the settings ask for, if any, help with the job in this block, as `job.crew`."""
+    if job.config.workers == 1 and job.config.scheduler is None:
+        yield
+        return
+    from pipeline.distributed import Crew
+
+    try:
+        with Crew(job) as job.crew:
+            yield
+    finally:
+        job.crew = None
+
+
 def load_teacher(job):
-    """The teacher of the settings, cut after the deepest of their layers.
+    """The teacher of the settings, cut after the deepest of their layers; loaded once in a job.
 
     Raises  TeacherError, DeviceError; EncodeError when the windows are too long or a GPU has no solver
     """
+    if job.teacher is None:
+        job.teacher = _load_teacher(job)
+    return job.teacher
+
+
+def check_same_teacher(teacher, fingerprint, dtype):
+    """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
+    found = str(teacher.dtype).removeprefix("torch.")
+    if (teacher.fingerprint, found) != (fingerprint, dtype):
+        what = f"computes in {found}, not {dtype}" if found != dtype else f"finds other files at {teacher.name}"
+        raise EncodeError(
+            f"a worker {what} as the command that was given. Let all see the same files, and give --dtype and --device."
+        )
+
+
+def _load_teacher(job):
     from pipeline.teacher import Teacher
 
     config = job.config

@@ -11,7 +11,7 @@ Shapes: N vectors, d hidden width.
 """
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from pipeline.coder import SOME_WINDOWS, EncodeError, describe, hidden_rows, may
 from pipeline.config import LearnConfig
 from pipeline.corpus import silent
 from pipeline.files import growing_rows
-from pipeline.job import load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
+from pipeline.job import helped, load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
 from shards.manifest import fingerprint
 
 SAMPLE = "sample.npy"
@@ -53,7 +53,8 @@ def learn_dictionary(config, progress=silent):
     if config.hidden is not None:
         return _dictionaries_of_file(config, progress)
     job = teacher_job(config, progress)
-    return dictionaries(job, load_teacher(job))
+    with helped(job):
+        return dictionaries(job, load_teacher(job))
 
 
 def dictionaries(job, teacher):
@@ -210,7 +211,10 @@ def sample_hidden(job, teacher, places):
 def _chosen_windows(job, k):
     """The windows of the sample, and how many vectors it shall have."""
     config = job.config
-    windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
+    if job.crew:
+        windows = job.crew.sample_windows(config.dictionary_tokens, config.seed)
+    else:
+        windows = planning.sample_windows(job.plan, job.windows, config.dictionary_tokens, config.seed)
     job.check_sources()
     special = job.special_ids["all"]
     count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
@@ -225,19 +229,36 @@ def _chosen_windows(job, k):
 def _write_samples(path_of, job, teacher, windows, count):
     """Write the sample of every layer in one pass of the teacher."""
     batch, shape = max(1, job.config.batch_tokens // job.config.max_length), (count, teacher.hidden_size)
+    batches, layers = [windows[i : i + batch] for i in range(0, len(windows), batch)], tuple(path_of)
     with ExitStack() as files:
         add = {layer: files.enter_context(growing_rows(path, shape, np.float16)) for layer, path in path_of.items()}
         done = dict.fromkeys(path_of, 0)
-        for i in range(0, len(windows), batch):
-            chunk = windows[i : i + batch]
-            found = _usable_rows(job, teacher, tuple(path_of), chunk, batch)
-            for layer, (rows_nd, failing) in zip(path_of, found, strict=True):
-                if failing > max(SOME_WINDOWS, len(chunk) // 2):
-                    raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
+        if job.crew:
+            found = job.crew.hidden_rows(teacher, batches, layers, next(iter(path_of.values())).parent)
+        else:
+            found = (rows_of_batch(job, teacher, layers, windows) for windows in batches)
+        for rows in files.enter_context(closing(found)):
+            for layer, rows_nd in zip(layers, rows, strict=True):
                 rows_nd = rows_nd[: count - done[layer]]
                 done[layer] += len(rows_nd)
                 add[layer](rows_nd)
             job.progress("sample", max(done.values()), count)
+
+
+def rows_of_batch(job, teacher, layers, windows):
+    """Hidden states of the windows of one forward pass, those left out at which the teacher fails.
+
+    Returns  list of (n, d) float32, one for a layer
+    Raises   EncodeError when it fails at most of them
+    """
+    batch, found = max(1, job.config.batch_tokens // job.config.max_length), []
+    if not windows:
+        return [np.zeros((0, teacher.hidden_size), np.float32)] * len(layers)
+    for layer, (rows_nd, failing) in zip(layers, _usable_rows(job, teacher, layers, windows, batch), strict=True):
+        if failing > max(SOME_WINDOWS, len(windows) // 2):
+            raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
+        found.append(rows_nd)
+    return found
 
 
 def _usable_rows(job, teacher, layers, windows, batch):

@@ -125,30 +125,61 @@ def _if_of_split(document, split):
 def sample_windows(plan, windows_of, tokens, seed):
     """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
 
-    The windows with the smallest counter-based hash of (seed, unit, number), so that the sample follows
-    from the plan and the seed. Memory: the sample.
-
     windows_of  function from a unit to its windows
-    Returns     list of windows in hash order
+    Returns     list of windows in the order of their hash
     """
-    least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
-    wanted = -(-tokens // max(1, least))  # windows; those with as few tokens as that, on average, would still do
-    heap = []  # (-hash, serial, window): largest hash first
+    sample = WindowSample(plan, tokens)
     for unit in plan.units:
         if unit.split == "train":
-            for number, window in enumerate(windows_of(unit)):
-                item = (-int(hash_u64(seed, int(unit.id[:16], 16), number)), len(heap), window)
-                if len(heap) < wanted:
-                    heappush(heap, item)
-                elif item > heap[0]:
-                    heapreplace(heap, item)
-    chosen, total = [], 0
-    for _, _, window in sorted(heap, reverse=True):
-        if total >= tokens:
-            break
-        chosen.append(window)
-        total += len(window.ids) - 2
-    return chosen
+            sample.add(candidates(unit, windows_of(unit), seed, sample.bound))
+    return sample.windows()
+
+
+def candidates(unit, windows, seed, bound):
+    """A unit's windows with a hash below a bound: triples (hash, (unit's id, number in the unit), window).
+
+    The hash is counter-based, of (seed, unit, number).
+    """
+    for number, window in enumerate(windows):
+        value = int(hash_u64(seed, int(unit.id[:16], 16), number))
+        if value < bound:
+            yield value, (unit.id, number), window
+
+
+class WindowSample:
+    """The windows of a plan with the smallest hashes, so that they follow from the plan and the seed alone, in
+    whatever order units are added. Memory: the sample.
+
+    tokens  coded tokens that the sample shall hold
+    """
+
+    def __init__(self, plan, tokens):
+        self._tokens, self._heap = tokens, []  # (-hash, place, window): largest hash first
+        least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
+        self._wanted = -(-tokens // max(1, least))  # those with as few tokens as that, on average, would still do
+
+    @property
+    def bound(self):
+        """Hashes from this on cannot be among the smallest."""
+        return -self._heap[0][0] if len(self._heap) == self._wanted else 2**64
+
+    def add(self, found):
+        """Add what `candidates` gives."""
+        for value, place, window in found:
+            if len(self._heap) < self._wanted:
+                heappush(self._heap, (-value, place, window))
+            elif value < self.bound:
+                heapreplace(self._heap, (-value, place, window))
+
+    def windows(self):
+        """Those of the smallest hashes that hold the tokens, in the order of their hash."""
+        chosen, total = [], 0
+        for _, _, window in sorted(self._heap, reverse=True):
+            if total >= self._tokens:
+                break
+            chosen.append(window)
+            total += len(window.ids) - 2
+        return chosen
 
 
 def _split(key):

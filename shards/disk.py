@@ -96,7 +96,8 @@ def discard(temporary):
 
 
 @atexit.register
-def _discard_all():
+def discard_all():
+    """Remove the temporaries of this process: at its end, or when nobody wants any more what it is about to write."""
     for process, path in list(_temporaries):
         if process == os.getpid():  # a forked child owns none of its parent's
             discard(path)

@@ -147,7 +147,7 @@ def test_errors_that_last(tmp_path, whole, calls):
             write(path)
         if (path / "units").is_dir():
             visible_units_are_whole(path)
-        disk._discard_all()
+        disk.discard_all()
         assert not temporaries(tmp_path)
         write(path)
         assert content(path) == whole
@@ -360,5 +360,5 @@ def test_left_overs_do_no_harm(tmp_path, whole):
     write(path)
     assert {name: raw for name, raw in content(path).items() if name in whole} == whole
     assert len(Store.open(path).split("train")) > 0
-    disk._discard_all()
+    disk.discard_all()
     assert len(temporaries(path)) == 2, "only ours are removed: another process may still write to its own"

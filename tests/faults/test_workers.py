@@ -1,0 +1,189 @@
+"""Workers that really die: in the middle of a unit, between commit and answer, at a text that kills each of them.
+
+The workers are two processes of a cluster that all tests share; its nannies start a new one for each that dies.
+"""
+
+import os
+import re
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_workers import AfterCommit, AtWindows, Slow
+from test_commit import temporaries, visible_units_are_whole
+from test_interruption import CODES, SECONDS_TO_EXIT, start
+from test_quarantine import plant, rows_of, shards
+
+from pipeline.cluster import event_loop, local_cluster, quiet
+from pipeline.coder import EncodeError
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import Dictionary
+from pipeline.distributed import REASON, Crew
+from pipeline.encode import QUARANTINE_SHARE, encode_lsp
+from shards.reader import Store
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of two workers."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        quiet(),
+        event_loop() as loop,
+    ):
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with (
+            local_cluster(2, "cpu", loop) as cluster,
+            Client(cluster.scheduler_address, loop=loop, set_as_default=False) as client,
+        ):
+            yield client
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, english_text, teacher_directory, client):
+    directory = tmp_path_factory.mktemp("workers")
+    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
+    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
+    return EncodeConfig(
+        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), dictionary=directory / "dictionary",
+        lam=0.1, top_n=8, max_length=32, max_tokens=20_000, unit_tokens=3_000, batch_tokens=1024, device="cpu",
+        output=directory / "one", scheduler=client.scheduler.address,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one(place):
+    """The store of a single process."""
+    return Store.open(encode_lsp(replace(place, scheduler=None))[0]["store"])
+
+
+@contextmanager
+def planted(client, fault):
+    client.register_plugin(fault, name="fault")
+    try:
+        yield
+    finally:
+        client.unregister_worker_plugin("fault")
+
+
+def is_whole(report, one):
+    """The store is the single process's, with one shard and one record a unit and nothing else."""
+    store = Store.open(report["store"])
+    assert shards(store.path) == shards(one.path)
+    assert visible_units_are_whole(store.path) == len(store.plan.units) == len(list(store.files.units.iterdir())) // 2
+
+
+def test_killed_in_the_middle(client, place, one, tmp_path):
+    killed = []
+
+    def kill_one(stage, *_, **figures):
+        if stage == "encode" and not killed:
+            killed.append(next(iter(client.run(os.getpid).values())))
+            time.sleep(0.05)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with planted(client, Slow()):
+        report = encode_lsp(replace(place, output=tmp_path), kill_one)[0]
+    assert killed and report["quarantined"] == 0 and report["new_tokens"] == report["tokens"]
+    for path in temporaries(tmp_path):  # SIGKILL leaves its own
+        path.unlink()
+    is_whole(report, one)
+
+
+def test_killed_between_commit_and_answer(client, place, one, tmp_path):
+    with planted(client, AfterCommit(tmp_path / "mark")):
+        report = encode_lsp(replace(place, output=tmp_path / "runs"))[0]
+    unit = (tmp_path / "mark").read_text()
+    assert unit in {planned.id for planned in one.plan.units} and report["new_tokens"] == report["tokens"]
+    is_whole(report, one)
+
+
+def test_a_text_that_kills_workers(client, place, one, tmp_path):
+    """Its window is found; the rest is as if it had raised; once it is harmless, the bytes are a clean run's."""
+    windows = [rows_of(one)[40][0]]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, windows, "teacher")
+        expected = encode_lsp(replace(place, output=tmp_path / "raises", scheduler=None))[0]
+    with planted(client, AtWindows(windows, kills=True)):
+        report = encode_lsp(replace(place, output=tmp_path / "kills"))[0]
+    assert shards(report["store"]) == shards(expected["store"]) != shards(one.path)
+    found, raised = (
+        [record.quarantined for record in Store.open(each["store"]).records()] for each in (report, expected)
+    )
+    assert report["quarantined"] == expected["quarantined"] >= 1
+    assert [[{**entry, "reason": REASON} for entry in entries] for entries in raised] == [list(e) for e in found]
+    tried = encode_lsp(replace(place, output=tmp_path / "kills", retry_quarantine=True))[0]
+    assert (tried["new_units"], tried["quarantined"]) == (1, 0)
+    assert shards(tried["store"]) == shards(one.path)
+
+
+def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
+    rows = [row[0] for row in rows_of(one)[::20]]
+    with planted(client, AtWindows(rows, kills=False)), pytest.raises(EncodeError, match="could not be coded") as said:
+        encode_lsp(replace(place, output=tmp_path))
+    allowed = int(QUARANTINE_SHARE * one.plan.corpus["documents"])
+    assert f"more than the {allowed} that" in str(said.value) and "chokes on this" in str(said.value)
+    deadline = time.monotonic() + 30
+    while temporaries(tmp_path):  # a worker of a cluster, which stays, hears that it is no longer needed
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@given(st.sets(st.integers(0, 999), max_size=5), st.integers(0, 1000))
+def test_killers_are_found_wherever_they_are(killers, count):
+    crew = Crew(None)
+    crew._survives = lambda task, range_, trials: not killers & set(range(*range_))
+    assert crew._killers(None, lambda *range_: range_, 0, count) == sorted(k for k in killers if k < count)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_driver_is_stopped(place, one, tmp_path, number):
+    """Out within seconds, workers as well; finished units stay, nothing else. Ctrl-C reaches all processes at once."""
+    flags = [
+        *("encode-lsp", "--teacher", place.teacher, "--layer", 2, "--corpus", *place.corpus, "--workers", 2),
+        *("--dictionary", place.dictionary, "--lam", 0.1, "--top-n", 8, "--max-length", 32, "--unit-tokens", 3_000),
+        *("--batch-tokens", 1024, "--device", "cpu", "--output", tmp_path),
+    ]
+    process = start(flags, start_new_session=True)
+    units = lambda: {path.name for path in tmp_path.glob("stores/*/units/*.json")}  # noqa: E731
+    while len(units()) < 3:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    workers = children(process.pid)
+    os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == CODES[number], said
+    assert time.monotonic() - began < SECONDS_TO_EXIT
+    assert len(workers) >= 2
+    while any(is_running(worker) for worker in workers):
+        assert time.monotonic() - began < 2 * SECONDS_TO_EXIT
+        time.sleep(0.05)
+    assert not temporaries(tmp_path)
+    assert visible_units_are_whole(next(tmp_path.glob("stores/*"))) == len(units())
+    lines = said.splitlines()
+    assert lines[0] == "encode-lsp" and lines[-1].startswith("mlsm: error: interrupted")
+    assert all(line.startswith(("scan: ", "workers at tcp://", "encode: ")) for line in lines[1:-1]), said
+    assert re.search(r"^workers at tcp://\S+, dashboard http://\S+/status$", said, re.MULTILINE)
+
+
+def is_running(process):
+    """Whether a process is there and not only its number, which nobody has asked for."""
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(process):
+    """Ids of the processes that a process and its children started."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return found + [grandchild for child in found for grandchild in children(child)]

@@ -1,0 +1,210 @@
+"""What is made does not depend on who makes it: two worker processes, or one, or other threads, give the same files.
+
+The workers belong to a cluster that all tests share. Workers that die are in tests/faults/test_workers.py.
+"""
+
+import logging
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+import torch
+from distributed import Client
+from distributed.comm import CommClosedError
+from minilm import minilm_dir
+from threadpoolctl import threadpool_limits
+
+from pipeline.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
+from pipeline.coder import EncodeError
+from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
+from pipeline.corpus import CorpusError, silent
+from pipeline.dictionary import Dictionary
+from pipeline.distributed import Crew
+from pipeline.encode import encode_ids, encode_lsp
+from pipeline.job import check_same_teacher, load_teacher, teacher_job
+from pipeline.learn import learn_dictionary
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of two workers, on a machine that says it has two GPUs, 3 and 5."""
+    with pytest.MonkeyPatch.context() as patch, quiet(), event_loop() as loop:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+        for name in THREADS:
+            patch.delenv(name, raising=False)
+        with (
+            local_cluster(2, "auto", loop) as cluster,
+            Client(cluster.scheduler_address, loop=loop, set_as_default=False) as client,
+        ):
+            yield client
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, english_text, teacher_directory):
+    """Settings for this process alone."""
+    return EncodeConfig(
+        teacher=str(teacher_directory), layer=(1, 2), corpus=(str(english_text),), k=(48, 64), lam=0.1, top_n=8,
+        max_length=32, max_tokens=25_000, unit_tokens=4_000, dictionary_tokens=5_000, dictionary_epochs=1,
+        batch_tokens=512, device="cpu", output=tmp_path_factory.mktemp("distributed") / "one",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reports(alone):
+    return encode_lsp(alone)
+
+
+@pytest.fixture(scope="module")
+def spread(alone, client):
+    """The same settings for the workers."""
+    return replace(alone, scheduler=client.scheduler.address, output=alone.output.with_name("two"))
+
+
+def files(output):
+    """Everything that does not say when, where or with how many threads it was made."""
+    named = {path.relative_to(output): path for path in Path(output).rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in named.items() if path.suffix in (".tar", ".npy", ".safetensors")}
+
+
+def test_dictionaries_and_stores_are_the_same(alone, reports, spread):
+    stages = {}
+    found = encode_lsp(spread, lambda stage, done, *_, **figures: stages.setdefault(stage, []).append(done))
+    assert files(spread.output) == files(alone.output) and len(found) == 4
+    assert not [path for path in spread.output.rglob("*") if path.name.startswith(".")]
+    for one, two in zip(reports, found, strict=True):
+        same = ("new_units", "new_tokens", "tokens", "documents", "nnz_per_token", "mass_kept", "plan", "layer")
+        assert {name: one[name] for name in same} == {name: two[name] for name in same}
+        assert Dictionary.load(one["dictionary"]).fingerprint == Dictionary.load(two["dictionary"]).fingerprint
+    assert len(stages["choose"]) > 1 and stages["encode"] == sorted(stages["encode"])
+    assert stages["encode"][-1] == found[0]["tokens"]
+
+
+def test_a_finished_store_needs_no_workers(spread, reports):
+    nobody = replace(spread, scheduler="tcp://127.0.0.1:9", output=Path(reports[0]["store"]).parents[1])
+    assert all(report["finished_before"] for report in encode_lsp(nobody))
+
+
+def test_learning_alone_and_ids(alone, spread, tmp_path):
+    same = ("teacher", "corpus", "lam", "max_length", "max_tokens", "dictionary_tokens", "dictionary_epochs")
+    given = {name: getattr(spread, name) for name in same}
+    learning = LearnConfig(layer=2, k=48, batch_tokens=512, device="cpu", output=tmp_path / "one", **given)
+    one = learn_dictionary(learning)[0]
+    two = learn_dictionary(replace(learning, scheduler=spread.scheduler, output=tmp_path / "two"))[0]
+    assert files(tmp_path / "one") == files(tmp_path / "two") and one["vectors"] == two["vectors"]
+    same = {name: given[name] for name in ("corpus", "max_length", "max_tokens")}
+    ids = EncodeIdsConfig(tokenizer=alone.teacher, unit_tokens=4_000, output=tmp_path / "a", **same)
+    encode_ids(ids)
+    encode_ids(replace(ids, scheduler=spread.scheduler, output=tmp_path / "b"))
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_relative_paths_are_the_drivers(alone, spread, reports, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(Path(alone.corpus[0]).read_bytes())
+    dictionary = Path(reports[0]["dictionary"])
+    given = replace(spread, layer=1, k=48, dictionary=dictionary, corpus=("text.txt",), output=Path("runs"))
+    assert files(reports[0]["store"]) == files(encode_lsp(given)[0]["store"])
+
+
+def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(alone.corpus[0]).read_bytes())
+    given = replace(spread, corpus=(str(text),), layer=1, k=48, dictionary=Path(reports[0]["dictionary"]),
+                    unit_tokens=1_000, output=tmp_path / "runs")  # fmt: skip
+
+    def change(stage, *_, **figures):
+        if stage == "encode":
+            text.write_text("Something else.\n")
+
+    with pytest.raises(CorpusError, match=f"^{text} (changed while it was read|: )"):
+        encode_lsp(given, change)
+    assert len(list(tmp_path.glob("runs/stores/*/units/*.json"))) < 20
+
+
+def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, caplog):
+    def chatty(work):
+        logging.getLogger("pipeline.coder").warning("a batch of %s", len(work.job.plan.units))
+        warnings.warn("workers warn of this", stacklevel=1)
+        return "well"
+
+    job = teacher_job(spread, silent)
+    with caplog.at_level("INFO"), Crew(job) as crew, pytest.warns(UserWarning, match="workers warn of this"):
+        assert list(crew._results(chatty, [()])) == [((), "well")]
+    assert f"a batch of {len(job.plan.units)}" in caplog.messages
+    with pytest.raises(EncodeError, match="empties the code of every one of the first"):
+        encode_lsp(replace(spread, lam=0.999, tolerance=0.9, output=tmp_path))
+
+
+def test_a_worker_with_another_teacher_refuses(alone, tmp_path):
+    teacher = load_teacher(teacher_job(replace(alone, output=tmp_path), silent))
+    check_same_teacher(teacher, teacher.fingerprint, "float32")
+    with pytest.raises(EncodeError, match="computes in float32, not bfloat16"):
+        check_same_teacher(teacher, teacher.fingerprint, "bfloat16")
+    with pytest.raises(EncodeError, match="finds other files at"):
+        check_same_teacher(teacher, "another", "float32")
+
+
+def test_workers_share_cores_and_gpus(client):
+    threads = str(max(1, CORES // 2))
+    found = client.run(lambda: {name: os.environ.get(name) for name in (*THREADS, "CUDA_VISIBLE_DEVICES")})
+    assert sorted(each.pop("CUDA_VISIBLE_DEVICES") for each in found.values()) == ["3", "5"]
+    assert list(found.values()) == 2 * [dict.fromkeys(THREADS, threads)]
+
+
+def test_gpus_are_given_in_turn(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
+    gpus = visible_gpus("auto")
+    assert [gpu_of(number, gpus)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["GPU-a", "GPU-b", "GPU-a"]
+    assert visible_gpus("cpu") == [] and gpu_of(0, []) == {}
+
+
+def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, monkeypatch):
+    """Of a teacher wide enough that its work is divided among threads; on this CPU, with these libraries."""
+    atoms = np.random.default_rng(0).normal(size=(768, 384)).astype(np.float32)
+    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
+    given = EncodeConfig(teacher=str(minilm_dir()), layer=2, corpus=(str(english_text),), max_tokens=12_000,
+                         dictionary=tmp_path / "dictionary", device="cpu")  # fmt: skip
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+            with threadpool_limits(threads):
+                encode_lsp(replace(given, output=tmp_path / str(threads)))
+    finally:
+        torch.set_num_threads(before)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"workers": 0}, "--workers must be positive"),
+    ({"workers": 2, "scheduler": "tcp://a:1"}, "Give one of them"),
+    ({"scheduler": "localhost"}, "is no address"),
+    ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),
+])  # fmt: skip
+def test_settings_refuse_contradictions(change, message):
+    with pytest.raises(ValueError, match=message):
+        EncodeConfig(**change)
+
+
+def test_a_scheduler_that_goes(spread, tmp_path, monkeypatch):
+    def gone():
+        raise CommClosedError("connection reset by peer")
+
+    with Crew(teacher_job(replace(spread, output=tmp_path), silent)) as crew:
+        crew._start()
+        monkeypatch.setattr(crew._client, "nthreads", gone)
+        with pytest.raises(ConnectionError, match="the scheduler is gone; finished units are kept"):
+            list(crew._results(print, [()]))
+
+
+def test_no_scheduler_there(spread, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.distributed.SECONDS_TO_ANSWER", 0.5)
+    with pytest.raises(EncodeError, match="no scheduler answers there"):
+        encode_lsp(replace(spread, scheduler="tcp://127.0.0.1:9", output=tmp_path))
