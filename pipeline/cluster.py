@@ -40,6 +40,7 @@ def local_cluster(workers, device, loop):
             scheduler={"cls": Scheduler, "options": _SCHEDULER},
             loop=loop,
             silence_logs=logging.CRITICAL,
+            shutdown_on_close=False,  # at exit, when Ctrl-C came while it started: its workers end with this process
         )
         try:
             yield cluster
@@ -68,9 +69,9 @@ _NANNY = {
 def _settings(workers):
     """Dask's settings of scheduler, nannies and workers; threads that the environment names already win."""
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    quiet = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
+    levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
-        "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | quiet,
+        "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
         "distributed.scheduler.worker-saturation": 1.0,  # a worker's death is blamed on the one task it has
         "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
@@ -118,15 +119,16 @@ def event_loop():
 
 @contextmanager
 def quiet():
-    """Keep Dask's log lines off the terminal: a dead worker is reported by us, or not worth a word."""
+    """Keep Dask's log lines off the terminal: a dead worker is reported by us, or not worth a word.
+
+    After an error they stay off: what an interrupted start has to say, it says when it is collected.
+    """
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    try:
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @contextmanager
