@@ -417,7 +417,7 @@ def _one_line(error):
 
 def _complain_of_quarantine(reports):
     """The exit code of an encoding: 5, and a line, when documents of the stores could not be coded."""
-    count = sum(report["quarantined"] for report in reports)
+    count = sum(report.get("quarantined", 0) for report in reports)  # an estimate has none
     if not count:
         return 0
     stores = ", ".join(report["store"] for report in reports if report["quarantined"])

@@ -56,6 +56,8 @@ def _dictionary_rows(report):
 
 def encoding(reports, settings):
     """The summary of encode-lsp, encode-ids, encode-logits and derive-shards."""
+    if getattr(settings, "dry_run", False):
+        return estimated(reports[0])
     lines = []
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
@@ -66,6 +68,21 @@ def encoding(reports, settings):
     if len(reports) > 1 or settings.output != Path("runs"):
         flags += f" --store {reports[0]['store']}"
     return "\n".join([*lines, f"\nNext:  {command()} train-student{flags}"])
+
+
+def estimated(report):
+    """What --dry-run found out."""
+    rows = [
+        ("tokens", f"about {report['tokens']:,} in {report['units']:,} units"),
+        ("bytes", f"about {report['bytes']:,} ({report['bytes_per_token']:.1f} per token and store)"),
+        ("disk", f"{report['disk_free']:,} bytes are free" + (": TOO FEW" * (report["bytes"] > report["disk_free"]))),
+        ("time", f"about {duration(report['seconds'])} at {report['tokens_per_second']:,.0f} tokens/s in one process"),
+    ]
+    if report.get("lacking"):
+        time = duration(report["learning_seconds"])
+        rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
+    measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
+    return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)])])
 
 
 def store_rows(path, report):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
-HOW = ("retry_quarantine", "workers", "scheduler")  # settings that say nothing of what is made
+HOW = ("retry_quarantine", "dry_run", "workers", "scheduler")  # settings that say nothing of what is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +90,21 @@ class WorkersConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeIdsConfig(WorkersConfig):
+class EncodingConfig:
+    """What every encoding command takes."""
+
+    retry_quarantine: bool = False
+    """Encode the units that hold quarantined documents again."""
+    dry_run: bool = False
+    """Estimate tokens, bytes and hours from a measurement of some seconds, and write nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeIdsConfig(EncodingConfig, WorkersConfig):
     """Write token ids only: what the `mlm` objective needs."""
 
     tokenizer: str = "bundled"
     """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's."""
-    retry_quarantine: bool = False
-    """Encode the units that hold quarantined documents again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +131,11 @@ class TeacherConfig(WorkersConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeLogitsConfig(TeacherConfig):
+class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     """Encode a corpus into shards of the teacher's distribution over its vocabulary, for knowledge distillation."""
 
     top_n: int = 64
     """Most probable vocabulary entries kept of each token, 1 to 255; the mass of the others is kept as one number."""
-    retry_quarantine: bool = False
-    """Encode the units that hold quarantined documents again."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -182,7 +188,7 @@ class LearnConfig(DictionaryConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeConfig(DictionaryConfig):
+class EncodeConfig(EncodingConfig, DictionaryConfig):
     """Encode a corpus into LSP shards."""
 
     dictionary: Path | None = None
@@ -192,8 +198,6 @@ class EncodeConfig(DictionaryConfig):
     leaves the objective 2e-5 above its optimum, relative; on a GPU less than 1e-4 is out of reach."""
     top_n: int | Literal["all"] = 32
     """Largest entries kept of each token's distribution; `all` keeps every non-zero, up to 255."""
-    retry_quarantine: bool = False
-    """Encode the units that hold quarantined documents again."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -22,6 +22,7 @@ import numpy as np
 from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output
 from pipeline.config import HOW, plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
+from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.job import (
     Job,
     check_same_teacher,
@@ -49,6 +50,8 @@ def encode_ids(config, progress=silent):
     job = Job(config, load_tokenizer(config.tokenizer), progress)
     settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
     target = job.target(settings, {"tokenizer_name": config.tokenizer}, k=0)
+    if config.dry_run:
+        return [estimate(job, IdsCoder(), [target], write_units)]
     store = StoreInWork(job, f"ids-L{config.max_length}", target, {"encode-ids": _kept(config)})
     with helped(job):
         return run(job, [store], ids_coder)
@@ -71,6 +74,9 @@ def encode_logits(config, progress=silent):
     job = Job(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
     job.teacher = teacher
+    if config.dry_run:
+        target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)
+        return [estimate(job, logits_coder(job, []), [target], write_units)]
     with helped(job):
         return run(job, [_logits_store(job, teacher)], logits_coder)
 
@@ -115,6 +121,8 @@ def encode_lsp(config, progress=silent):
     """
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
+    if config.dry_run:
+        return [estimate_lsp(job, teacher, write_units)]
     stores, facts = [], []
     with helped(job):
         for layer, source in _dictionaries(job, teacher):
@@ -312,6 +320,8 @@ def run(job, stores, make_coder):
     started = time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
     tasks = [(unit, outputs) for unit, outputs in tasks if outputs]
+    shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
+    warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
     if job.crew and tasks:
         for unit, tokens, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
             for output, amount in tokens.items():

@@ -59,12 +59,17 @@ def learn_dictionary(config, progress=silent):
 
 def dictionaries(job, teacher):
     """Reports of the dictionaries that the settings ask for, layer by layer; learned now where they are not there."""
-    wanted = [_wanted(job, teacher, layer, k) for layer in job.config.layer for k in job.config.k]
+    wanted = wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     for entry in lacking:
         _announce(entry.directory)
     learned = _learn_together(lacking, job.config, job.progress, partial(sample_hidden, job, teacher))
     return [_report(entry, learned) | {"layer": entry.layer} for entry in wanted]
+
+
+def wanted_dictionaries(job, teacher):
+    """The dictionaries that the settings ask for, layer by layer, whether they are there or not."""
+    return [_wanted(job, teacher, layer, k) for layer in job.config.layer for k in job.config.k]
 
 
 def _wanted(job, teacher, layer, k):

@@ -1,0 +1,183 @@
+"""What an encoding will take, before it begins: tokens, bytes, hours, room on the disk.
+
+    estimate(job, coder, targets, write_units)  # --dry-run: measures for some seconds; nothing stays
+    warn_of_disk(output, bytes)                 # before an encoding: a warning when it is not likely to fit
+
+The measurement is the work itself: the first windows of the plan go through the real stages into temporary stores,
+whose bytes are counted. Dictionaries that are not there yet are learned from a few vectors, and do not stay either.
+Left out: the encoding (encode.py).
+
+Shapes: K atoms, N vectors, d hidden width.
+"""
+
+import shutil
+import tempfile
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.coder import LspCoder, Output, hidden_rows
+from pipeline.corpus.windows import tokenised
+from pipeline.learn import wanted_dictionaries
+from shards.manifest import StoreFiles
+from shards.schema import ShardMeta, ids_dtype, index_bits
+from shards.writer import UnitWriter
+
+SECONDS = 5  # that a measurement shall last, where there is text enough
+FEWEST_WINDOWS = 128  # of the first, which is made twice: once to warm up
+PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text, tokenised to learn how many tokens a byte makes
+LEARNING_COST = 5  # of a vector's visit in dictionary learning, in codings of a token; k = 3072, d = 384, two cores
+VECTORS_AN_ATOM = 4  # in a dictionary that stands in for one that is not there yet
+USUAL_ENTRIES = 30  # of a token, whatever n: more than real codes keep at the usual penalty
+
+
+def estimate(job, coder, targets, write_units):
+    """Encode the beginning of the plan into temporary stores, one for every output of the coder, and extrapolate.
+
+    targets      contents of target.json
+    write_units  that of encode.py
+    Returns      dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
+                 tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
+    """
+    records, seconds = _measured(job, coder, targets, write_units)
+    total, measured = expected_tokens(job), records[0].tokens
+    blocks = sum(group["length"] for record in records for group in record.blocks)
+    fixed = sum(record.bytes for record in records) - blocks
+    size = round(blocks / measured * total + fixed * len(job.plan.units))
+    busy = {
+        name: sum(record.environment.get(name, 0.0) for record in records) / measured
+        for name in ("teacher_seconds", "solver_seconds")
+    }
+    return {
+        "units": len(job.plan.units),
+        "tokens": total,
+        "bytes": size,
+        "bytes_per_token": size / max(1, total) / len(targets),
+        "tokens_per_second": measured / seconds,
+        "seconds": total * seconds / measured,
+        "measured_tokens": measured,
+        "disk_free": free_bytes(job.config.output),
+        **busy,
+    }
+
+
+def estimate_lsp(job, teacher, write_units):
+    """The same for the LSP stores of the settings; adds learning_seconds, of the dictionaries that are lacking."""
+    from pipeline.dictionary import Dictionary
+
+    config, outputs = job.config, []
+    wanted = [] if config.dictionary else wanted_dictionaries(job, teacher)
+    lacking = [entry for entry in wanted if not entry.directory.is_dir()]
+    if config.dictionary:
+        outputs.append(Output(config.layer[0], Dictionary.load(config.dictionary)))
+    for entry in wanted:
+        made_up = entry in lacking
+        dictionary = _provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
+        outputs.append(Output(entry.layer, dictionary))
+    targets = [job.target({"top_n": config.top_n}, {}, len(output.dictionary.atoms_Kd)) for output in outputs]
+    coder = LspCoder(teacher, outputs, config, job.special_ids)
+    found = estimate(job, coder, targets, write_units)
+    tokens = min(config.dictionary_tokens, found["tokens"])
+    visits = tokens * config.dictionary_epochs * LEARNING_COST * len(lacking) / len(outputs)
+    learning = visits * found["solver_seconds"] + (tokens * found["teacher_seconds"] if lacking else 0)
+    return found | {"lacking": len(lacking), "learning_seconds": learning}
+
+
+def _provisional(job, teacher, entry):
+    """A dictionary learned in one pass over a few vectors from the end of the plan."""
+    from pipeline.dictionary import learn_dictionary
+
+    config, parts, count = job.config, [], 0
+    size, wanted = max(1, config.batch_tokens // config.max_length), VECTORS_AN_ATOM * entry.k
+    for unit in reversed(job.plan.units):
+        windows = job.windows(unit)
+        while count < wanted and (chunk := list(islice(windows, size))):
+            (rows_Nd,), _ = hidden_rows(teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,))
+            parts.append(rows_Nd)
+            count += len(rows_Nd)
+    hidden_Nd = np.concatenate(parts)[:wanted]
+    return learn_dictionary(hidden_Nd, entry.k, config.lam, seed=config.seed, epochs=1, device=config.device)
+
+
+def expected_tokens(job):
+    """About how many tokens the plan holds, special ones included, from a sample of its text."""
+    train = [unit for unit in job.plan.units if unit.split == "train"]
+    tokens = size = 0
+    for unit in train[:: max(1, len(train) // PROBED_UNITS)][:PROBED_UNITS]:
+        pieces, taken = [], 0
+        for piece in job.sources[unit.source].pieces(unit.start, unit.offset):
+            pieces.append(piece)
+            taken += len(piece.text.encode("utf-8", "surrogatepass"))
+            if taken >= PROBED_BYTES:
+                break
+        size += taken
+        tokens += sum(len(ids) for _, ids in tokenised(pieces, job.tokenizer))
+    specials = job.config.max_length / (job.config.max_length - 2)
+    found = round(job.plan.corpus["bytes"] * specials * tokens / max(1, size))
+    return min(found, job.config.max_tokens or found)
+
+
+def warn_of_disk(output, needed):
+    """Warn when about so many bytes will not fit; the encoding begins all the same."""
+    free = free_bytes(output)
+    if needed > free:
+        warnings.warn(
+            f"about {needed / 1e9:,.1f} GB are to be written under {output}, where {free / 1e9:,.1f} GB are free. "
+            "A full disk loses nothing: the same command goes on once there is room. --dry-run measures it.",
+            stacklevel=2,
+        )
+
+
+def free_bytes(path):
+    """Bytes that may be written on the disk that a path is on, or will be."""
+    path = Path(path).absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def likely_bytes(target):
+    """Bytes of a token in a store, more rather than less."""
+    size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
+    if not target["k"]:
+        return size
+    kept = target["settings"].get("top_n", "all")
+    usual = USUAL_ENTRIES if target["settings"].get("kind") == "lsp" else 255
+    return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
+
+
+def _measured(job, coder, targets, write_units):
+    """Records of the longest measurement, one a target, and its seconds."""
+    unit = next(unit for unit in job.plan.units if unit.split == "train")
+    _encode_some(job, coder, targets, write_units, unit, FEWEST_WINDOWS)  # compiles, and fills the caches
+    windows = FEWEST_WINDOWS
+    while True:
+        records, seconds = _encode_some(job, coder, targets, write_units, unit, windows)
+        if seconds >= SECONDS or records[0].windows < windows:
+            return records, seconds
+        windows *= 2
+
+
+def _encode_some(job, coder, targets, write_units, unit, windows):
+    """Encode the first windows of a unit into stores that do not stay; their records, and the seconds."""
+    with tempfile.TemporaryDirectory() as directory:
+        opened = []
+        for number, target in enumerate(targets):
+            files = StoreFiles(Path(directory) / str(number))
+            files.units.mkdir(parents=True)
+            meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"],
+                             target["weight_octaves"])  # fmt: skip
+            opened.append(UnitWriter(files, meta))
+        began = time.perf_counter()
+        write_units(
+            [(unit, list(range(len(targets))))],
+            lambda unit: islice(job.windows(unit), windows),
+            coder,
+            job.config.max_length,
+            lambda unit, output: opened[output],
+            lambda block, writer: None,
+        )
+        return [writer.record for writer in opened], time.perf_counter() - began
