@@ -6,7 +6,7 @@
 Settings are the dataclasses of pipeline/config.py and student/config.py: a recipe gives the defaults,
 flags win. Exit codes: 0 done or already finished, 1 a fault of this program, 2 bad input or usage, 3 a
 store or shard that is damaged or unfinished, 4 training stopped by itself, 5 encoded but for documents in
-quarantine, 74 a file could not be written, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+quarantine, 74 a file could not be written or workers are gone, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 import contextlib
@@ -249,10 +249,12 @@ def parse_settings(name, verb, argv, recipe=None):
     --tokenizer or --hidden ask for other material: real text must not be cut to the demonstration's two million tokens.
     Returns  (settings, name of the recipe or None)
     """
+    is_asked_for = recipe is not None
     if recipe is None and name not in TOOLS and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
-    default = settings_class(**(_recipe_settings(recipe, name, settings_class) if recipe else {}))
+    values = _recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
+    default = settings_class(**values)
     return _parse_flags(name, verb, argv, default), recipe
 
 
@@ -278,7 +280,7 @@ def _parse_flags(name, verb, argv, default):
         raise ValueError(text.removeprefix(f"Value error Error parsing {type(default).__name__}: ")) from None
 
 
-def _recipe_settings(recipe, verb, settings_class):
+def _recipe_settings(recipe, verb, settings_class, is_asked_for):
     import yaml
 
     path = _recipe_file(recipe)
@@ -290,6 +292,8 @@ def _recipe_settings(recipe, verb, settings_class):
     sections = values if isinstance(values, dict) else {None: values}
     if not all(isinstance(section, dict | None) for section in sections.values()):
         raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
+    if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
+        raise ValueError(f"recipe {path} says nothing of {verb}. It has sections for: {', '.join(map(str, sections))}")
     section = sections.get(verb) or {}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         shared = sections.get("encode-lsp") or {}

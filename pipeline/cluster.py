@@ -33,15 +33,17 @@ def local_cluster(workers, device, loop):
     """
     gpus = visible_gpus(device)
     with _environment_kept(), dask.config.set(_settings(workers)):
-        cluster = SpecCluster(
-            workers={
-                number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}} for number in range(workers)
-            },
-            scheduler={"cls": Scheduler, "options": _SCHEDULER},
-            loop=loop,
-            silence_logs=logging.CRITICAL,
-            shutdown_on_close=False,  # at exit, when Ctrl-C came while it started: its workers end with this process
-        )
+        with _environment_kept():  # for what the driver computes itself; a worker started anew changes it again
+            cluster = SpecCluster(
+                workers={
+                    number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
+                    for number in range(workers)
+                },
+                scheduler={"cls": Scheduler, "options": _SCHEDULER},
+                loop=loop,
+                silence_logs=logging.CRITICAL,
+                shutdown_on_close=False,  # at exit, when Ctrl-C came while it started: workers end with this process
+            )
         try:
             yield cluster
         finally:
@@ -72,7 +74,7 @@ def _settings(workers):
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
-        "distributed.scheduler.worker-saturation": 1.0,  # a worker's death is blamed on the one task it has
+        "distributed.scheduler.worker-saturation": 1.0,  # but at first, a worker's death is blamed on its one task
         "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
     }
@@ -102,10 +104,11 @@ def is_lost(cluster):
 
 @contextmanager
 def event_loop():
-    """An event loop in a thread that Ctrl-C does not reach, nor the processes that it starts: those are the driver's
-    to end, and must not die of it halfway."""
+    """An event loop in a thread that Ctrl-C and SIGTERM do not reach, nor the processes that it starts: those are the
+    driver's to end, and must not die of it halfway."""
     resource_tracker.ensure_running()  # which unblocks signals in the thread that first needs it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a thread inherits this, and a process
+    ours = {signal.SIGINT, signal.SIGTERM}  # either may come to the whole group
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a thread inherits this, and a process
     try:
         runner = LoopRunner()
         runner.start()

@@ -32,6 +32,8 @@ from pipeline.coder import EncodeError
 
 KILLED = object()  # in place of a result: every worker that tried died
 REASON = "kills the worker process"
+MOST_KILLERS = 32  # windows of a unit; each costs several workers
+TOO_LITTLE_MEMORY = "Do they have too little memory? Use fewer --workers or a smaller --batch-tokens."
 RANGES = 32  # that a range of windows is cut into; not two, because each death costs the loading of a teacher
 PART_BATCHES = 8  # of the teacher, in one task of the sample
 SECONDS_TO_ANSWER = 10  # that a scheduler has
@@ -89,8 +91,8 @@ class Crew:
         arguments  tuples, taken when there is room for one more task
         Raises     what the task raises; ConnectionError when the scheduler is gone
         """
-        self._start()
         try:
+            self._start()
             yield from self._as_they_end(task, arguments, trials)
         except (CancelledError, CommClosedError) as error:
             raise ConnectionError(
@@ -121,6 +123,9 @@ class Crew:
                     submit(argument, trial + 1)
                     continue
                 result = KILLED
+            except Exception as error:
+                _pass_on(getattr(error, "worker_notes", ()))
+                raise
             yield argument, result
             fill()
 
@@ -136,16 +141,29 @@ class Crew:
         ((_, result),) = self._results(task, [argument], trials)
         return result is not KILLED
 
-    def _killers(self, task, argument_of, first, stop):
-        """Numbers from `first` to `stop` at which workers die: argument_of(first, stop) makes the argument of a range.
+    def _killers(self, task, argument_of, count):
+        """Numbers below `count` at which workers die: argument_of(first, stop) makes the argument of a range.
 
         One that is alone must kill twice: the first time may have been chance.
+        Raises  EncodeError when workers die at no text at all, or at more than MOST_KILLERS of it
         """
-        step, found = -(-(stop - first) // RANGES), []
+        if not self._survives(task, argument_of(0, 0), trials=2):
+            raise EncodeError(f"workers die before they code any text. {TOO_LITTLE_MEMORY}")
+        return self._searched(task, argument_of, 0, count, [])
+
+    def _searched(self, task, argument_of, first, stop, found):
+        """What was found before, and the killers from `first` to `stop`."""
+        step = -(-(stop - first) // RANGES)
         for begin in range(first, stop, max(1, step)):
             end = min(begin + step, stop)
-            if not self._survives(task, argument_of(begin, end), trials=2 if step == 1 else 1):
-                found += [begin] if step == 1 else self._killers(task, argument_of, begin, end)
+            self.job.progress("search", begin, stop, unit="windows", found=len(found))
+            if self._survives(task, argument_of(begin, end), trials=2 if step == 1 else 1):
+                continue
+            found = [*found, begin] if step == 1 else self._searched(task, argument_of, begin, end, found)
+            if len(found) > MOST_KILLERS:
+                raise EncodeError(
+                    f"workers die at more than {MOST_KILLERS} windows, so it is hardly their fault. {TOO_LITTLE_MEMORY}"
+                )
         return found
 
     # -- units ---------------------------------------------------------------------------------------------
@@ -155,7 +173,7 @@ class Crew:
 
         tasks   pairs (unit, numbers of the stores that want it)
         stores  their directories;  make_coder as `encode.run` takes it
-        Yields  (unit, tokens of each of its stores, figures of merit) as units end
+        Yields  (unit, tokens and quarantined documents of each of its stores, figures of merit) as units end
         Raises  as encode_lsp
         """
         units, number_of = self.job.plan.units, {unit.id: i for i, unit in enumerate(self.job.plan.units)}
@@ -179,14 +197,14 @@ class Crew:
         if windows is KILLED:
             raise EncodeError(f"workers die when they read {where}: nothing of it can be encoded. Leave it out.")
         killers = self._killers(
-            worker.code_in_vain, lambda first, stop: (number, first, stop, output, stores, make_coder), 0, windows
+            worker.code_in_vain, lambda first, stop: (number, first, stop, output, stores, make_coder), windows
         )
         failed = dict.fromkeys(killers, REASON)
         ((_, result),) = self._results(worker.encode, [(number, (output,), failed, stores, make_coder)])
         if result is KILLED:
             raise EncodeError(
                 f"workers die at {where}, also without the {len(killers)} windows that kill one alone. "
-                "Do they have too little memory? Use fewer --workers or a smaller --batch-tokens."
+                f"{TOO_LITTLE_MEMORY}"
             )
         return result
 
@@ -196,12 +214,18 @@ class Crew:
         """The same windows as plan.sample_windows."""
         sample = planning.WindowSample(self.job.plan, tokens)
         training = [i for i, unit in enumerate(self.job.plan.units) if unit.split == "train"]
-        results = self._results(worker.candidates, ((i, seed, sample.bound) for i in training))
+        results, suspects = self._results(worker.candidates, ((i, seed, sample.bound) for i in training)), []
         for done, ((number, *_), found) in enumerate(results, start=1):
+            if found is KILLED:
+                suspects.append(number)
+                continue
+            sample.add(found)
+            self.job.progress("choose", done, len(training), unit="units")
+        for number in suspects:  # alone: another's death may have been laid at its door
+            ((_, found),) = self._results(worker.candidates, [(number, seed, sample.bound)])
             if found is KILLED:
                 raise EncodeError(f"workers die when they read {self.job.plan.units[number].source}. Leave it out.")
             sample.add(found)
-            self.job.progress("choose", done, len(training), unit="units")
         return sample.windows()
 
     def hidden_rows(self, teacher, batches, layers, place):
@@ -219,7 +243,7 @@ class Crew:
                     yield [_taken(place / name) for name in ready.pop(wanted)]
                     wanted += 1
         finally:
-            for path in place.glob(f"{worker.PART}*"):
+            for path in place.glob(f"*{worker.PART}*"):
                 path.unlink(missing_ok=True)
 
     def _parts(self, batches, layers, place, expected):
@@ -236,12 +260,12 @@ class Crew:
             spared = [self._without_killers(windows, layers) for windows in argument[0]]
             ((_, names),) = self._results(worker.hidden_rows, [(spared, *argument[1:])])
             if names is KILLED:
-                raise EncodeError("workers die at the dictionary's sample. Do they have too little memory?")
+                raise EncodeError(f"workers die at the dictionary's sample. {TOO_LITTLE_MEMORY}")
             yield number_of[id(argument)], names
 
     def _without_killers(self, windows, layers):
         killers = self._killers(
-            worker.hidden_rows_in_vain, lambda first, stop: (windows[first:stop], layers), 0, len(windows)
+            worker.hidden_rows_in_vain, lambda first, stop: (windows[first:stop], layers), len(windows)
         )
         for _ in killers:
             logger.warning("a window is left out of the dictionary's sample: %s", REASON)
@@ -256,9 +280,13 @@ def _taken(path):
 
 def _passed_on(notes, result):
     """A task's result, once what was logged and warned of during it is logged and warned of here."""
+    _pass_on(notes)
+    return result
+
+
+def _pass_on(notes):
     for name, kind, text in notes:
         if name is None:
             warnings.warn(text, kind, stacklevel=2)
         else:
             logging.getLogger(name).log(kind, "%s", text)
-    return result

@@ -34,7 +34,7 @@ from pipeline.job import (
 )
 from pipeline.learn import dictionaries
 from pipeline.stages import Stages
-from shards.manifest import StoreFiles, publish_directory, publish_json
+from shards.manifest import StoreFiles, publish_directory, replace_json
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
@@ -275,8 +275,7 @@ class StoreInWork(OpenStore):
         if dictionary is not None and not files.dictionary.is_dir():
             dictionary.save(files.dictionary)
         files.publish_plan(job.plan)
-        publish_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML
-        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
+        replace_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML; the corpus may have moved
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
         self.done = 0
         for unit in job.plan.units:
@@ -290,11 +289,11 @@ class StoreInWork(OpenStore):
         else:
             self.done += record.tokens
 
-    def note(self, unit, tokens):
+    def note(self, unit, tokens, quarantined):
         """Note that a worker committed a unit; raises as its own check does, which cannot see what others are about
         to commit."""
         self.new_tokens += tokens
-        self._check_quarantine(unit, self.files.record(unit.id).quarantined)
+        self._check_quarantine(unit, quarantined)
 
     def report(self, seconds):
         """What was made, with the store's statistics."""
@@ -323,10 +322,10 @@ def run(job, stores, make_coder):
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
     if job.crew and tasks:
-        for unit, tokens, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
-            for output, amount in tokens.items():
-                stores[output].note(unit, amount)
-                _show(job, stores, output, amount, figures)
+        for unit, counts, figures in job.crew.encode(tasks, [store.files.path for store in stores], make_coder):
+            for output, (tokens, quarantined) in counts.items():
+                stores[output].note(unit, tokens, quarantined)
+                _show(job, stores, output, tokens, figures)
     elif tasks:
         _encode_here(job, stores, tasks, make_coder(job, stores))
     return [store.report(time.perf_counter() - started) for store in stores]
@@ -365,7 +364,7 @@ def encode_unit(job, stores, unit, outputs, coder, windows_of, failed):
 
     outputs  numbers of the stores that want it
     failed   its windows that are known to fail, with the reason
-    Returns  tokens of every output, figures of merit
+    Returns  tokens and quarantined documents of every output, figures of merit
     """
     lacking, figures = [output for output in outputs if stores[output].finished(unit) is None], {}
     if lacking:
@@ -378,7 +377,8 @@ def encode_unit(job, stores, unit, outputs, coder, windows_of, failed):
             lambda block, writer: figures.update(_figures(writer.statistics)),
             {unit.id: failed},
         )
-    return {output: stores[output].files.record(unit.id).tokens for output in outputs}, figures
+    records = {output: stores[output].files.record(unit.id) for output in outputs}
+    return {output: (record.tokens, record.quarantined) for output, record in records.items()}, figures
 
 
 def code_in_vain(coder, windows, output):

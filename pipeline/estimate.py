@@ -23,7 +23,7 @@ from pipeline.coder import LspCoder, Output, hidden_rows
 from pipeline.corpus.windows import tokenised
 from pipeline.learn import wanted_dictionaries
 from shards.manifest import StoreFiles
-from shards.schema import ShardMeta, ids_dtype, index_bits
+from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
 SECONDS = 5  # that a measurement shall last, where there is text enough
@@ -31,6 +31,8 @@ FEWEST_WINDOWS = 128  # of the first, which is made twice: once to warm up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text, tokenised to learn how many tokens a byte makes
 LEARNING_COST = 5  # of a vector's visit in dictionary learning, in codings of a token; k = 3072, d = 384, two cores
 VECTORS_AN_ATOM = 4  # in a dictionary that stands in for one that is not there yet
+MEMBER_BYTES = 900  # of a column's tar header, array header and padding
+IDS_COLUMNS, LSP_COLUMNS = 4, 9
 USUAL_ENTRIES = 30  # of a token, whatever n: more than real codes keep at the usual penalty
 
 
@@ -44,9 +46,7 @@ def estimate(job, coder, targets, write_units):
     """
     records, seconds = _measured(job, coder, targets, write_units)
     total, measured = expected_tokens(job), records[0].tokens
-    blocks = sum(group["length"] for record in records for group in record.blocks)
-    fixed = sum(record.bytes for record in records) - blocks
-    size = round(blocks / measured * total + fixed * len(job.plan.units))
+    size = sum(_bytes_in_all(record, total, len(job.plan.units)) for record in records)
     busy = {
         name: sum(record.environment.get(name, 0.0) for record in records) / measured
         for name in ("teacher_seconds", "solver_seconds")
@@ -62,6 +62,14 @@ def estimate(job, coder, targets, write_units):
         "disk_free": free_bytes(job.config.output),
         **busy,
     }
+
+
+def _bytes_in_all(record, tokens, units):
+    """Bytes of a store of so many tokens and units, from a small one: what is there once a block or unit apart."""
+    blocks = sum(group["length"] for group in record.blocks)
+    once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in record.statistics else IDS_COLUMNS)
+    per_token = (blocks - once_a_block * len(record.blocks)) / record.tokens
+    return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * (record.bytes - blocks))
 
 
 def estimate_lsp(job, teacher, write_units):

@@ -57,13 +57,14 @@ def scan(
     Raises        CorpusError when there is no document, or no training document
     """
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
-    units, hashes, seen = [], {}, Seen()
+    units, hashes, known, seen = [], {}, set(), Seen()
     for source in sources:
         content = source.content_hash()
-        if content in hashes.values():
+        if content in known:
             counts["repeated_sources"] += 1
             continue
         hashes[source.name] = content
+        known.add(content)
         counts["files"][source.name] = found = _no_documents()
         for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found):
             units.append(_unit(rules, source, content, span))

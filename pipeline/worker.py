@@ -30,6 +30,7 @@ from shards.disk import discard_all
 
 PART = ".part-"  # begins the names of the files in which a sample's parts come
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
+_one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
 
 
 class Dismissed(Exception):
@@ -57,7 +58,7 @@ class Work(WorkerPlugin):
         return cls(job.config, job.tokenizer, job.planned, os.getcwd(), job.config.scheduler is None)
 
     def setup(self, worker):
-        self._busy, self._stopped = threading.Lock(), threading.Event()
+        self._stopped = threading.Event()
         self._job, self._coder, self._read = None, (None, None), (None, None)
 
     def teardown(self, worker):
@@ -67,21 +68,27 @@ class Work(WorkerPlugin):
             discard_all()
 
     def perform(self, task, argument):
-        with self._busy:  # a coder serves one chain of stages at a time
-            with _notes() as notes:
-                result = task(self, *argument)
-            return notes, result
+        """The notes and the result of a task; an error carries its notes as `worker_notes`."""
+        with _one_task, _notes() as notes:
+            try:
+                self._go_to_directory()
+                return notes, task(self, *argument)
+            except Exception as error:
+                error.worker_notes = notes
+                raise
+
+    def _go_to_directory(self):
+        try:
+            os.chdir(self._directory)  # each time: the process may serve other commands as well
+        except OSError as error:
+            raise EncodeError(
+                f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "
+                "need the driver's files under the same names."
+            ) from None
 
     @property
     def job(self):
         if self._job is None:
-            try:
-                os.chdir(self._directory)
-            except OSError as error:
-                raise EncodeError(
-                    f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "
-                    "need the driver's files under the same names."
-                ) from None
             self._job = Job(self._config, self._tokenizer, silent, self._planned)
         return self._job
 

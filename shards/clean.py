@@ -42,7 +42,7 @@ _LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
 _DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
 _LEARNING = re.compile(r"\..+\.learning")
-_LEARNING_FILES = {"lock", "learning.npz", "sample.npy", ".learning.npz.tmp", ".sample.npy.tmp"}
+_LEARNING_FILE = re.compile(r"lock|\.?(learning\.npz|sample\.npy)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -100,7 +100,7 @@ def _recognise(path):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
     if _DICTIONARY_TEMPORARY.fullmatch(path.name) and path.is_dir():
         return LeftOver(path, "temporary", None)
-    if _LEARNING.fullmatch(path.name) and path.is_dir() and {entry.name for entry in path.iterdir()} <= _LEARNING_FILES:
+    if _LEARNING.fullmatch(path.name) and path.is_dir() and all(map(_LEARNING_FILE.fullmatch, os.listdir(path))):
         return LeftOver(path, _LEARNING_KIND, _holder(path))
     return None
 

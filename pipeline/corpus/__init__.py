@@ -16,7 +16,7 @@ from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.hub import PREFIX, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, CorpusError, silent
+from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, CorpusError, kind_of, silent
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -36,7 +36,9 @@ __all__ = [
 def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf8="strict"):
     """Resolve paths and globs to sources, in sorted order without repeats.
 
-    corpus        tuple of paths or globs (`**` allowed), a directory meaning every file in it; or hf://datasets/...
+    corpus        tuple of paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and
+                  Parquet files in it, as their names say, or else, as WikiExtractor writes them, those whose names
+                  say nothing
     invalid_utf8  "strict", or anything else to read on (Source)
     Raises        CorpusError when something matches nothing, or the Hub cannot be reached
     """
@@ -53,7 +55,8 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf
             )
         local += found
     unique = {path.resolve(): path for path in sorted(local, reverse=True)}
-    paths = [*sorted(unique.values()), *sorted(set(remote))]
+    remote = sorted(set(remote), key=lambda file: (file.dataset, file.commit, file.parts))
+    paths = [*sorted(unique.values()), *remote]
     return [_source(path, text_field, boundary, invalid_utf8) for path in paths]
 
 
@@ -75,7 +78,8 @@ def open_sources(config, progress):
 def _expand(pattern):
     path = Path(pattern).expanduser()
     if path.is_dir():
-        return [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+        found = [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+        return [file for file in found if kind_of(file) in KINDS] or [file for file in found if not file.suffix]
     if path.is_file():
         return [path]
     return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
@@ -86,12 +90,11 @@ def _hidden(path):
 
 
 def _source(path, text_field, boundary, invalid_utf8):
-    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSED]
-    kind = suffixes[-1] if suffixes else ""
+    kind = kind_of(path)
     if kind == ".parquet":
         if path.suffix in COMPRESSED:
             raise CorpusError(f"{path}: Parquet compresses itself and is not read inside {path.suffix}. Unpack it.")
         return Parquet(path, text_field, invalid_utf8=invalid_utf8)
-    if kind in (".jsonl", ".json"):
+    if kind in JSON_LINES:
         return JsonLines(path, text_field, invalid_utf8=invalid_utf8)
     return TextFile(path, boundary, invalid_utf8=invalid_utf8)

@@ -17,15 +17,14 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import unquote
 
-from pipeline.corpus.source import COMPRESSED, CorpusError
+from pipeline.corpus.source import KINDS, CorpusError, kind_of
 
 PREFIX = "hf://datasets/"
-KINDS = (".txt", ".json", ".jsonl", ".parquet")  # taken from a directory; others, such as README.md, only by name
 _FORM = re.compile(r"([^/@*]+/[^/@*]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
 _BUFFER = 1 << 20  # bytes read at once; the Hub's own file object fetches more
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class HubFile:
     """A file of a dataset at a commit. It answers to what sources ask of a Path."""
 
@@ -46,6 +45,11 @@ class HubFile:
     @property
     def suffixes(self):
         return PurePosixPath(self.path).suffixes
+
+    @property
+    def parts(self):
+        """Of its path: what local files are sorted by, so that a copy on disk has the same order."""
+        return PurePosixPath(self.path).parts
 
     def stat(self):
         """A file at a commit never changes."""
@@ -97,6 +101,10 @@ def hub_files(pattern):
     if form is None:
         raise CorpusError(f"{pattern}: expected {PREFIX}<owner>/<name>[@<revision>]/<file, directory or glob>.")
     dataset, revision, path = form[1], unquote(form[2] or "main"), (form[3] or "").strip("/")
+    try:
+        _globbed(path)
+    except ValueError as error:
+        raise CorpusError(f"{pattern}: {error}.") from None
     try:
         with _failures_as_os_error():
             commit, entries = _listing(dataset, revision, path)
@@ -152,8 +160,7 @@ def _globbed(pattern):
 
 def _readable(name):
     path = PurePosixPath(name)
-    kinds = [suffix for suffix in path.suffixes if suffix not in COMPRESSED]
-    return not any(part.startswith(".") for part in path.parts) and kinds[-1:] and kinds[-1] in KINDS
+    return not any(part.startswith(".") for part in path.parts) and kind_of(path) in KINDS
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.corpus.source import CorpusError, Piece, Source, parts, stored, stored_hash, unreadable
 
-_ROWS = 256  # of a batch in memory
+_ROWS, _BYTES = 256, 16 << 20  # of a batch in memory, at most, as far as the row group's average says
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
 
 
@@ -67,13 +67,20 @@ class Parquet(Source):
         """Values of the column in a row group as bytes or None, but for the first `skip`."""
         import pyarrow
 
-        for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[self.field], use_threads=False):
+        for batch in file.iter_batches(self._rows(file, group), [group], [self.field], use_threads=False):
             column = batch.column(0)
             if skip < len(column):
                 if pyarrow.types.is_dictionary(column.type):
                     column = column.dictionary_decode()
-                yield from column[skip:].cast(pyarrow.large_binary()).to_pylist()
+                yield from (value.as_py() for value in column[skip:].cast(pyarrow.large_binary()))
             skip = max(0, skip - len(column))
+
+    def _rows(self, file, group):
+        """Rows of a batch: fewer where they are long."""
+        found = file.metadata.row_group(group)
+        columns = (found.column(i) for i in range(found.num_columns))
+        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self.field)
+        return max(1, min(_ROWS, found.num_rows * _BYTES // max(1, size)))
 
     def _document(self, raw, record, group):
         try:

@@ -17,11 +17,14 @@ import re
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
+KINDS = (".txt", ".parquet", *JSON_LINES)  # taken from a directory; others, such as README.md, only by name
 _BUFFER = 1 << 18  # bytes read at once
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -76,22 +79,15 @@ class Source:
         reader  any key; calls with the same one share an open file, so that reading ranges in their order costs
                 one pass, also where nothing can be sought (a compressed file)
         """
-        pieces = self._from(start, offset, reader)
-        for piece in pieces:
+        source, waiting, pieces = _standing.pop(reader, (None, None, None))
+        if source is not self or waiting.record > start or offset - waiting.offset > self._reach:
+            waiting, pieces = None, self.pieces(start, offset)  # lets go of the old ones, which closes their file
+        for piece in chain([waiting] if waiting else [], pieces):
             if piece.record >= stop:
                 _standing[reader] = self, piece, pieces
                 return
             if piece.record >= start:
                 yield piece
-
-    def _from(self, start, offset, reader):
-        source, waiting, pieces = _standing.pop(reader, (None, None, None))
-        if source is not self or waiting.record > start or offset - waiting.offset > self._reach:
-            del pieces  # closes its file
-            yield from self.pieces(start, offset)
-        else:
-            yield waiting
-            yield from pieces
 
     @property
     def _reach(self):
@@ -191,6 +187,12 @@ def parts(text):
         start = cut
     if start < len(text):
         yield text[start:]
+
+
+def kind_of(path):
+    """The suffix that says what a file holds, in small letters: the last that is not of a compression; "" for none."""
+    kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
+    return kinds[-1] if kinds else ""
 
 
 def silent(*args, **figures):

@@ -26,9 +26,9 @@ class TextFile(Source):
         """Pieces, of a line each, from the document `first_record`, which begins at byte `offset`, to the end."""
         record, begun, begin = first_record, False, offset
         with reading(self.path, offset) as file:
-            for position, line, fresh, invalid in self._lines(file, offset):
+            for position, line, is_whole, invalid in self._lines(file, offset):
                 if line.isspace() or not line:
-                    if fresh and self.boundary == "blank-line":
+                    if is_whole and self.boundary == "blank-line":
                         record, begun = record + begun, False
                     if not begun:
                         continue
@@ -37,21 +37,21 @@ class TextFile(Source):
                 yield Piece(record, begin, line, invalid)
 
     def _lines(self, file, offset):
-        """(byte position, text, whether it begins a line, whether it was invalid); long lines in parts."""
+        """(byte position, text, whether it is a whole line, whether it was invalid); long lines in parts."""
         rest, fresh = b"", True
-        while line := rest + (chunk := file.readline(PIECE_CHARACTERS - len(rest))):
-            complete = line.endswith(b"\n") or not chunk
+        while line := rest + file.readline(PIECE_CHARACTERS - len(rest)):
+            complete = line.endswith(b"\n") or len(line) < PIECE_CHARACTERS  # the file's end
             size = len(line) if complete else _cut_at_space(line)
             line, rest = line[:size], line[size:]
             text, invalid = self.decode(line, offset, "utf-8" if offset else "utf-8-sig")
-            yield offset, text[:-2] + "\n" if line.endswith(b"\r\n") else text, fresh, invalid
+            yield offset, text[:-2] + "\n" if line.endswith(b"\r\n") else text, fresh and complete, invalid
             offset, fresh = offset + size, complete
 
 
 def _cut_at_space(line):
-    """Where to cut a long line: at its last space, else before its last, perhaps incomplete, character."""
+    """Where to cut a long line: at the last space after a word, else before its last, perhaps incomplete, character."""
     space = line.rfind(b" ")
-    if space > 0:
+    if line[: max(0, space)].strip():
         return space
     cut = len(line) - 1
     while cut > 0 and line[cut] & 0xC0 == 0x80:

@@ -64,7 +64,7 @@ def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, 
         return write(writer, **columns)
 
     monkeypatch.setattr(encoding.UnitWriter, "write_block", fails_at_times)
-    monkeypatch.setattr(encoding, "_run", in_shuffled_order(encoding._run, dice))
+    monkeypatch.setattr(encoding, "run", in_shuffled_order(encoding.run, dice))
     attempts = 0
     while True:
         attempts += 1
@@ -77,7 +77,7 @@ def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, 
 
 
 def in_shuffled_order(run, dice):
-    """_run, which encodes missing units in another order than the plan's."""
+    """run, which encodes missing units in another order than the plan's."""
 
     def shuffled_run(*arguments):
         works = encoding.write_units

@@ -5,11 +5,15 @@ The workers are two processes of a cluster that all tests share; its nannies sta
 
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +32,8 @@ from pipeline.dictionary import Dictionary
 from pipeline.distributed import REASON, Crew
 from pipeline.encode import QUARANTINE_SHARE, encode_lsp
 from shards.reader import Store
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +144,41 @@ def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
 
 @given(st.sets(st.integers(0, 999), max_size=5), st.integers(0, 1000))
 def test_killers_are_found_wherever_they_are(killers, count):
-    crew = Crew(None)
+    crew = Crew(SimpleNamespace(progress=lambda *_, **__: None))
     crew._survives = lambda task, range_, trials: not killers & set(range(*range_))
-    assert crew._killers(None, lambda *range_: range_, 0, count) == sorted(k for k in killers if k < count)
+    assert crew._killers(None, lambda *range_: range_, count) == sorted(k for k in killers if k < count)
+
+
+def test_the_search_ends_when_it_is_no_texts_fault():
+    deaths, crew = [], Crew(SimpleNamespace(progress=lambda *_, **__: None))
+    crew._survives = lambda task, range_, trials: deaths.append(range_)
+    with pytest.raises(EncodeError, match="workers die before they code any text. Do they have too little memory"):
+        crew._killers(None, lambda *range_: range_, 8192)
+    assert deaths == [(0, 0)]
+    crew._survives = lambda task, range_, trials: deaths.append(range_) or range_[0] == range_[1]
+    with pytest.raises(EncodeError, match="more than 32 windows, so it is hardly their fault"):
+        crew._killers(None, lambda *range_: range_, 8192)
+    assert len(deaths) < 100
+
+
+def test_two_commands_from_two_directories_on_one_cluster(client, place, one, tmp_path):
+    """Relative paths are those of each command's directory, though the same worker processes serve both."""
+    flags = [
+        *("encode-lsp", "--teacher", place.teacher, "--layer", 2, "--corpus", "text.txt", "--device", "cpu"),
+        *("--dictionary", place.dictionary, "--lam", "0.1", "--top-n", 8, "--max-length", 32, "--batch-tokens", 1024),
+        *("--max-tokens", 20_000, "--unit-tokens", 3_000, "--scheduler", client.scheduler.address),
+    ]
+    commands = []
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        shutil.copy(place.corpus[0], tmp_path / name / "text.txt")
+        command = [sys.executable, str(ROOT / "cli.py"), *map(str, flags)]
+        commands.append(subprocess.Popen(command, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True))
+    for name, command in zip(("here", "there"), commands, strict=True):
+        _, said = command.communicate(timeout=120)
+        assert command.returncode == 0, said
+        (store,) = (tmp_path / name).glob("runs/stores/lsp-*")
+        assert shards(store) == shards(one.path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,7 +12,7 @@ from pipeline.encode import encode_ids, encode_logits, encode_lsp
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(estimate, "SECONDS", 0.2)
+    monkeypatch.setattr(estimate, "SECONDS", 0.05)
 
 
 @pytest.fixture

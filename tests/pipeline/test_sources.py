@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 from kinds import COMPRESS, KINDS, LINES_AS_RECORDS, documents, joined, opened, write, write_bytes
 from pyarrow import parquet
 
-from pipeline.corpus import CorpusError, JsonLines, Parquet, TextFile
+from pipeline.corpus import CorpusError, JsonLines, Parquet, TextFile, open_corpus
 from pipeline.corpus import source as source_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,3 +251,66 @@ def test_zstandard_frames_of_unknown_size(tmp_path):
     with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
         file.write("\n\n".join(TEXTS).encode())
     assert [text.strip() for text in documents(opened(path)).values()] == TEXTS
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_thousands_of_ranges_on_one_reader(tmp_path, suffix):
+    """Each goes on where the one before ended, without growing a chain of generators."""
+    path = tmp_path / f"many.txt{suffix}"
+    opener = gzip.open if suffix else open
+    with opener(path, "wb") as file:
+        file.write(b"".join(b"document %d\n\n" % number for number in range(3000)))
+    source = TextFile(path)
+    offsets = [piece.offset for piece in source.pieces()]
+    for number in range(3000):
+        (piece,) = source.between(number, number + 1, offsets[number], "reader")
+        assert piece.text == f"document {number}\n"
+
+
+def test_the_last_word_of_a_file_without_a_last_newline_is_whole(tmp_path):
+    for text in (b"Hello", b"title\n\nBratislava", "題\n\n漢字漢字".encode()):
+        (tmp_path / "a.txt").write_bytes(text)
+        assert "".join(piece.text for piece in TextFile(tmp_path / "a.txt").pieces()).split() == text.decode().split()
+        assert [piece.text for piece in TextFile(tmp_path / "a.txt").pieces()][-1] == text.decode().split("\n")[-1]
+
+
+def test_an_indented_line_longer_than_a_piece_does_not_split_its_document(tmp_path):
+    (tmp_path / "a.txt").write_text("chapter one\n  " + "漢字" * 20_000 + "\nmore\n", encoding="utf-8")
+    pieces = list(TextFile(tmp_path / "a.txt").pieces())
+    assert {piece.record for piece in pieces} == {0} and len(pieces) > 3
+    assert "".join(piece.text for piece in pieces).count("漢") == 20_000
+
+
+def test_long_rows_of_parquet_come_few_at_a_time(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = ["".join(map(chr, rng.integers(97, 123, 1 << 20))) for _ in range(40)]
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "long.parquet", row_group_size=40)
+    source = Parquet(tmp_path / "long.parquet")
+    with source._open() as file:
+        assert source._rows(file, 0) <= 20
+    assert sum(len(piece.text) for piece in source.pieces()) == 40 << 20
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.jsonlines", "a.json.gz"])
+def test_json_lines_by_their_names(tmp_path, name):
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(tmp_path / name, "wb") as file:
+        file.write(b'{"text": "one", "n": ' + b"9" * 5000 + b"}\n")
+    (source,) = open_corpus((str(tmp_path / name),))
+    assert [piece.text for piece in source.pieces()] == ["one"]
+
+
+def test_a_directory_gives_its_texts_and_not_its_readme(tmp_path):
+    for name in ("b.txt", "a.jsonl", "README.md", "LICENSE"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    assert [Path(source.name).name for source in open_corpus((str(tmp_path),))] == ["a.jsonl", "b.txt"]
+    (tmp_path / "extracted").mkdir()
+    (tmp_path / "extracted" / "wiki_00").write_text("An article.\n")  # as WikiExtractor names them
+    assert [Path(source.name).name for source in open_corpus((str(tmp_path / "extracted"),))] == ["wiki_00"]
+
+
+def test_json_that_nests_too_deep_or_holds_no_text(tmp_path):
+    for line, message in (("[" * 100_000, "not JSON"), ('{"text": [1]}', "found list"), ('{"a": 1}', r"found \['a'\]")):
+        (tmp_path / "a.jsonl").write_text(line)
+        with pytest.raises(CorpusError, match=message):
+            list(open_corpus((str(tmp_path / "a.jsonl"),))[0].pieces())
