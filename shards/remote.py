@@ -8,13 +8,16 @@ The cache of one store is a directory like the store itself, of what was asked f
     <cache>/stores/<12 digits of the target>-<8 of the URL>/
         plans/<plan>.json, units/<unit>.json, tokenizer/, dictionary/
         groups/<shard>/<block>      a block's bytes of the shard, or __stats__: what readers map
-        lock                        one process of the machine fetches at a time, many things at once
+        lock                        one process of the machine fetches at a time, many things at once; a process that
+                                    keeps nothing for the time limit of an attempt is waited for no longer
+    <cache>/stores/fetched          its size tells how much all processes fetched since one looked at the cache's size
 
 Blocks are fetched, not shards: an epoch's order takes single blocks from everywhere, so with whole shards the first
 batch would wait for gigabytes, and a cache smaller than the store would fetch each shard again and again. From a
 server that knows no ranges the whole shard comes, and all its blocks are kept. Whatever is fetched is checked (its own
 checksum, or length and SHA-256 of the record) before it gets its final name; a bad answer is never kept. The
-tokenizer's files have no checksum in the store: their JSON must parse, and what loads them compares more.
+tokenizer's files have no checksum in the store: their JSON must parse, what the server lists must all be there (where
+it lists nothing, a vocabulary), no web page is taken for a file, and what loads them compares more.
 
 target.json is fetched at every opening. A block that is mapped carries a shared lock, and the least recently used of
 the others go when the cache has reached its limit; so the limit is passed by what readers hold. Nothing is fsynced:
@@ -27,7 +30,9 @@ import io
 import json
 import os
 import re
+import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import PurePosixPath
 
 from shards import disk
@@ -43,17 +48,24 @@ from shards.manifest import (
     read_json,
 )
 from shards.schema import ShardError, StoreError
-from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source, copy_again
+from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source, WholeError, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
 _SMALL_FILES, _RANGES, _SHARDS = 128, 16, 2  # asked for in one go: what memory holds, and a dead server delays
 _SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
+_GRAIN = 1 << 16  # bytes fetched that a byte of `fetched` stands for
+_LOOK_AT_LOCK = 0.02  # seconds between two tries to get it
 _UNLISTED = {  # where a server lists no directories
     "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json",
                   "merges.txt", "added_tokens.json"),
     "dictionary": ("atoms.npy", "dictionary.json"),
 }  # fmt: skip
+_ESSENTIAL = {  # sets of names, of which one must be there
+    "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
+    "dictionary": ({"atoms.npy", "dictionary.json"},),
+}
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some servers say that there is no file
 
 
 class Answer:
@@ -92,7 +104,8 @@ class RemoteFiles(StoreFiles):
         self.path, self.target_file = self.source.url, target
         self.groups, self._lock_file = self.units.parent / "groups", self.units.parent / "lock"
         self._ranges = None  # whether the server knows them, once it has shown that
-        self._unscanned = None  # bytes fetched since the last look at the cache's size
+        self._fits = False  # whether the cache kept to its limit when this process looked last
+        self._lock_seen = None, 0.0  # what the lock's holder kept last: its time, and when we saw that first
         for path in (self.units, self.plans, self.groups):
             make_directories(path)
 
@@ -104,6 +117,11 @@ class RemoteFiles(StoreFiles):
 
         def accept(_, raw):
             found[0] = Answer(url, raw)
+            if raw and not raw.lstrip().startswith(b"{"):
+                raise StoreError(
+                    f"{url} is not a target.json: {self.path} answers with something else ({raw[:30]!r}...). "
+                    "Is this the address of a store?"
+                )
             values = read_json(found[0])
             if not isinstance(values, dict) or not fits_checksum(values, TARGET_FIELDS):
                 raise ShardError("does not match its checksum")
@@ -215,26 +233,56 @@ class RemoteFiles(StoreFiles):
         return self._directory("dictionary")
 
     def _directory(self, name):
-        path = self.units.parent / name
-        if path.is_dir():
-            return path
-        names = [entry for entry in self.source.names(name) if _NAME.fullmatch(entry)] or _UNLISTED[name]
-        found = {}
+        """The cache's copy of a directory, which appears whole; its path also when the store has none.
 
-        def accept(request, raw):
+        Raises  RemoteError when a listed or an essential file is not to be had
+        """
+        path = self.units.parent / name
+        if _complete(name, (file.name for file in path.glob("*"))):
+            return path
+        listed = [entry for entry in self.source.names(name) if _NAME.fullmatch(entry)]
+        if _complete(name, listed):
+            found = {entry: self._fetch_part(f"{name}/{entry}") for entry in listed}
+            lost = [entry for entry, raw in found.items() if raw is None]
+        else:
+            found = self._fetch_unlisted(name)
+            complete = _complete(name, found) or not found
+            lost = [] if complete else [entry for entry in _UNLISTED[name] if entry not in found]
+        if lost:
+            raise RemoteError(
+                f"{self.path}/{name}: {lost[0]} is not there, but other files are. Run the same command again; if "
+                f"that does not help, {copy_again()}"
+            )
+        if found:
+            publish_directory(path, lambda directory: _fill(directory, found), replace=path.is_dir())
+        return path
+
+    def _fetch_unlisted(self, name):
+        """What there is of the files that such a directory may hold: names to bytes."""
+        found = {}
+        for entry in _UNLISTED[name]:
+            if entry.endswith(".txt") and "tokenizer.json" in found:
+                continue  # holds the vocabulary too, and whether a text is one cannot be told
+            with suppress(RefusedError):  # how some buckets answer where there is no file
+                raw = self._fetch_part(f"{name}/{entry}")
+                if raw is not None and not _PAGE.match(raw):
+                    found[entry] = raw
+        return found
+
+    def _fetch_part(self, name):
+        """The bytes of a file of such a directory, or a web page instead; None when it is not there."""
+        found = []
+
+        def accept(_, raw):
             try:
-                if request[0].endswith(".json"):
+                if name.endswith(".json") and not _PAGE.match(raw):
                     json.loads(raw)
             except ValueError as error:
                 raise ShardError(f"not readable as JSON ({error})") from None
-            found[request[0].rpartition("/")[2]] = raw
+            found.append(raw)
 
-        for entry in names:
-            with suppress(RefusedError):  # how some buckets answer where there is no file
-                self.source.read([(f"{name}/{entry}", None, None)], accept)
-        if found:
-            publish_directory(path, lambda directory: _fill(directory, found), replace=False)
-        return path
+        self.source.read([(name, None, None)], accept)
+        return found[0] if found else None
 
     # -- shards --------------------------------------------------------------------------------------------
 
@@ -271,15 +319,16 @@ class RemoteFiles(StoreFiles):
         paths = {entry: self._group_file(*entry[1:]) for entry in wanted}
         if all(path.exists() for path in paths.values()):
             return
-        with self._alone():
+        with self._alone() as show_progress:
             left = [entry for entry, path in paths.items() if not path.exists()]
             while left:
                 self._fetch_some(left)
+                show_progress()
                 left = [entry for entry in left if not paths[entry].exists()]
             self._make_room(set(paths.values()))
 
     def _fetch_some(self, wanted):
-        """Fetch the first of these groups."""
+        """Fetch the first of these groups; none when a server that knew ranges sends whole shards for so many."""
         if self._ranges is False:
             wanted = list({entry[:2]: entry for entry in wanted}.values())[:_SHARDS]  # one of a shard brings all
         else:
@@ -300,7 +349,12 @@ class RemoteFiles(StoreFiles):
             for part in record.groups:
                 self._keep_group(record, part, raw[part["offset"] : part["offset"] + part["length"]])
 
-        for request in self.source.read(list(expected), accept):
+        try:
+            absent = self.source.read(list(expected), accept, parts_only=len(expected) > _SHARDS)
+        except WholeError:
+            self._ranges = False
+            return
+        for request in absent:
             raise self._changed(expected[request][0].unit)
 
     def _keep_group(self, record, group, raw):
@@ -311,7 +365,9 @@ class RemoteFiles(StoreFiles):
         path = self._group_file(record.file, group["name"])
         path.parent.mkdir(exist_ok=True)
         _keep(path, raw)
-        self._unscanned = None if self._unscanned is None else self._unscanned + len(raw)
+        if self.options.budget is not None:
+            with open(self._fetched_file, "ab") as file:
+                file.write(bytes(-(-len(raw) // _GRAIN)))
 
     def _changed(self, unit_id):
         self.record_file(unit_id).unlink(missing_ok=True)
@@ -324,27 +380,61 @@ class RemoteFiles(StoreFiles):
     def _group_file(self, file, name):
         return self.groups / file.removesuffix(".tar") / name
 
+    @property
+    def _fetched_file(self):
+        return self.options.directory.absolute() / "stores" / "fetched"
+
     @contextmanager
     def _alone(self):
-        """Let the other processes and threads of this machine that want to fetch wait: they may want the same."""
+        """Let the other processes and threads of this machine that want to fetch wait: they may want the same.
+
+        Gives a function to call whenever something was kept; whoever waits takes a holder that does not for dead.
+        """
         with open(self._lock_file, "a") as file:
-            with suppress(OSError):  # a file system without locks: they fetch twice, and both are right
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # now, not when a forked worker has closed it too
+            held = self._locked(file)
+            try:
+                yield partial(os.utime, file.fileno()) if held else _do_nothing
+            finally:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # now, not when a forked worker has closed it too
+
+    def _locked(self, file):
+        """Wait for the lock. False, and two may fetch the same, both rightly: its holder has kept nothing for the time
+        limit of an attempt (stopped, or its server stalls), or the file system has no locks.
+        """
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(file.fileno())
+                return True
+            except BlockingIOError:
+                kept = os.fstat(file.fileno()).st_mtime_ns
+            except OSError:
+                return False
+            if kept != self._lock_seen[0]:
+                self._lock_seen = kept, time.monotonic()
+            if time.monotonic() - self._lock_seen[1] > self.options.timeout:
+                return False
+            time.sleep(_LOOK_AT_LOCK)
 
     def _make_room(self, needed):
         """Remove blocks that no process maps, the least recently used first, until the cache keeps to its limit."""
         budget = self.options.budget
-        if budget is None or (self._unscanned is not None and self._unscanned < _SCAN_AFTER * budget):
+        if budget is None or (self._fits and self._fetched_by_all() < _SCAN_AFTER * budget):
             return
-        groups = sorted(_cached_groups(self.options.directory.absolute() / "stores"))
+        open(self._fetched_file, "wb").close()  # before the look: what comes during it counts for the next
+        groups = sorted(_cached_groups(self._fetched_file.parent))
         excess = sum(size for _, size, _ in groups) - (1 - _SCAN_AFTER) * budget
         for _, size, path in groups:
             if excess > 0 and path not in needed and _removed_unless_mapped(path):
                 excess -= size
-        self._unscanned = 0 if excess <= 0 else None
+        self._fits = excess <= 0
+
+    def _fetched_by_all(self):
+        """Bytes that all processes fetched since one of them looked at the cache's size, each block rounded up."""
+        with suppress(FileNotFoundError):
+            return self._fetched_file.stat().st_size * _GRAIN
+        return 0
 
 
 def gopen(url, mode="rb", bufsize=-1, **_):
@@ -382,6 +472,15 @@ def _keep(path, raw):
         raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
     finally:
         disk.discard(temporary)
+
+
+def _complete(name, entries):
+    """Whether these are enough of a tokenizer's or dictionary's files to use it."""
+    return any(essential <= set(entries) for essential in _ESSENTIAL[name])
+
+
+def _do_nothing():
+    pass
 
 
 def _fill(directory, contents):

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -34,6 +35,10 @@ class RemoteError(StoreError):
 
 class RefusedError(RemoteError):
     """An answer that will not be another one when it is asked for again: no access, above all."""
+
+
+class WholeError(RemoteError):
+    """A whole file is on its way where only a part of it was to be taken; nothing of it was read."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,17 @@ class Source:
         self.url, self.options = url.rstrip("/"), options
         self._opened()  # refuses an unknown protocol at once
 
-    def read(self, requests, accept):
+    def read(self, requests, accept, parts_only=False):
         """Read files, or parts of them.
 
         requests  list of (name below the URL, start, stop); None and None for the whole file. A server that knows no
                   ranges answers with the whole file: `accept` must tell
         accept    called as accept(request, bytes); raises ShardError when that is not what it should be
+        parts_only  refuse an http answer with a whole file before it fills the memory
         Returns   list of the requests for which there is no file
-        Raises    RemoteError when a fault lasts, and what else `accept` raises
+        Raises    RemoteError when a fault lasts, WholeError, and what else `accept` raises
         """
-        return self._repeat(requests, self._ask, accept)
+        return self._repeat(requests, partial(self._ask, parts_only=parts_only), accept)
 
     def names(self, directory):
         """Names of the files in a directory; empty where there is none, or no listing, or no access to it."""
@@ -98,23 +104,29 @@ class Source:
         """When a file was written, as a datetime; None where the protocol does not tell."""
         return self._one(name, _changed)
 
+    @property
+    def _is_http(self):
+        return re.match("https?://", self.url) is not None
+
     def _opened(self):
         """The file system of this process and thread, and the store's root in it."""
         http = {"timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout,
                                                  sock_read=self.options.timeout)}  # fmt: skip
         http |= {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}  # ranges count the file's own bytes
         try:
-            options = {"client_kwargs": http} if re.match("https?://", self.url) else {}
+            options = {"client_kwargs": http} if self._is_http else {}
             return fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise StoreError(f"{self.url} cannot be read: {error}") from None
 
-    def _ask(self, requests):
+    def _ask(self, requests, parts_only):
         filesystem, root = self._opened()
         names, starts, stops = zip(*requests, strict=True)
         paths = [f"{root}/{name}" for name in names]
         if filesystem.async_impl:
-            return filesystem.cat_ranges(paths, list(starts), list(stops), batch_size=_AT_ONCE, on_error="return")
+            options = {"raise_for_status": _refuse_whole} if parts_only and self._is_http else {}
+            options |= {"batch_size": _AT_ONCE, "on_error": "return"}
+            return filesystem.cat_ranges(paths, list(starts), list(stops), **options)
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
             return list(pool.map(_caught(filesystem.cat_file), paths, starts, stops))
 
@@ -140,6 +152,8 @@ class Source:
             for request, answer in zip(left, ask(left), strict=True):
                 if isinstance(answer, FileNotFoundError):
                     absent.append(request)
+                elif isinstance(answer, WholeError):
+                    raise answer
                 elif (fault := _fault(request, answer, accept)) is not None:
                     faults[request] = fault
                     if not _may_pass(fault):
@@ -226,7 +240,14 @@ def copy_again():
 
 def _listing(filesystem, path):
     filesystem.invalidate_cache()
-    return filesystem.ls(path, detail=False)
+    return [entry["name"] for entry in filesystem.ls(path, detail=True) if entry["type"] != "directory"]
+
+
+async def _refuse_whole(response):
+    """Raise WholeError, and close the connection, when a range was asked for and the whole file is announced."""
+    if response.status == 200:
+        response.close()
+        raise WholeError(f"{response.url}: a whole file instead of the part that was asked for")
 
 
 def _changed(filesystem, path):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 STALL = 1.5  # seconds; longer than the tests' time limit
+PAGE = b'<!DOCTYPE html><html><a href="about.html">nothing here</a></html>\n'
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -20,7 +21,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def list_directory(self, path):
         if not self.server.lists:
-            return self.send_error(self.server.refusal)
+            return self._refuse()
         return super().list_directory(path)
 
     def do_GET(self):
@@ -33,6 +34,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         path = self.translate_path(self.path)
         if fault == "500":
             return self.send_error(500)
+        if fault == "403":
+            return self.send_error(403)
         if fault == "drop":
             return self._drop()
         try:
@@ -41,8 +44,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         except IsADirectoryError:
             return super().do_GET()
         except OSError:
-            return self.send_error(self.server.refusal)
+            return self._refuse()
         self._answer(raw, fault)
+
+    def _refuse(self):
+        if self.server.refusal != 200:
+            return self.send_error(self.server.refusal)
+        self._answer(PAGE, None)
 
     def _answer(self, raw, fault):
         match = self.server.ranges and re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -53,6 +61,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             part = part[:-2]
         self.send_response(206 if match else 200)
         self.send_header("Content-Length", len(part))
+        if part is PAGE:
+            self.send_header("Content-Type", "text/html")
         self.end_headers()
         sent = part[: len(part) // 2] if fault in ("truncate", "stall") else part
         self.wfile.write(sent)
@@ -72,7 +82,7 @@ def serving(directory, ranges=True, lists=True, refusal=404):
     """A running server; `url`, `requests` (paths, in order) and `faults`, a list of (pattern, fault, lasting).
 
     ranges, lists  whether it answers range requests, lists directories
-    refusal        status for what is not there
+    refusal        status for what is not there; 200 with a web page, as some servers have it
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(directory)))
     server.ranges, server.lists, server.refusal = ranges, lists, refusal

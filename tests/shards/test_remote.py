@@ -1,13 +1,16 @@
 """Stores behind a URL: the same bytes as on disk, whatever the network does, or an error in bounded time."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -126,6 +129,26 @@ def test_a_server_without_ranges_sends_each_shard_few_times(made, options):
     assert_cache_is_sound(options, made[0])
 
 
+def test_a_server_that_stops_to_honour_ranges_does_not_fill_the_memory(tmp_path, options, monkeypatch):
+    files, _, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",) * 8)
+    together, ask = [], Source._ask
+
+    def counted(*arguments, **options):
+        answers = ask(*arguments, **options)
+        together.append(sum(len(answer) for answer in answers if isinstance(answer, bytes)))
+        return answers
+
+    with serving(tmp_path) as web:
+        windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
+        windows.read([0])
+        web.ranges = False
+        monkeypatch.setattr(Source, "_ask", counted)
+        everything = np.arange(len(windows))
+        assert np.array_equal(windows.read(everything).ids, Store.open(files.path).split("train").read(everything).ids)
+    assert max(together) <= 2 * max(record.bytes for record in Store.open(files.path).records())
+    assert_cache_is_sound(options, files.path)
+
+
 def test_only_the_blocks_that_are_read_are_fetched(made, web, options):
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     windows.read([0, 1])
@@ -147,6 +170,49 @@ def test_a_plan_is_named_where_directories_are_not_listed(made, options, refusal
         told = {404: "has no plan 0000", 403: "403.*asked once.*access rights"}[refusal]
         with pytest.raises(StoreError, match=told):
             Store.open(url.replace(made[1].id, "0" * 32), remote=options)
+
+
+def test_a_tokenizer_is_kept_whole_or_not_at_all(made, options, tmp_path):
+    """Where directories are not listed, 403 may mean that there is no such file, and may pass."""
+    directory = tmp_path / "lsp"
+    shutil.copytree(made[0], directory)
+    (directory / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    with serving(tmp_path, lists=False, refusal=403) as web:
+        store = Store.open(f"{web.url}/lsp/plans/{made[1].id}.json", remote=options)
+        web.faults.append(("tokenizer.json", "403", False))
+        with pytest.raises(RemoteError, match=r"lsp/tokenizer: tokenizer.json is not there.*Run the same command"):
+            store.tokenizer_dir  # noqa: B018
+        assert sorted(os.listdir(store.tokenizer_dir)) == ["tokenizer.json", "tokenizer_config.json"]
+        (store.tokenizer_dir / "tokenizer.json").unlink()  # as older versions left it
+        assert sorted(os.listdir(store.tokenizer_dir)) == ["tokenizer.json", "tokenizer_config.json"]
+        (directory / "dictionary").mkdir()
+        (directory / "dictionary" / "dictionary.json").write_text("{}")
+        with pytest.raises(RemoteError, match=r"lsp/dictionary: atoms.npy is not there"):
+            store.files.dictionary  # noqa: B018
+
+
+@pytest.mark.parametrize("fault, error", [("403", "asked once.*access rights"), ("drop", "asked 3 times")])
+def test_a_listed_file_of_a_tokenizer_must_come(made, web, options, fault, error):
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    web.faults.append(("tokenizer.json", fault, True))
+    with pytest.raises(RemoteError, match=error):
+        store.tokenizer_dir  # noqa: B018
+    web.faults.clear()
+    assert os.listdir(store.tokenizer_dir) == ["tokenizer.json"]
+
+
+def test_web_pages_are_not_kept_as_files(made, options):
+    with serving(made[0].parent, lists=False, refusal=200) as web:
+        store = Store.open(f"{web.url}/lsp/plans/{made[1].id}.json", remote=options)
+        assert os.listdir(store.tokenizer_dir) == ["tokenizer.json"]
+        assert not store.files.dictionary.exists()
+
+
+def test_an_address_of_something_else_is_told_from_a_damaged_store(web, options):
+    web.refusal = 200
+    with pytest.raises(StoreError, match=r"nowhere/target.json is not a .*DOCTYPE.*the address of a store\?"):
+        Store.open(f"{web.url}/nowhere", remote=options)
+    assert len(web.requests) == 1
 
 
 @pytest.mark.parametrize("workers, context", [(0, None), (2, "fork")])
@@ -341,7 +407,7 @@ def read_all(url, options, results):
 
 
 def test_processes_that_fetch_at_once_fetch_once(made, web, options):
-    context = multiprocessing.get_context("fork")
+    context, options = multiprocessing.get_context("fork"), replace(options, timeout=20)
     results = context.Queue()
     processes = [
         context.Process(target=read_all, args=(f"{web.url}/lsp", options, results), daemon=True) for _ in range(3)
@@ -354,6 +420,38 @@ def test_processes_that_fetch_at_once_fetch_once(made, web, options):
     for process in processes:
         process.join()
     assert sum(path.endswith(".tar") for path in web.requests) == 6  # two shards of three blocks
+    assert_cache_is_sound(options, made[0])
+
+
+def seconds_to_fail(url, options):
+    windows = Store.open(url, remote=options).split("train")
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="asked 3 times"):
+        windows.read([0])
+    return time.monotonic() - began
+
+
+def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, web, options):
+    """Three attempts of 0.6 s; one after the other, the third reader would end after 5.4 s."""
+    options = replace(options, timeout=0.6)
+    web.faults.append((r"\.tar", "stall", True))
+    with ThreadPoolExecutor(3) as pool:
+        took = list(pool.map(seconds_to_fail, [f"{web.url}/lsp"] * 3, [options] * 3))
+    assert max(took) < 3.6
+    assert_cache_is_sound(options, made[0])
+
+
+def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, options):
+    windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
+    files, wait = windows.store.files, options.timeout
+    with open(files._lock_file, "a") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        began = time.monotonic()
+        windows.read([0])
+        assert wait <= time.monotonic() - began < 20
+        began = time.monotonic()
+        windows.read([len(windows) - 1])
+        assert time.monotonic() - began < wait
     assert_cache_is_sound(options, made[0])
 
 
@@ -383,9 +481,31 @@ def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
         (groups / name).write_bytes(bytes(100))
         os.utime(groups / name, (10**9 - age, 10**9 - age))
     files = RemoteFiles.__new__(RemoteFiles)
-    files.options, files._unscanned = Remote(cache=tmp_path, cache_gb=300e-9), None
+    files.options, files._fits = Remote(cache=tmp_path, cache_gb=300e-9), False
     files._make_room({groups / "d"})
     assert sorted(path.name for path in groups.iterdir()) == ["a", "d"]
+
+
+def test_what_other_processes_fetched_counts(made, web, options):
+    """Each of two fetches less than the share of the limit after which one looks at the cache's size."""
+    record = Store.open(made[0]).records()[0]
+    group, shard = record.groups[0], (made[0] / "units" / record.file).read_bytes()
+    raw = shard[group["offset"] : group["offset"] + group["length"]]
+    counted = -(-len(raw) // 65536) * 65536
+    options = replace(options, cache_gb=20 * 1.5 * counted / 1e9)
+    stores = [Store.open(f"{web.url}/lsp", remote=options).files for _ in range(2)]
+    for files in stores:
+        files._make_room(set())
+    large = stores[0].groups / "other" / "large"  # what many processes fetched
+    large.parent.mkdir()
+    large.touch()
+    os.truncate(large, options.budget)
+    left = []
+    for files in stores:
+        files._keep_group(record, group, raw)
+        files._make_room(set())
+        left.append(large.exists())
+    assert left == [True, False]
 
 
 def test_settings_come_from_the_environment(tmp_path, monkeypatch):
