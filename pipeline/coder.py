@@ -21,6 +21,9 @@ A window at which the coding fails is found by halving its batch, and keeps its 
 then coded once more without the failing windows, so its bytes follow from the text and from which failed. Windows
 that are known to fail from the start never reach the teacher.
 
+A batch that a GPU has no memory for is coded in halves, and the batches to come are as small: the results are equal
+within tolerance, and the unit's record counts it (`out_of_memory`).
+
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, K atoms.
@@ -48,7 +51,7 @@ LAYOUTS = {
     "cuda": {"read": 4, "teach": 2, "solve": 2, "finish": 2},
 }
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
-MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error")  # in a plain RuntimeError of torch
+MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")  # in errors of no class of their own
 UNIT_END = object()  # comes after the blocks of a unit
 
 
@@ -198,7 +201,7 @@ class TeacherCoder:
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
-        self._teaching = threading.Lock()
+        self._teaching, self._most_windows = threading.Lock(), max(1, config.batch_tokens // config.max_length)
 
     def _states(self, batch, layers):
         """Hidden states of a batch's coded tokens: dict of layer to Hidden."""
@@ -222,12 +225,11 @@ class TeacherCoder:
 
     def batches(self, items):
         """Lists of the blocks of one text, one block an output, to batches of all of them."""
-        size = max(1, self.config.batch_tokens // self.config.max_length)
         for blocks in items:
             if blocks is UNIT_END:
                 yield blocks
                 continue
-            columns = blocks[0].columns
+            columns, size = blocks[0].columns, self._most_windows
             lengths_W = columns["lengths"]
             for block in blocks:
                 block.batches = -(-len(lengths_W) // size)
@@ -248,7 +250,7 @@ class TeacherCoder:
                 continue
             alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
             try:
-                if not batch.idle:
+                if not batch.idle and batch.windows <= self._most_windows:
                     self._teach(alone)
             except Exception as error:
                 for one in alone:
@@ -269,7 +271,49 @@ class TeacherCoder:
     def solve(self, batches):
         """Batches with their codes, without the hidden states."""
         for batch in batches:
-            yield batch if batch is UNIT_END else self._solve_or_isolate(batch)
+            if batch is UNIT_END:
+                yield batch
+            else:
+                yield from self._solved(batch)
+
+    def _solved(self, batch):
+        """The batch with its codes, or two in its place, or more, when the device has too little memory for it."""
+        is_taught = batch.idle or batch.hidden is not None or batch.error is not None
+        if is_taught:
+            try:
+                done = self._solve_or_isolate(batch)
+            except Exception as error:
+                if batch.windows == 1 or not ran_out_of_memory(error):
+                    raise
+                self._note_lack_of_memory(batch)
+            else:
+                yield done
+                return
+        batch.hidden = batch.codes = batch.error = None
+        for half in self._halves(batch):
+            for one in self.teach([half]):
+                yield from self._solved(one)
+
+    def _note_lack_of_memory(self, batch):
+        self._most_windows = min(self._most_windows, -(-batch.windows // 2))
+        _add(batch.block.statistics, {"out_of_memory": 1})
+        logger.warning("the device has too little memory for %d windows at once: going on with %d", batch.windows,
+                       self._most_windows)  # fmt: skip
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _halves(self, batch):
+        """Two batches of a batch's windows."""
+        half, block = -(-batch.windows // 2), batch.block
+        block.batches += 1
+        ends_W = np.cumsum(block.columns["lengths"])
+        for start in (batch.first, batch.first + half):
+            lengths_w = block.columns["lengths"][start : min(start + half, batch.first + batch.windows)]
+            first = ends_W[start] - lengths_w[0]
+            ids_t = block.columns["ids"][first : first + lengths_w.sum()]
+            part = make_batch(ids_t, lengths_w, half, self.config.max_length, self.special_ids, self._on_gpu)
+            part.blocks, part.first = batch.blocks, start
+            yield _without_known_failures(part)
 
     def _solve_or_isolate(self, batch):
         if batch.idle:
@@ -403,7 +447,6 @@ class LspCoder(TeacherCoder):
             self._refuse_empty_codes(empty, len(codes.kkt), self.outputs[block.output])
             self._checked.add(block.output)
 
-
     def _refuse_empty_codes(self, empty, tokens, output):
         if empty == tokens:
             raise EncodeError(
@@ -484,6 +527,11 @@ def may_be_the_texts_fault(error):
     """Whether an error may come from the windows at hand, and not from disk, device or a lack of memory."""
     machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
+
+
+def ran_out_of_memory(error):
+    """Whether an error says that the memory of a GPU is full."""
+    return isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in str(error)
 
 
 def describe(error):
