@@ -29,7 +29,7 @@ from pipeline.corpus.windows import packed_windows, tokenised
 from pipeline.dictionary import Dictionary
 from pipeline.encode import write_units
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
-from shards.manifest import StoreFiles
+from shards.manifest import PlannedUnit, StoreFiles
 from shards.schema import ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 
@@ -87,12 +87,13 @@ def measure(windows, coder, directory):
 
     def open_writer(unit, output):
         k = len(coder.outputs[output].dictionary.atoms_Kd)
-        meta = ShardMeta("bench", unit, k, 30_522, MAX_LENGTH)
+        meta = ShardMeta("bench", unit.id, k, 30_522, MAX_LENGTH)
         writers.append(UnitWriter(files, meta))
         return writers[0]
 
     clock = time.perf_counter()
-    write_units([("unit", [0])], lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
+    tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), [0])]
+    write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
     encode_seconds = time.perf_counter() - clock
     record = writers[0].record
     return {

@@ -29,7 +29,7 @@ from pipeline.dictionary import learn_dictionary
 from pipeline.encode import write_units
 from pipeline.solvers import nonneg_lasso
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
-from shards.manifest import StoreFiles
+from shards.manifest import PlannedUnit, StoreFiles
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter
 
@@ -121,10 +121,10 @@ def time_encoding(windows, coder, directory):
         files.units.mkdir(parents=True)
 
     def open_writer(unit, output):
-        return UnitWriter(stores[output], ShardMeta("bench", unit, K, coder.teacher.vocab_size, MAX_LENGTH))
+        return UnitWriter(stores[output], ShardMeta("bench", unit.id, K, coder.teacher.vocab_size, MAX_LENGTH))
 
     clock = time.perf_counter()
-    tasks = [("unit", list(range(len(stores))))]
+    tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), list(range(len(stores))))]
     write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
     return time.perf_counter() - clock
 
