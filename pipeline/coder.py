@@ -21,8 +21,8 @@ A window at which the coding fails is found by halving its batch, and keeps its 
 then coded once more without the failing windows, so its bytes follow from the text and from which failed. Windows
 that are known to fail from the start never reach the teacher.
 
-A batch that a GPU has no memory for is coded in halves, and the batches to come are as small: the results are equal
-within tolerance, and the unit's record counts it (`out_of_memory`).
+A batch that a GPU has no memory for is coded in smaller ones, and the batches to come are as small: the results are
+equal within tolerance, and the unit's record counts it (`out_of_memory`).
 
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
@@ -250,7 +250,7 @@ class TeacherCoder:
                 continue
             alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
             try:
-                if not batch.idle and batch.windows <= self._most_windows:
+                if not batch.idle and len(batch.ids_WL) <= self._most_windows:
                     self._teach(alone)
             except Exception as error:
                 for one in alone:
@@ -277,41 +277,41 @@ class TeacherCoder:
                 yield from self._solved(batch)
 
     def _solved(self, batch):
-        """The batch with its codes, or two in its place, or more, when the device has too little memory for it."""
-        is_taught = batch.idle or batch.hidden is not None or batch.error is not None
-        if is_taught:
+        """The batch with its codes, or several smaller ones when the device has too little memory for it."""
+        if batch.idle or batch.hidden is not None or batch.error is not None:
             try:
                 done = self._solve_or_isolate(batch)
             except Exception as error:
-                if batch.windows == 1 or not ran_out_of_memory(error):
+                if len(batch.ids_WL) == 1 or not ran_out_of_memory(error):
                     raise
                 self._note_lack_of_memory(batch)
             else:
                 yield done
                 return
         batch.hidden = batch.codes = batch.error = None
-        for half in self._halves(batch):
-            for one in self.teach([half]):
-                yield from self._solved(one)
+        for smaller in self.teach(self._divided(batch)):
+            yield from self._solved(smaller)
 
     def _note_lack_of_memory(self, batch):
-        self._most_windows = min(self._most_windows, -(-batch.windows // 2))
+        size = len(batch.ids_WL)  # with the copies that fill it up
+        self._most_windows = min(self._most_windows, -(-size // 2))
         _add(batch.block.statistics, {"out_of_memory": 1})
-        logger.warning("the device has too little memory for %d windows at once: going on with %d", batch.windows,
+        logger.warning("the device has too little memory for %d windows at once: going on with %d", size,
                        self._most_windows)  # fmt: skip
         if self._on_gpu:
             torch.cuda.empty_cache()
 
-    def _halves(self, batch):
-        """Two batches of a batch's windows."""
-        half, block = -(-batch.windows // 2), batch.block
-        block.batches += 1
-        ends_W = np.cumsum(block.columns["lengths"])
-        for start in (batch.first, batch.first + half):
-            lengths_w = block.columns["lengths"][start : min(start + half, batch.first + batch.windows)]
+    def _divided(self, batch):
+        """The windows of a batch as batches of the size that the device had memory for last."""
+        size, block, stop = self._most_windows, batch.block, batch.first + batch.windows
+        lengths_W = block.columns["lengths"]
+        ends_W = np.cumsum(lengths_W)
+        block.batches += -(-batch.windows // size) - 1
+        for start in range(batch.first, stop, size):
+            lengths_w = lengths_W[start : min(start + size, stop)]
             first = ends_W[start] - lengths_w[0]
             ids_t = block.columns["ids"][first : first + lengths_w.sum()]
-            part = make_batch(ids_t, lengths_w, half, self.config.max_length, self.special_ids, self._on_gpu)
+            part = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
             part.blocks, part.first = batch.blocks, start
             yield _without_known_failures(part)
 

@@ -45,7 +45,7 @@ def estimate(job, coder, targets, write_units):
                  tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
     """
     records, seconds = _measured(job, coder, targets, write_units)
-    total, measured = expected_tokens(job), records[0].tokens
+    total, measured = tokens_by_sample(job), records[0].tokens
     size = sum(_bytes_in_all(record, total, len(job.plan.units)) for record in records)
     busy = {
         name: sum(record.environment.get(name, 0.0) for record in records) / measured
@@ -110,7 +110,7 @@ def _provisional(job, teacher, entry):
     return learn_dictionary(hidden_Nd, entry.k, config.lam, seed=config.seed, epochs=1, device=config.device)
 
 
-def expected_tokens(job):
+def tokens_by_sample(job):
     """About how many tokens the plan holds, special ones included, from a sample of its text."""
     train = [unit for unit in job.plan.units if unit.split == "train"]
     tokens = size = 0

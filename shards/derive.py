@@ -53,6 +53,7 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         for tokens in _derive_unit(source, files, target, source.files.record(unit.id), top_n):
             done += tokens
             progress("derive", done, total)
+    made = Store.open(files.path, source.plan_id)
     return {
         "store": str(files.path),
         "plan": source.plan_id,
@@ -61,8 +62,8 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         "new_units": len(missing),
         "new_tokens": total - before,
         "seconds": time.perf_counter() - started,
-        "quarantined": sum(len(record.quarantined) for record in Store.open(files.path, source.plan_id).iter_records()),
-        **Store.open(files.path, source.plan_id).report(),
+        "quarantined": sum(len(record.quarantined) for record in made.iter_records()),
+        **made.report(),
     }
 
 

@@ -1,8 +1,9 @@
 """Small JSON files that make a store: target, plans, unit records; and how any file becomes visible.
 
 A file appears whole or not at all: unique temporary name, fsync, `os.link` to the final name (which never
-replaces), unlink, fsync of the directory. The unit's record is the only commit; it names its shard, whose
-name carries its hash, so two writers of one unit cannot mix. Every file also carries a checksum over its values.
+replaces; where something shall be replaced, a rename), unlink, fsync of the directory. The unit's record is the only
+commit; it names its shard, whose name carries its hash, so two writers of one unit cannot mix. Every file also carries
+a checksum over its values.
 Left out: the calls themselves (disk.py), tar members (writer.py), choosing what to encode (pipeline/plan.py).
 """
 

@@ -59,6 +59,14 @@ def test_halves_are_coded_and_counted(place, clean, tmp_path, monkeypatch, caplo
     assert report["fidelity"]["kl"] == pytest.approx(clean.report()["fidelity"]["kl"], rel=0.05)
 
 
+def test_the_copies_that_fill_up_a_short_batch_count(place, clean, tmp_path, monkeypatch):  # noqa: F811
+    """One window of text in a batch of 64: there is nothing to divide in it but its copies."""
+    given = replace(place, max_tokens=32, output=tmp_path)
+    teacher_refuses(monkeypatch)
+    report = encode_lsp(given)[0]
+    assert report["windows"] <= 2 and report["quarantined"] == 0 and report["coded_tokens"] >= 20
+
+
 def test_a_failing_window_is_still_found_in_a_half(place, clean, tmp_path, monkeypatch):  # noqa: F811
     plant(monkeypatch, [rows_of(clean)[5][0]], "nan")
     teacher_refuses(monkeypatch)
