@@ -179,10 +179,10 @@ def _exit_code_of_result(name, result):
 
 def train_student(settings, progress):
     """Train on the store of the settings, or on the newest finished one."""
+    from student.objectives import OBJECTIVES
     from student.trainer import train
 
-    kinds = ("ids", "lsp", "logits") if settings.objective == "mlm" else ("lsp",)
-    return train(_with_store(settings, progress, kinds), progress)
+    return train(_with_store(settings, progress, OBJECTIVES[settings.objective].kinds), progress)
 
 
 def verify_shards(settings, progress):
@@ -217,7 +217,7 @@ def clean(settings, progress):
     return clean(settings.path, settings.dry_run, settings.all)
 
 
-def _with_store(settings, progress, kinds=("ids", "lsp", "logits")):
+def _with_store(settings, progress, kinds=("lsp", "ids", "logits")):
     """The settings with a store: the newest finished one of these kinds where they name none."""
     if settings.store is not None:
         return settings

@@ -30,7 +30,8 @@ from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 from student.batches import Loader
 from student.config import StudentConfig
-from student.model import build_student, encoder_config
+from student.encoders import encoder_config
+from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import Stepper
 

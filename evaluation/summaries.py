@@ -62,9 +62,7 @@ def encoding(reports, settings):
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
         lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
-    if reports[0]["kind"] == "logits":
-        return "\n".join([*lines, f"\nLook:  {command()} show-shards {reports[0]['store']} --document 0"])
-    flags = "" if reports[0]["kind"] == "lsp" else " --objective mlm"
+    flags = {"lsp": "", "ids": " --objective mlm", "logits": " --objective kd"}[reports[0]["kind"]]
     if len(reports) > 1 or settings.output != Path("runs"):
         flags += f" --store {reports[0]['store']}"
     return "\n".join([*lines, f"\nNext:  {command()} train-student{flags}"])
@@ -163,21 +161,16 @@ def _student_rows(result):
 def _held_out_rows(objective, figures, baseline, improvement):
     if not figures:
         return [("held out", "nothing: the corpus has no held-out windows")]
-    name, reference = {
-        "mlsm": ("held-out KL", "the marginal (a constant average LSP distribution)"),
-        "mlm": ("held-out loss", "unigram frequencies"),
-    }[objective]
+    from student.objectives import OBJECTIVES
+
+    name, reference = OBJECTIVES[objective].loss_name, OBJECTIVES[objective].reference
     improvement = improvement or 0.0
     side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
     rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
     if "accuracy" in figures:
-        rows.append(
-            (
-                "held-out accuracy",
-                f"{figures['accuracy']:.1%} of masked tokens (most frequent token: {baseline['accuracy']:.1%}), "
-                f"perplexity {figures['perplexity']:.1f}",
-            )
-        )
+        guess = f" (most frequent token: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
+        accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
+        rows.append(("held-out accuracy", accuracy))
     return rows
 
 

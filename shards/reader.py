@@ -154,13 +154,13 @@ def open_files(path, remote=None):
     return RemoteFiles(path, remote)
 
 
-def newest_store(root, kinds=("ids", "lsp", "logits")):
+def newest_store(root, kinds=("lsp", "ids", "logits")):
     """Path of the finished store under `root` whose plan was published last.
 
     kinds   pass over stores that hold anything else
     Raises  StoreError when there is none, naming an unfinished one if that is why
     """
-    found, reason = [], f"no store under {root}. Make one with: mlsm encode-lsp"
+    found, reason = [], f"no finished store of {' or '.join(kinds)} under {root}. Make one:  mlsm encode-{kinds[0]}"
     for plan in Path(root).glob("*/plans/*.json"):
         try:
             store = Store.open(plan)

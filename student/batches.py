@@ -30,19 +30,20 @@ class MicroBatch(NamedTuple):
     where_M: torch.Tensor
     """int64 masked positions in the flattened (W L) input"""
     targets: Any
-    """what the objective compares its logits with; has a `count` of tokens that carry loss"""
+    """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
 
 
 class Batch(NamedTuple):
     """One effective batch."""
 
     micro: list[MicroBatch]
-    count: int
-    """tokens that carry loss"""
+    counts: tuple[int, ...]
+    """tokens that carry loss, for every term of it"""
     tokens: int
     """real tokens, special ones included"""
-    digest: str
-    """hash of window ids, epochs, token ids and mask: equal for every objective on one plan"""
+    digest: int
+    """64-bit hash of window ids, epochs, token ids and mask, in their order: equal for every objective on one plan.
+    A sum over windows modulo 2^64, so that parts of a batch add up to the whole"""
 
 
 class Loader:
@@ -72,9 +73,9 @@ class Loader:
         micro = [self._micro(read, mask_WL, start) for start in starts]
         return Batch(
             micro=micro,
-            count=sum(part.targets.count for part in micro),
+            counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
             tokens=int(read.lengths.sum()),
-            digest=_digest(window_ids_W, epochs_W, read.ids, mask_WL),
+            digest=_digest(np.arange(len(window_ids_W)), window_ids_W, epochs_W, read.ids, mask_WL),
         )
 
     def _micro(self, read, mask_WL, start: int) -> MicroBatch:
@@ -120,14 +121,13 @@ def to_device(value, device):
     """Copy the tensors of nested named tuples to a device; other values stay."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if isinstance(value, tuple):
+    if hasattr(value, "_fields"):
         return type(value)(*(to_device(field, device) for field in value))
     return value
 
 
-def _digest(window_ids_W, epochs_W, ids_WL, mask_WL) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for array in (window_ids_W, epochs_W, ids_WL):
-        state.update(np.ascontiguousarray(array, dtype=np.int64))
-    state.update(np.packbits(mask_WL))
-    return state.hexdigest()
+def _digest(places_W, window_ids_W, epochs_W, ids_WL, mask_WL) -> int:
+    columns = np.stack((places_W, window_ids_W, epochs_W), axis=1)
+    rows = np.concatenate((columns, ids_WL, mask_WL), axis=1, dtype=np.int64, casting="unsafe")
+    hashes = [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
+    return sum(int.from_bytes(digest, "little") for digest in hashes) % 2**64

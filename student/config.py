@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
+
 OPERATIONAL = frozenset(
     ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
     + ["log_every"]
@@ -26,8 +28,12 @@ class StudentConfig:
     store: str | None = None
     """directory or URL of the store (one target) that `encode-lsp` or `encode-ids` has written"""
 
-    objective: Literal["mlsm", "mlm"] = "mlsm"
-    """what the student learns: `mlsm` the stored LSP distribution, `mlm` the identity of the masked token"""
+    objective: Literal[OBJECTIVES] = "mlsm"
+    """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
+    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `naive-mlsm` mlsm at the cost of mtl"""
+
+    kappa: float = 1.0
+    """mtl: weight of the cross-entropy beside the KL of the LSPs"""
 
     encoder: str = "bert-12x768"
     """bert-<layers>x<width>, or a Hugging Face config: directory, config.json or Hub id"""
@@ -94,7 +100,7 @@ class StudentConfig:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
         for name in ("save_every", "eval_every", "weight_decay", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
-        for name in ("lr", "grad_clip"):
+        for name in ("lr", "grad_clip", "kappa"):
             value = getattr(self, name)
             _require(value > 0 and math.isfinite(value), f"{name} must be a positive number", value)
         _require(0 < self.mask_rate < 1, "mask_rate is a share between 0 and 1", self.mask_rate)
@@ -103,7 +109,7 @@ class StudentConfig:
         _require(dropout_is_share, "dropout is a probability from 0 to below 1", self.dropout)
         shares = all(0 < share <= 1 for share in self.checkpoints)
         _require(shares, "checkpoints are shares of max_steps above 0 and up to 1", self.checkpoints)
-        _require(self.objective in ("mlsm", "mlm"), "objective is mlsm or mlm", self.objective)
+        _require(self.objective in OBJECTIVES, f"objective is one of {', '.join(OBJECTIVES)}", self.objective)
         dtypes = ("auto", "float32", "bfloat16")
         _require(self.dtype in dtypes, "dtype is auto, float32 or bfloat16", self.dtype)
 

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM
 from transformers.utils import logging as transformers_logging
 
+from student.objectives import OBJECTIVES, Objective
+
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
@@ -88,7 +90,7 @@ def _no_bars():
 def _card(objective: str, store, lineage: dict, stock: bool, family: str) -> str:
     sections = [
         f"---\nlibrary_name: transformers\ntags: [{objective}, masked-latent-semantic-modeling]\n---",
-        _title(objective, family, lineage["settings"].get("continue_from")),
+        _title(OBJECTIVES[objective], family, lineage["settings"].get("continue_from")),
         "## Loading\n\n" + _loading(objective, stock, family),
         "## Held-out text\n\n" + _figures(lineage),
         "## How it was made\n\n" + _settings(lineage),
@@ -98,13 +100,9 @@ def _card(objective: str, store, lineage: dict, stock: bool, family: str) -> str
     return "\n\n".join(sections) + "\n"
 
 
-def _title(objective: str, family: str, continued: str | None) -> str:
-    learned = {
-        "mlsm": "predicting the distribution over latent semantic properties (LSPs) of masked tokens",
-        "mlm": "predicting masked tokens",
-    }[objective]
+def _title(objective: type[Objective], family: str, continued: str | None) -> str:
     start = "from scratch" if continued is None else f"further, from `{continued}`,"
-    return f"# {family} encoder pre-trained with {objective.upper()}\n\nTrained {start} by {learned}."
+    return f"# {family} encoder pre-trained with {objective.name.upper()}\n\nTrained {start} by {objective.learns}."
 
 
 def _loading(objective: str, stock: bool, family: str) -> str:

@@ -5,7 +5,6 @@ same tokens. Left out: the figures themselves (objectives.py).
 """
 
 import logging
-import math
 
 import numpy as np
 import torch
@@ -30,25 +29,25 @@ class HeldOut:
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
-            self.baseline = _finish(objective.baseline(train_windows, store.special_ids, targets))
+            self.baseline = objective.baseline(train_windows, store.special_ids, targets)
 
     def evaluate(self, model, forward) -> dict:
-        """Held-out figures: loss (nats per token that carries loss); mlm: accuracy, perplexity.
+        """Held-out figures: loss (nats per token that carries loss), and what else the objective measures.
 
         forward  micro-batch on the model's device -> logits
         """
         if self.batch is None:
             return {}
         device = next(model.parameters()).device
-        sums: dict[str, float] = {}
+        sums: dict[str, torch.Tensor] = {}
         model.eval()
         with torch.no_grad():
             for micro in self.batch.micro:
                 micro = to_device(micro, device)
                 for name, value in self.objective.measure(forward(micro), micro.targets).items():
-                    sums[name] = sums.get(name, 0.0) + value
+                    sums[name] = sums.get(name, 0.0) + value.double()
         model.train()
-        return _finish({name: value / self.batch.count for name, value in sums.items()})
+        return self.objective.figures(sums, self.batch.counts)
 
     def _read(self, store, windows: int, mask_rate: float, micro_batch: int):
         try:
@@ -62,11 +61,4 @@ class HeldOut:
         read_targets = self.objective.read_targets
         loader = Loader(split, store.special_ids, read_targets, mask_rate=mask_rate, micro_batch=micro_batch)
         batch = loader.load(split.order(MASK_SEED, 0, 0, count), np.zeros(count, np.int64), MASK_SEED)
-        return batch if batch.count else None
-
-
-def _finish(means: dict) -> dict:
-    """Add the perplexity where tokens are predicted."""
-    if "accuracy" in means:
-        means["perplexity"] = math.exp(min(means["loss"], 700.0))    # exp overflows beyond
-    return means
+        return batch if all(batch.counts) else None

@@ -39,10 +39,11 @@ class Stepper:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
+        scale_T = torch.tensor(term_scales(self.objective.term_weights, batch.counts), device=self.device)
         for index, micro in enumerate(batch.micro):
             seed_dropout(self.device, self.config.seed, step, index)
             micro = to_device(micro, self.device)
-            part = self.objective.loss_sum(self.forward(micro), micro.targets) / max(batch.count, 1)
+            part = self.objective.loss_sums(self.forward(micro), micro.targets) @ scale_T
             part.backward()
             loss += part.detach()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
@@ -60,6 +61,11 @@ def learning_rate(config: StudentConfig, step: int) -> float:
     if step < warmup_steps:
         return config.lr * (step + 1) / warmup_steps
     return config.lr * (config.max_steps - step) / (config.max_steps - warmup_steps)
+
+
+def term_scales(weights: tuple, counts: tuple) -> list[float]:
+    """What every term's summed loss is multiplied with: its weight over the tokens of the whole effective batch."""
+    return [weight / max(count, 1) for weight, count in zip(weights, counts, strict=True)]
 
 
 def build_optimizer(model, config: StudentConfig):

@@ -21,10 +21,11 @@ from shards.reader import Store
 from student.batches import Loader, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
+from student.encoders import build_encoder, encoder_config, weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
 from student.export import export_student
 from student.held_out import HeldOut
-from student.model import Student, build_encoder, encoder_config, weights_fingerprint
+from student.model import Student
 from student.objectives import OBJECTIVES
 from student.run import Run
 from student.step import Stepper, choose_device, learning_rate
@@ -52,7 +53,7 @@ def train(config: StudentConfig, progress=silent) -> dict:
     started = time.perf_counter()
     store = _open_store(config)
     device = choose_device(config.device)
-    objective = OBJECTIVES[config.objective](store)
+    objective = OBJECTIVES[config.objective](store, config.kappa)
     hf_config = encoder_config(config, store)
     run = Run(config, store, hf_config.to_diff_dict())
     places = run.places() | {"store": str(store.path), "plan": store.plan_id}
@@ -91,7 +92,8 @@ class Trainer:
         """Resume if there is something to resume from, train, export; returns the summary."""
         encoder_hash = weights_fingerprint(self.model.encoder)     # before a checkpoint replaces the weights
         self._resume()
-        self._log(event="start", initial_encoder=encoder_hash, baseline=self.held_out.baseline)
+        start = {"initial_encoder": encoder_hash, "baseline": self.held_out.baseline, "targets": self.objective.facts}
+        self._log(event="start", **start)
         self._report()
         with closing(read_ahead(self._load, self.steps, self.config.max_steps)) as batches:
             for step, batch, waited in batches:
@@ -130,14 +132,14 @@ class Trainer:
             "tokens": self.tokens,
             "tokens_per_second": batch.tokens / seconds,
             "data_wait_seconds": waited,
-            "batch": batch.digest,
+            "batch": f"{batch.digest:016x}",
         }
 
     def _check_finite(self, step, batch, loss, grad_norm) -> None:
         if math.isfinite(loss) and math.isfinite(grad_norm):
             return
         raise TrainingError(
-            f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest}. The weights"
+            f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The weights"
             f" were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see the batch."
         )
 

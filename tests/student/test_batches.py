@@ -26,7 +26,7 @@ def test_a_batch_hides_what_it_asks_for(ids_store):
     truth = reader.windows.read(window_ids)
     assert [len(micro.input_WL) for micro in batch.micro] == [4, 4, 2]
     assert batch.tokens == truth.lengths.sum()
-    assert batch.count == sum(len(micro.where_M) for micro in batch.micro) > 0
+    assert batch.counts[0] == sum(len(micro.where_M) for micro in batch.micro) > 0
     for start, micro in zip((0, 4, 8), batch.micro, strict=True):
         shown = micro.input_WL.numpy().copy().reshape(-1)
         assert (shown[micro.where_M] == ids_store.special_ids["mask"]).all()

@@ -6,8 +6,9 @@ from tiny_store import write_tokenizer
 from transformers import BertConfig, GPT2Config
 
 from student.config import StudentConfig
+from student.encoders import build_encoder, encoder_config, weights_fingerprint
 from student.errors import RunError
-from student.model import Student, build_encoder, build_student, encoder_config, weights_fingerprint
+from student.model import Student, build_student
 from student.objectives import Mlm, Mlsm
 
 TINY_BERT = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)

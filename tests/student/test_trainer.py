@@ -15,8 +15,8 @@ from transformers import AutoModel
 
 import student.trainer
 from student.config import StudentConfig
+from student.encoders import weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
-from student.model import weights_fingerprint
 from student.objectives import Mlm
 from student.step import learning_rate
 from student.trainer import train
@@ -204,29 +204,29 @@ def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, capl
 
 def test_a_loss_that_is_not_finite_stops_with_all_one_needs(ids_store, settings, monkeypatch):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
-    honest, calls = Mlm.loss_sum, []
+    honest, calls = Mlm.loss_sums, []
 
     def poisoned(self, logits, targets):
         calls.append(1)
         return honest(self, logits, targets) * (float("nan") if len(calls) == 20 else 1)
 
-    monkeypatch.setattr(Mlm, "loss_sum", poisoned)
+    monkeypatch.setattr(Mlm, "loss_sums", poisoned)
     with pytest.raises(TrainingError, match="loss nan") as caught:
         train(config)
     assert "step-" in str(caught.value) and "\n" not in str(caught.value)
     failed = int(str(caught.value).split()[1].rstrip(":"))
     assert max(log_of(config.output)) == failed - 1
-    monkeypatch.setattr(Mlm, "loss_sum", honest)
+    monkeypatch.setattr(Mlm, "loss_sums", honest)
     assert train(config)["steps"] == 8
 
 
 def test_a_gradient_that_is_not_finite_stops(ids_store, settings, monkeypatch):
-    honest = Mlm.loss_sum
+    honest = Mlm.loss_sums
 
     def poisoned(self, logits, targets):
         return honest(self, logits, targets) + BadGradient.apply(logits)
 
-    monkeypatch.setattr(Mlm, "loss_sum", poisoned)
+    monkeypatch.setattr(Mlm, "loss_sums", poisoned)
     with pytest.raises(TrainingError, match="gradient norm (nan|inf)"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
 
