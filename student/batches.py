@@ -28,7 +28,9 @@ class MicroBatch(NamedTuple):
     attention_WL: torch.Tensor | None
     """int64, 0 at padding and 1 elsewhere; None where no window is padded"""
     where_M: torch.Tensor
-    """int64 masked positions in the flattened (W L) input"""
+    """int64 masked positions in the flattened (W L) input, ascending"""
+    most_masked: int
+    """the most masked positions of a window"""
     targets: Any
     """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
 
@@ -89,6 +91,7 @@ class Loader:
             input_WL=torch.from_numpy(np.where(mask_WL, self.special_ids["mask"], ids_WL).astype(np.int64)),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
             where_M=torch.from_numpy(window_M * width + position_M),
+            most_masked=int(mask_WL.sum(axis=1).max()),
             targets=self.read_targets(self.windows, read, start + window_M, position_M),
         )
 

@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 from shards.counter import hash_u64
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config
+from student.last_layer import LastLayer
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 
@@ -53,16 +54,23 @@ class Student(nn.Module):
         self.output_Kd = None if tied else nn.Parameter(torch.empty(outputs, embedding_width))
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
+        self._last_layer = LastLayer(encoder)
 
-    def forward(self, input_WL, attention_WL, where_M):
+    def forward(self, input_WL, attention_WL, where_M, most_masked: int | None = None):
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids
         attention_WL  int64, 0 at padding; None where nothing is padded
-        where_M       int64 positions in the flattened (W L) input
+        where_M       int64 positions in the flattened (W L) input, ascending
+        most_masked   the most masked positions of a window; counted when it is not given
         """
-        hidden_WLd = self.encoder(input_ids=input_WL, attention_mask=attention_WL).last_hidden_state
-        hidden_Md = hidden_WLd.flatten(0, 1)[where_M]
+        if most_masked is None:
+            most_masked = int(torch.bincount(where_M // input_WL.shape[1], minlength=1).max())
+
+        def encode():
+            return self.encoder(input_ids=input_WL, attention_mask=attention_WL).last_hidden_state
+
+        hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         return F.linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
 
     @property
