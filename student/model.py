@@ -9,7 +9,6 @@ Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -17,6 +16,7 @@ from shards.counter import hash_u64
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config
 from student.last_layer import LastLayer
+from student.onednn import linear, use_onednn
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 
@@ -55,6 +55,7 @@ class Student(nn.Module):
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
         self._last_layer = LastLayer(encoder)
+        use_onednn(self)
 
     def forward(self, input_WL, attention_WL, where_M, most_masked: int | None = None):
         """Logits (M, K) of the masked positions.
@@ -71,7 +72,7 @@ class Student(nn.Module):
             return self.encoder(input_ids=input_WL, attention_mask=attention_WL).last_hidden_state
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
-        return F.linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
+        return linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
 
     @property
     def output_matrix(self):
