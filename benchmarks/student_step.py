@@ -81,7 +81,7 @@ def our_step(store, config: StudentConfig, objective_name: str):
 
     def step(number):
         with torch.random.fork_rng():
-            stepper.update(number, loader.step(config.seed, number, WINDOWS))
+            stepper.update(number, loader.step(config.seed, number, config.batch_windows))
 
     return step
 

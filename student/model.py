@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 
 from shards.counter import hash_u64
 from student.config import StudentConfig
+from student.deberta import use_fast_layers
 from student.encoders import build_encoder, encoder_config
 from student.last_layer import LastLayer
 from student.onednn import linear, use_onednn
@@ -55,6 +56,7 @@ class Student(nn.Module):
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
         self._last_layer = LastLayer(encoder)
+        use_fast_layers(encoder)
         use_onednn(self)
 
     def forward(self, input_WL, attention_WL, where_M, most_masked: int | None = None):

@@ -74,7 +74,7 @@ def test_only_the_students_own_forward_is_restricted(family):
     before = encoder(ids).last_hidden_state
     student = Student(encoder, 7, tied=False, seed=1).eval()
     student(ids, None, WHERE)
-    assert torch.equal(encoder(ids).last_hidden_state, before)
+    assert torch.allclose(encoder(ids).last_hidden_state, before, atol=1e-5)
     names = build_encoder(config_of(family), 1).state_dict().keys()
     assert encoder.state_dict().keys() == names
 

