@@ -9,6 +9,7 @@ from shards.codec import SparseRows
 from student.batches import Loader
 from student.errors import RunError
 from student.held_out import MASK_SEED, HeldOut
+from student.masking import Masking
 from student.objectives import Mlm, Mlsm
 
 
@@ -79,12 +80,16 @@ def test_mlsm_needs_stored_distributions(ids_store):
         Mlsm(ids_store)
 
 
+def masking(store):
+    return Masking(store.special_ids, store.vocab_size, 0.3, rate_end=0.15)    # held-out: the final rate
+
+
 def masked_tokens(store):
     """(window id, position) of the evaluation's masked tokens, found through the loader's own mask."""
     split = store.split("held_out")
-    loader = Loader(split, store.special_ids, Mlm(store).read_targets, mask_rate=0.15, micro_batch=len(split))
+    loader = Loader(split, masking(store), Mlm(store).read_targets, micro_batch=len(split))
     order = split.order(MASK_SEED, 0, 0, len(split))
-    micro, = loader.load(order, np.zeros(len(order), np.int64), MASK_SEED).micro
+    micro, = loader.load(order, np.zeros(len(order), np.int64), MASK_SEED, 0.15).micro
     window, position = np.divmod(micro.where_M.numpy(), store.max_length)
     return order[window], position
 
@@ -108,7 +113,7 @@ def test_marginal_baseline_equals_an_independent_dense_computation(lsp_store):
     logs = np.log(np.where(target > 0, target, 1)) - np.log(np.where(target > 0, mean, 1))
     expected = (target * logs).sum(axis=1).mean()
     mlsm = Mlsm(lsp_store)
-    held_out = HeldOut(lsp_store, lsp_store.split("train"), mlsm, windows=99, mask_rate=0.15, micro_batch=7)
+    held_out = HeldOut(lsp_store, lsp_store.split("train"), mlsm, windows=99, masking=masking(lsp_store), micro_batch=7)
     assert held_out.baseline["loss"] == pytest.approx(expected, rel=2e-3)
 
 
@@ -122,7 +127,7 @@ def test_unigram_baseline_equals_an_independent_count(ids_store):
     total = len(words) + ids_store.vocab_size
     expected = -np.mean([np.log((counts.get(label, 0) + 1) / total) for label in labels])
     best = max(sorted(counts), key=counts.get)
-    found = HeldOut(ids_store, train, Mlm(ids_store), windows=99, mask_rate=0.15, micro_batch=7).baseline
+    found = HeldOut(ids_store, train, Mlm(ids_store), windows=99, masking=masking(ids_store), micro_batch=7).baseline
     assert found["loss"] == pytest.approx(expected)
     assert found["accuracy"] == pytest.approx(np.mean([label == best for label in labels]))
     assert found["perplexity"] == pytest.approx(np.exp(expected))

@@ -94,6 +94,20 @@ def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, se
     assert curve(tmp_path / "24") == curve(tmp_path / "0")
 
 
+def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, settings, tmp_path):
+    common = settings | {"store": ids_store.path, "objective": "mlm"}
+    masks = {
+        "plain": {}, "words": {"mask_unit": "word"}, "spans": {"mask_unit": "span"},
+        "corrupt": {"corruption": "80-10-10"}, "falling": {"mask_rate": 0.3, "mask_rate_end": 0.15},
+    }
+    for name, changes in masks.items():
+        train(StudentConfig(**common | changes | {"output": tmp_path / name}))
+    batches = {name: [line["batch"] for line in log_of(tmp_path / name).values()] for name in masks}
+    assert batches["words"] == batches["plain"]    # in this store every word is one token
+    assert len({tuple(digests) for digests in batches.values()}) == 4
+    assert batches["falling"][-1] == batches["plain"][-1]    # once the rate is the same
+
+
 @pytest.mark.parametrize("objective", ["mlsm", "mlm"])
 def test_without_dropout_the_micro_batch_does_not_matter(lsp_store, settings, tmp_path, objective):
     curves = []
