@@ -31,6 +31,7 @@ from shards.writer import UnitWriter
 from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders import encoder_config
+from student.masking import build_masking
 from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import Stepper
@@ -107,8 +108,8 @@ def stock_step(store, config: StudentConfig):
 
 
 def loader_of(store, config: StudentConfig, objective) -> Loader:
-    reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
-    return Loader(store.split("train"), store.special_ids, objective.read_targets, **reading)
+    masking = build_masking(config, store)
+    return Loader(store.split("train"), masking, objective.read_targets, micro_batch=config.micro_batch)
 
 
 def write_store(directory: Path):

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from student.masking import choose_mask, maskable_positions
+from student.masking import Masking
 
 
 class MicroBatch(NamedTuple):
     """Windows of one forward pass, as CPU tensors."""
 
     input_WL: torch.Tensor
-    """int64 token ids, the masked ones replaced by the mask token"""
+    """int64 token ids, the masked ones hidden"""
     attention_WL: torch.Tensor | None
     """int64, 0 at padding and 1 elsewhere; None where no window is padded"""
     where_M: torch.Tensor
@@ -44,7 +44,8 @@ class Batch(NamedTuple):
     tokens: int
     """real tokens, special ones included"""
     digest: int
-    """64-bit hash of window ids, epochs, token ids and mask, in their order: equal for every objective on one plan.
+    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order: equal
+    for every objective on one plan.
     A sum over windows modulo 2^64, so that parts of a batch add up to the whole"""
 
 
@@ -54,41 +55,43 @@ class Loader:
     read_targets  (windows, window_batch, window_M, position_M) -> targets; the objective's method
     """
 
-    def __init__(self, windows, special_ids, read_targets: Callable, *, mask_rate: float, micro_batch: int):
+    def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int):
         self.windows = windows
-        self.special_ids = special_ids
+        self.masking = masking
         self.read_targets = read_targets
-        self.mask_rate = mask_rate
         self.micro_batch = micro_batch
 
     def step(self, seed: int, step: int, batch_windows: int) -> Batch:
         """The batch of one optimiser step, counted from 0."""
         window_ids_W, epochs_W = stream(self.windows, seed, step * batch_windows, (step + 1) * batch_windows)
-        return self.load(window_ids_W, epochs_W, seed)
+        return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step))
 
-    def load(self, window_ids_W, epochs_W, mask_seed: int) -> Batch:
+    def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float) -> Batch:
         """Read windows, mask them, and split them into micro-batches."""
         read = self.windows.read(window_ids_W)
-        maskable_WL = maskable_positions(read.ids, read.lengths, self.special_ids["all"])
-        mask_WL = choose_mask(maskable_WL, window_ids_W, seed=mask_seed, epoch=epochs_W, rate=self.mask_rate)
+        counted = {"seed": mask_seed, "epoch": epochs_W}
+        mask_WL = self.masking.choose(read, window_ids_W, rate=mask_rate, **counted)
+        input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, **counted)
         starts = range(0, len(window_ids_W), self.micro_batch)
-        micro = [self._micro(read, mask_WL, start) for start in starts]
+        micro = [self._micro(read, input_WL, mask_WL, start) for start in starts]
         return Batch(
             micro=micro,
             counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
             tokens=int(read.lengths.sum()),
-            digest=_digest(np.arange(len(window_ids_W)), window_ids_W, epochs_W, read.ids, mask_WL),
+            digest=_digest(
+                np.arange(len(window_ids_W)), window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)
+            ),
         )
 
-    def _micro(self, read, mask_WL, start: int) -> MicroBatch:
+    def _micro(self, read, input_WL, mask_WL, start: int) -> MicroBatch:
         part = slice(start, start + self.micro_batch)
-        ids_WL, lengths_W, mask_WL = read.ids[part], read.lengths[part], mask_WL[part]
+        input_WL, lengths_W, mask_WL = input_WL[part], read.lengths[part], mask_WL[part]
         window_M, position_M = np.nonzero(mask_WL)
-        width = ids_WL.shape[1]
+        width = input_WL.shape[1]
         padded = bool((lengths_W < width).any())
         real_WL = np.arange(width) < lengths_W[:, None]
         return MicroBatch(
-            input_WL=torch.from_numpy(np.where(mask_WL, self.special_ids["mask"], ids_WL).astype(np.int64)),
+            input_WL=torch.from_numpy(input_WL),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
             where_M=torch.from_numpy(window_M * width + position_M),
             most_masked=int(mask_WL.sum(axis=1).max()),
@@ -129,8 +132,8 @@ def to_device(value, device):
     return value
 
 
-def _digest(places_W, window_ids_W, epochs_W, ids_WL, mask_WL) -> int:
+def _digest(places_W, window_ids_W, epochs_W, ids_WL, shown_WL) -> int:
     columns = np.stack((places_W, window_ids_W, epochs_W), axis=1)
-    rows = np.concatenate((columns, ids_WL, mask_WL), axis=1, dtype=np.int64, casting="unsafe")
+    rows = np.concatenate((columns, ids_WL, shown_WL), axis=1, dtype=np.int64, casting="unsafe")
     hashes = [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
     return sum(int.from_bytes(digest, "little") for digest in hashes) % 2**64

@@ -66,7 +66,19 @@ class StudentConfig:
     """largest norm of the gradient over all parameters"""
 
     mask_rate: float = 0.15
-    """share of a window's non-special tokens that is replaced by the mask token"""
+    """share of a window's non-special tokens that are hidden and to be predicted"""
+
+    mask_rate_end: float | None = None
+    """share at the last step, reached on a straight line from mask_rate (0.30 to 0.15, say); unset: constant. Held-out
+    windows are masked at this final rate throughout"""
+
+    mask_unit: Literal["token", "word", "span"] = "token"
+    """what is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
+    lengths)"""
+
+    corruption: Literal["mask", "80-10-10"] = "mask"
+    """what stands at a hidden token: `mask` always the mask token; `80-10-10` that in 80 %, a random token in 10 %, the
+    token itself in 10 %"""
 
     seed: int = 42
     """decides weights, order, masks and dropout"""
@@ -104,6 +116,10 @@ class StudentConfig:
             value = getattr(self, name)
             _require(value > 0 and math.isfinite(value), f"{name} must be a positive number", value)
         _require(0 < self.mask_rate < 1, "mask_rate is a share between 0 and 1", self.mask_rate)
+        ends_as_share = self.mask_rate_end is None or 0 < self.mask_rate_end < 1
+        _require(ends_as_share, "mask_rate_end is a share between 0 and 1", self.mask_rate_end)
+        _require(self.mask_unit in ("token", "word", "span"), "mask_unit is token, word or span", self.mask_unit)
+        _require(self.corruption in ("mask", "80-10-10"), "corruption is mask or 80-10-10", self.corruption)
         _require(0 <= self.warmup < 1, "warmup is a share of max_steps from 0 to below 1", self.warmup)
         dropout_is_share = self.dropout is None or 0 <= self.dropout < 1
         _require(dropout_is_share, "dropout is a probability from 0 to below 1", self.dropout)

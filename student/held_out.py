@@ -21,11 +21,12 @@ class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
     windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
+    masking  the run's, at its final rate throughout
     """
 
-    def __init__(self, store, train_windows, objective, *, windows: int, mask_rate: float, micro_batch: int):
+    def __init__(self, store, train_windows, objective, *, windows: int, masking, micro_batch: int):
         self.objective = objective
-        self.batch = self._read(store, windows, mask_rate, micro_batch)
+        self.batch = self._read(store, windows, masking, micro_batch)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
@@ -49,7 +50,7 @@ class HeldOut:
         model.train()
         return self.objective.figures(sums, self.batch.counts)
 
-    def _read(self, store, windows: int, mask_rate: float, micro_batch: int):
+    def _read(self, store, windows: int, masking, micro_batch: int):
         try:
             split = store.split("held_out")
         except StoreError as error:
@@ -58,7 +59,7 @@ class HeldOut:
         count = min(windows, len(split))
         if count == 0:
             return None
-        read_targets = self.objective.read_targets
-        loader = Loader(split, store.special_ids, read_targets, mask_rate=mask_rate, micro_batch=micro_batch)
-        batch = loader.load(split.order(MASK_SEED, 0, 0, count), np.zeros(count, np.int64), MASK_SEED)
+        loader = Loader(split, masking, self.objective.read_targets, micro_batch=micro_batch)
+        order = split.order(MASK_SEED, 0, 0, count)
+        batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
         return batch if all(batch.counts) else None

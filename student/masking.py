@@ -1,18 +1,117 @@
-"""Which tokens a student must predict: a pure function of (seed, epoch, window id, position).
+"""Which tokens a student must predict, and what it sees in their place.
 
-A window masks exactly round(rate x maskable) positions: those with the smallest counter-based hash. So
-full windows have equal counts (static shapes), resume needs no state, and every objective masks alike;
-codes are never looked at. Corruption is always the mask token. Left out: 80/10/10, spans, schedules.
+Both are pure functions of (seed, epoch, window id, position) and the rate, through counter-based hashes: resuming needs
+no state, every objective masks alike, and neither codes, nor other windows, nor micro-batches are looked at. Units:
 
-Shapes: W windows, L positions of a window.
+    token  exactly round(rate x maskable) positions of a window, those with the smallest hash. So full windows have
+           equal counts (static shapes), and the mask of a lower rate is a subset of that of a higher one
+    word   whole words in the order of the hash of their first position; a word that exceeds round(rate x maskable)
+           tokens is left out, later ones that still fit are taken
+    span   stretches of geometric length (SpanBERT, Joshi et al. 2020, section 3.1: p = 0.2, at most 10 tokens, 3.8 on
+           average) in the order of their hash until exactly round(rate x maskable) positions are masked, the last
+           stretch cut. As there, a stretch reaches forward from where it begins, so the first tokens after a special
+           one are masked less often. It may begin inside a word; rates nest as those of tokens do
+
+Left out: which tokens begin a word (words.py).
+
+Shapes: W windows, L positions of a window, V vocabulary, M masked tokens.
 """
+
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from shards.counter import hash_u64
+from student.words import continuation_flags
 
 _PURPOSE = 0x6D61736B  # "mask": keeps these hashes apart from those of order and dropout
+_LENGTH_PURPOSE = 0x7370616E  # "span"
+_FATE_PURPOSE = 0x66617465  # "fate": mask token, random token or unchanged
+_TOKEN_PURPOSE = 0x746F6B65  # "toke": which random token
 _LAST = np.uint64(2**64 - 1)
+
+SPAN_P, LONGEST_SPAN = Fraction(1, 5), 10
+_TENTH = 2**64 // 10
+_MASK_BELOW, _RANDOM_BELOW = np.uint64(8 * _TENTH), np.uint64(9 * _TENTH)
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How a run masks the windows of a store.
+
+    special_ids  the store's: `mask`, and `all` of those that are never masked nor put in the place of others
+    rate         share of a window's maskable tokens at step 0; it moves on a straight line to rate_end (None: it stays)
+                 at the last of max_steps
+    corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
+                 special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1)
+    unit         token, word or span; words need continues_V, which ids continue a word
+    """
+
+    special_ids: dict
+    vocab_size: int
+    rate: float
+    rate_end: float | None = None
+    max_steps: int = 1
+    corruption: str = "mask"
+    unit: str = "token"
+    continues_V: np.ndarray | None = None
+
+    @property
+    def final_rate(self) -> float:
+        """The rate that held-out windows are masked at throughout, so that the figures of a run compare."""
+        return self.rate if self.rate_end is None else self.rate_end
+
+    def rate_at(self, step: int) -> float:
+        """The rate of an optimiser step, counted from 0."""
+        if self.rate_end is None or self.max_steps == 1:
+            return self.rate
+        done = step / (self.max_steps - 1)
+        return (1 - done) * self.rate + done * self.rate_end
+
+    def choose(self, read, window_ids_W, *, seed: int, epoch, rate: float):
+        """The tokens to predict.
+
+        read     windows with ids (W, L), lengths (W), documents (W, L)
+        epoch    integer, or one for every window
+        Returns  bool (W, L)
+        """
+        maskable_WL = maskable_positions(read.ids, read.lengths, self.special_ids["all"])
+        counted = {"seed": seed, "epoch": epoch, "rate": rate}
+        if self.unit == "token":
+            return choose_mask(maskable_WL, window_ids_W, **counted)
+        begins_WL = begins_run(maskable_WL, read.documents)
+        if self.unit == "span":
+            return choose_spans(maskable_WL, begins_WL, window_ids_W, **counted)
+        begins_WL |= maskable_WL & ~self.continues_V[read.ids]
+        return choose_words(maskable_WL, begins_WL, window_ids_W, **counted)
+
+    def corrupt(self, ids_WL, mask_WL, window_ids_W, *, seed: int, epoch):
+        """What the student sees: int64 (W, L), the ids but at the chosen positions."""
+        input_WL = ids_WL.astype(np.int64)
+        if self.corruption == "mask":
+            input_WL[mask_WL] = self.special_ids["mask"]
+            return input_WL
+        window_M, position_M = np.nonzero(mask_WL)
+        epoch_M = np.broadcast_to(epoch, len(ids_WL))[window_M]
+        keys = seed, epoch_M, np.asarray(window_ids_W)[window_M], position_M
+        fate_M, random_M = hash_u64(_FATE_PURPOSE, *keys), self._random_tokens(keys)
+        shown_M = np.where(fate_M < _RANDOM_BELOW, random_M, input_WL[mask_WL])
+        input_WL[mask_WL] = np.where(fate_M < _MASK_BELOW, self.special_ids["mask"], shown_M)
+        return input_WL
+
+    def _random_tokens(self, keys):
+        ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids["all"])
+        return ordinary[hash_u64(_TOKEN_PURPOSE, *keys) % np.uint64(len(ordinary))]
+
+
+def build_masking(config, store) -> Masking:
+    """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
+    return Masking(
+        store.special_ids, store.vocab_size, config.mask_rate, config.mask_rate_end, config.max_steps,
+        config.corruption, config.mask_unit,
+        continuation_flags(store.tokenizer_dir, store.vocab_size) if config.mask_unit == "word" else None,
+    )
 
 
 def maskable_positions(ids_WL, lengths_W, special_ids):
@@ -28,6 +127,13 @@ def maskable_positions(ids_WL, lengths_W, special_ids):
     return real_WL & ~np.isin(ids_WL, np.asarray(special_ids))
 
 
+def begins_run(maskable_WL, documents_WL):
+    """Where stretches of maskable tokens of one document begin, bool (W, L)."""
+    follows_WL = np.zeros_like(maskable_WL)
+    follows_WL[:, 1:] = maskable_WL[:, :-1] & (documents_WL[:, 1:] == documents_WL[:, :-1])
+    return maskable_WL & ~follows_WL
+
+
 def choose_mask(maskable_WL, window_ids_W, *, seed, epoch, rate):
     """Choose exactly round(rate x maskable) positions of every window.
 
@@ -37,12 +143,87 @@ def choose_mask(maskable_WL, window_ids_W, *, seed, epoch, rate):
     rate          share of the maskable positions
     Returns       bool (W, L)
     """
-    positions_L = np.arange(maskable_WL.shape[1])
-    epochs_W1 = np.broadcast_to(epoch, len(maskable_WL))[:, None]
-    keys_WL = hash_u64(_PURPOSE, seed, epochs_W1, np.asarray(window_ids_W)[:, None], positions_L)
-    keys_WL = np.where(maskable_WL, np.minimum(keys_WL, _LAST - np.uint64(1)), _LAST)
+    return _first_in_order(_hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch), maskable_WL, rate)
+
+
+def choose_spans(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
+    """The same number, by spans. At every maskable position one begins that ends at the latest with its run.
+
+    begins_WL  bool, where runs begin that no span may cross
+
+    Taking spans in the order of their hash is ordering positions by the smallest hash of the spans over them.
+    """
+    hashes_WL = _hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch)
+    lengths_WL = span_lengths(_hashes(_LENGTH_PURPOSE, maskable_WL, window_ids_W, seed, epoch))
+    runs_WL = np.cumsum(begins_WL, axis=1) * maskable_WL
+    keys_WL = hashes_WL.copy()
+    for ahead in range(1, min(LONGEST_SPAN, keys_WL.shape[1])):
+        reaches_WL = (lengths_WL[:, :-ahead] > ahead) & (runs_WL[:, :-ahead] == runs_WL[:, ahead:])
+        np.minimum(keys_WL[:, ahead:], hashes_WL[:, :-ahead], out=keys_WL[:, ahead:], where=reaches_WL)
+    return _first_in_order(keys_WL, maskable_WL, rate)
+
+
+def choose_words(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
+    """Whole words, at most round(rate x maskable) tokens of a window.
+
+    begins_WL  bool, maskable positions at which a word begins; it ends before the next, or with its run
+    """
+    word_WL = np.cumsum(begins_WL, axis=1) - 1    # number of the word in its window
+    hashes_WL = _hashes(_PURPOSE, begins_WL, window_ids_W, seed, epoch)
+    order_WL = np.argsort(hashes_WL, axis=1, kind="stable")    # first positions by their hash, then all others
+    rows_W1 = np.arange(len(maskable_WL))[:, None]
+    sizes_WL = np.zeros(maskable_WL.shape, np.int64)
+    np.add.at(sizes_WL, (rows_W1, word_WL), maskable_WL)
+    ordered_WL = word_WL[rows_W1, order_WL]
+    fits_WL = _fill(sizes_WL[rows_W1, ordered_WL], begins_WL.sum(axis=1), _budget(maskable_WL, rate))
+    chosen_WL = np.zeros_like(maskable_WL)
+    window_C, place_C = np.nonzero(fits_WL)
+    chosen_WL[window_C, ordered_WL[window_C, place_C]] = True
+    return maskable_WL & chosen_WL[rows_W1, word_WL]
+
+
+def span_lengths(hashes):
+    """Geometric lengths from 1 to LONGEST_SPAN, longer ones left out of the distribution."""
+    return 1 + np.searchsorted(_SPAN_CUTS, hashes, side="right")
+
+
+def _span_cuts():
+    shares = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
+    below = [sum(shares[: number + 1]) / sum(shares) for number in range(LONGEST_SPAN - 1)]
+    return np.array([int(share * 2**64) for share in below], np.uint64)    # exact: no machine's own logarithm
+
+
+_SPAN_CUTS = _span_cuts()
+
+
+def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):
+    """One hash for every position, the largest number where none is wanted."""
+    windows_W1, epochs_W1 = np.asarray(window_ids_W)[:, None], np.broadcast_to(epoch, len(wanted_WL))[:, None]
+    hashes_WL = hash_u64(purpose, seed, epochs_W1, windows_W1, np.arange(wanted_WL.shape[1]))
+    return np.where(wanted_WL, np.minimum(hashes_WL, _LAST - np.uint64(1)), _LAST)
+
+
+def _budget(maskable_WL, rate):
+    return np.rint(rate * maskable_WL.sum(axis=1)).astype(np.int64)
+
+
+def _first_in_order(keys_WL, maskable_WL, rate):
+    """Choose round(rate x maskable) positions in the order of (key, position)."""
     order_WL = np.argsort(keys_WL, axis=1, kind="stable")
-    count_W = np.rint(rate * maskable_WL.sum(axis=1)).astype(np.int64)
+    taken_WL = np.arange(keys_WL.shape[1]) < _budget(maskable_WL, rate)[:, None]
     mask_WL = np.zeros_like(maskable_WL)
-    np.put_along_axis(mask_WL, order_WL, positions_L < count_W[:, None], axis=1)
+    np.put_along_axis(mask_WL, order_WL, taken_WL, axis=1)
     return mask_WL
+
+
+def _fill(sizes_WL, counts_W, budget_W):
+    """Go through the first counts_W sizes of each row and take those that the rest of its budget allows; bool."""
+    left_W = budget_W.copy()
+    fits_WL = np.zeros(sizes_WL.shape, bool)
+    for place in range(counts_W.max(initial=0)):
+        size_W = sizes_WL[:, place]
+        fits_WL[:, place] = (place < counts_W) & (size_W <= left_W)
+        left_W -= size_W * fits_WL[:, place]
+        if not left_W.any():
+            break
+    return fits_WL

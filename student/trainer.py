@@ -25,6 +25,7 @@ from student.encoders import build_encoder, encoder_config, weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
 from student.export import export_student
 from student.held_out import HeldOut
+from student.masking import build_masking
 from student.model import Student
 from student.objectives import OBJECTIVES
 from student.run import Run
@@ -76,9 +77,10 @@ class Trainer:
         self.progress, self.signals, self.started = progress, signals, started
         self.stepper = Stepper(config, model, objective)
         self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
-        reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
-        self.loader = Loader(training_windows(store), store.special_ids, objective.read_targets, **reading)
-        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
+        masking, micro_batch = build_masking(config, store), config.micro_batch
+        self.loader = Loader(training_windows(store), masking, objective.read_targets, micro_batch=micro_batch)
+        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, masking=masking,
+                                micro_batch=micro_batch)
         self.saved: Path | None = None     # newest whole checkpoint
         self._saved_step: int | None = None
         self.seconds_to_first_step: float | None = None

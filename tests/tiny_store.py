@@ -1,6 +1,6 @@
 """Tiny learnable stores on disk for the student's tests, written by the project's own writer.
 
-A language of 60 words in windows of 16: a word mostly decides the next one, and its three LSPs.
+A language of 60 words in windows of 16: a word mostly decides the next one, its three LSPs, and what a teacher says.
 """
 
 import json
@@ -19,12 +19,15 @@ LENGTH = 16
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
-def write_store(path, *, k, words=WORDS, train_windows=150, held_out_windows=20):
-    """Write a store and open it; equal arguments but k give the same plan."""
+def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20):
+    """Write a store and open it; equal arguments but k, kind and tail give the same plan.
+
+    kind  "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops
+    """
     rng = np.random.default_rng(0)
     files = StoreFiles(path)
     special_ids = SPECIAL | {"all": sorted(SPECIAL.values())}
-    settings = {"teacher": "none", "layer": 3, "k": k, "words": words}
+    settings = {"teacher": "none", "layer": 3, "k": k, "words": words} | ({"kind": kind, "tail": tail} if kind else {})
     vocab_size = len(SPECIAL) + words
     target = {
         "settings": settings, "target": fingerprint(settings), "lineage": {}, "k": k,
@@ -39,20 +42,21 @@ def write_store(path, *, k, words=WORDS, train_windows=150, held_out_windows=20)
         meta = ShardMeta(target["target"], unit.id, k, vocab_size, LENGTH)
         with UnitWriter(files, meta) as writer:
             for count in np.diff([*range(0, windows, 64), windows]):
-                writer.write_block(**block(rng, count, k, words))
+                columns = block(rng, count, words)
+                rows = logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k) if k else {}
+                writer.write_block(**columns | rows)
         units.append(unit)
     files.publish_plan(Plan({"length": LENGTH}, tuple(units)))
     return Store.open(path)
 
 
-def block(rng, windows, k, words):
+def block(rng, windows, words):
     """Windows of 10 to 16 tokens, [CLS] word ... word [SEP]; most words follow from the one before."""
     lengths = rng.integers(10, LENGTH + 1, windows)
     lengths[::2] = LENGTH
     ids = np.concatenate([sentence(rng, length, words) for length in lengths])
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    columns = {"ids": ids, "lengths": lengths, "run_starts": starts, "run_records": np.arange(windows)}
-    return columns | (lsp_rows(ids, k) if k else {})
+    return {"ids": ids, "lengths": lengths, "run_starts": starts, "run_records": np.arange(windows)}
 
 
 def sentence(rng, length, words):
@@ -76,6 +80,32 @@ def lsp_rows(ids, k):
         "nnz": np.array(nnz), "indices": np.array(indices), "weights": np.array(weights),
         "tail": np.zeros(len(ids), np.float32),
     }
+
+
+def logits_rows(ids, words, tail):
+    """A teacher that mostly sees the word or its neighbour; every third time also one behind the vocabulary.
+
+    Special tokens have no row; odd words drop the tail.
+    """
+    nnz, indices, weights, tails = [], [], [], []
+    for token in ids.tolist():
+        row = {} if token < len(SPECIAL) else teacher_says(token, words)
+        nnz.append(len(row))
+        tails.append(tail if row and token % 2 else 0.0)
+        indices += row
+        weights += [weight * (1 - tails[-1]) for weight in row.values()]
+    return {
+        "nnz": np.array(nnz), "indices": np.array(indices), "weights": np.array(weights),
+        "tail": np.array(tails, np.float32),
+    }
+
+
+def teacher_says(token, words):
+    """{token: probability}, by increasing token."""
+    neighbour = len(SPECIAL) + (token - len(SPECIAL) + 1) % words
+    behind = {len(SPECIAL) + words + 2: 0.1} if token % 3 == 0 else {}
+    said = {token: 0.7 - sum(behind.values()), neighbour: 0.3} | behind
+    return dict(sorted(said.items()))
 
 
 def write_tokenizer(directory, words):

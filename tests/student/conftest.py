@@ -42,6 +42,18 @@ def ids_store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("ids") / "store", k=0)
 
 
+@pytest.fixture(scope="session")
+def logits_store(tmp_path_factory):
+    """The same windows with a teacher's distributions, its head seven wider than the vocabulary of 65."""
+    return write_store(tmp_path_factory.mktemp("logits") / "store", k=72, kind="logits")
+
+
+@pytest.fixture(scope="session")
+def store_for(lsp_store, logits_store):
+    """Objective -> a store that it learns from; all are of one plan."""
+    return lambda objective: logits_store if objective == "kd" else lsp_store
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Tiny models are fastest on one thread, above all on a busy machine."""

@@ -1,13 +1,16 @@
 import numpy as np
 import pytest
+import torch
 
 from student.batches import Loader, read_ahead, stream
+from student.masking import Masking
 from student.objectives import Mlm, Mlsm
 
 
-def loader(store, objective, micro_batch=4):
+def loader(store, objective, micro_batch=4, **masks):
     split = store.split("train")
-    return Loader(split, store.special_ids, objective.read_targets, mask_rate=0.15, micro_batch=micro_batch)
+    masking = Masking(store.special_ids, store.vocab_size, 0.15, **masks)
+    return Loader(split, masking, objective.read_targets, micro_batch=micro_batch)
 
 
 def test_the_stream_is_one_epoch_after_the_other(ids_store):
@@ -53,6 +56,31 @@ def test_the_digest_tells_batches_apart(ids_store):
     digests = {reader.step(seed, step, 10).digest for seed in (1, 2) for step in range(5)}
     assert len(digests) == 10
     assert loader(ids_store, Mlm(ids_store), micro_batch=3).step(1, 0, 10).digest in digests
+
+
+@pytest.mark.parametrize("unit", ["token", "span"])
+def test_the_micro_batch_changes_neither_mask_nor_input(ids_store, unit):
+    settings = {"rate_end": 0.6, "max_steps": 5, "corruption": "80-10-10", "unit": unit}
+    whole, split = (loader(ids_store, Mlm(ids_store), size, **settings).step(1, 3, 14) for size in (14, 3))
+    assert len(whole.micro) == 1 and len(split.micro) == 5 and whole.digest == split.digest
+    assert torch.equal(torch.cat([micro.input_WL for micro in split.micro]), whole.micro[0].input_WL)
+    first = [3 * index * ids_store.max_length for index in range(5)]
+    where = [start + micro.where_M for start, micro in zip(first, split.micro, strict=True)]
+    assert torch.equal(torch.cat(where), whole.micro[0].where_M)
+
+
+def test_the_rate_follows_the_step(ids_store):
+    reader = loader(ids_store, Mlm(ids_store), rate_end=0.6, max_steps=11)
+    for step, rate in ((0, 0.15), (5, 0.375), (10, 0.6)):
+        batch = reader.step(2, step, 12)
+        truth = reader.windows.read(stream(reader.windows, 2, 12 * step, 12 * step + 12)[0])
+        assert batch.counts[0] == sum(round(rate * (length - 2)) for length in truth.lengths)    # [CLS] and [SEP]
+
+
+def test_the_digest_tells_corruptions_apart(ids_store):
+    names = ("mask", "80-10-10")
+    one, other = (loader(ids_store, Mlm(ids_store), corruption=name).step(1, 0, 10).digest for name in names)
+    assert one != other
 
 
 def test_reading_ahead_gives_every_step_once_in_order():

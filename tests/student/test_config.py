@@ -10,8 +10,9 @@ from student.config import StudentConfig, named_size
     "wrong",
     [
         {"max_steps": 0}, {"batch_windows": 0}, {"micro_batch": -1}, {"lr": 0.0}, {"lr": float("inf")},
-        {"mask_rate": 0.0}, {"mask_rate": 1.0}, {"warmup": 1.0}, {"dropout": 1.0}, {"seed": -1},
-        {"checkpoints": (0.0,)}, {"checkpoints": (1.5,)}, {"objective": "nsp"}, {"dtype": "float16"},
+        {"mask_rate": 0.0}, {"mask_rate": 1.0}, {"mask_rate_end": 1.0}, {"warmup": 1.0}, {"dropout": 1.0}, {"seed": -1},
+        {"checkpoints": (0.0,)}, {"checkpoints": (1.5,)}, {"objective": "nsp"}, {"mask_unit": "line"},
+        {"corruption": "noise"}, {"dtype": "float16"},
         {"grad_clip": 0.0}, {"weight_decay": -0.1}, {"save_every": -1},
     ],
 )

@@ -1,8 +1,10 @@
 import json
+from pathlib import Path
 
 import pytest
 from tiny_store import write_store
 
+from shards.schema import StoreError
 from student.config import StudentConfig
 from student.errors import RunError
 from student.run import Run, default_name, run_identity
@@ -30,6 +32,44 @@ def test_another_store_is_refused(ids_store, lsp_store, settings, tmp_path):
     grown = write_store(tmp_path / "grown", k=0, train_windows=160)
     with pytest.raises(RunError, match="store plan"):
         train(StudentConfig(store=grown.path, objective="mlm", **settings))
+
+
+def refused_and_untouched(config, message):
+    before = contents(config.output)
+    with pytest.raises(RunError, match=message) as caught:
+        train(config)
+    assert "\n" not in str(caught.value) and contents(config.output) == before
+
+
+def test_a_store_of_another_k_another_teacher_or_another_tokenizer_is_refused(lsp_store, settings, tmp_path):
+    """Resuming: the plan, and with it every batch, is the same for another k."""
+    train(StudentConfig(store=lsp_store.path, **settings))
+    wider = write_store(tmp_path / "wider", k=32)
+    assert wider.plan_id == lsp_store.plan_id
+    for other in (wider, write_store(tmp_path / "logits", k=72, kind="logits")):
+        objective = "kd" if other.kind == "logits" else "mlsm"
+        config = StudentConfig(store=other.path, objective=objective, **settings)
+        refused_and_untouched(config, f"store target .there {lsp_store.target_id}, now {other.target_id}.*--output")
+    other_words = write_store(tmp_path / "words", k=24, words=50)
+    refused_and_untouched(StudentConfig(store=other_words.path, **settings), "store target.*store plan.*--output")
+
+
+def test_an_unfinished_store_is_refused_before_anything_is_written(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=24)
+    next(store.files.units.glob("train-*.json")).unlink()
+    for path in (store.path, store.path / "plans" / f"{store.plan_id}.json"):
+        with pytest.raises(StoreError, match="unfinished: 1 of 2 units.*encoding command.*finished units are kept"):
+            train(StudentConfig(store=path, **settings))
+    assert not settings["output"].exists()
+
+
+def test_an_encoder_of_another_tokenizer_is_refused_before_anything_is_written(lsp_store, settings, tmp_path):
+    other = write_store(tmp_path / "other", k=24, words=50)
+    exported = train(StudentConfig(store=other.path, **settings | {"output": tmp_path / "first"}))["export"]
+    for changes in ({"continue_from": Path(exported)}, {"encoder": exported}):
+        with pytest.raises(RunError, match="another tokenizer.*Encode a store with a teacher of that tokenizer"):
+            train(StudentConfig(store=lsp_store.path, **settings | changes))
+    assert not settings["output"].exists()
 
 
 def test_a_directory_of_something_else_is_refused_and_untouched(ids_store, settings):

@@ -14,7 +14,7 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel
 
 import student.trainer
-from student.config import StudentConfig
+from student.config import OBJECTIVES, StudentConfig
 from student.encoders import weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
 from student.objectives import Mlm
@@ -76,15 +76,26 @@ def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkey
     assert train(config) == first | {"already_finished": True}
 
 
-def test_batches_masks_and_encoder_are_the_same_for_every_objective(lsp_store, settings, tmp_path):
-    for objective in ("mlsm", "mlm"):
-        paths = {"store": lsp_store.path, "output": tmp_path / objective}
-        train(StudentConfig(**settings | paths | {"objective": objective, "max_steps": 20}))
-    mlsm, mlm = log_of(tmp_path / "mlsm"), log_of(tmp_path / "mlm")
-    assert [line["batch"] for line in mlsm.values()] == [line["batch"] for line in mlm.values()]
-    assert len({line["batch"] for line in mlm.values()}) == 20
-    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("mlsm", "mlm")]
-    assert len({json.loads(log.splitlines()[0])["initial_encoder"] for log in logs}) == 1
+def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, settings, tmp_path):
+    batches, encoders = set(), set()
+    for objective in OBJECTIVES:
+        paths = {"store": store_for(objective).path, "output": tmp_path / objective}
+        train(StudentConfig(**settings | paths | {"objective": objective, "max_steps": 14}))
+        batches.add(tuple(line["batch"] for line in log_of(tmp_path / objective).values()))
+        start = json.loads((tmp_path / objective / "log.jsonl").read_text().splitlines()[0])
+        encoders.add(start["initial_encoder"])
+    assert len(batches) == len(encoders) == 1
+    assert len(set(batches.pop())) == 14
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_beats_its_constant_prediction(store_for, settings, objective):
+    size = {"encoder": "bert-1x64", "dropout": 0.0, "batch_windows": 24, "micro_batch": 24}
+    course = {"max_steps": 120, "lr": 5e-3, "mask_rate": 0.3, "save_every": 0}
+    paired = {"store": store_for(objective).path, "objective": objective}
+    result = train(StudentConfig(**settings | size | course | paired))
+    assert result["improvement"] > 0.05
+    assert result["baseline"].keys() <= result["held_out"].keys()
 
 
 def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, settings, tmp_path):
@@ -94,12 +105,26 @@ def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, se
     assert curve(tmp_path / "24") == curve(tmp_path / "0")
 
 
-@pytest.mark.parametrize("objective", ["mlsm", "mlm"])
-def test_without_dropout_the_micro_batch_does_not_matter(lsp_store, settings, tmp_path, objective):
+def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, settings, tmp_path):
+    common = settings | {"store": ids_store.path, "objective": "mlm"}
+    masks = {
+        "plain": {}, "words": {"mask_unit": "word"}, "spans": {"mask_unit": "span"},
+        "corrupt": {"corruption": "80-10-10"}, "falling": {"mask_rate": 0.3, "mask_rate_end": 0.15},
+    }
+    for name, changes in masks.items():
+        train(StudentConfig(**common | changes | {"output": tmp_path / name}))
+    batches = {name: [line["batch"] for line in log_of(tmp_path / name).values()] for name in masks}
+    assert batches["words"] == batches["plain"]    # in this store every word is one token
+    assert len({tuple(digests) for digests in batches.values()}) == 4
+    assert batches["falling"][-1] == batches["plain"][-1]    # once the rate is the same
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_without_dropout_the_micro_batch_does_not_matter(store_for, settings, tmp_path, objective):
     curves = []
     for micro_batch in (12, 5, 1):
         changes = {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
-        train(StudentConfig(store=lsp_store.path, objective=objective, **settings | changes))
+        train(StudentConfig(store=store_for(objective).path, objective=objective, **settings | changes))
         curves.append(log_of(changes["output"]))
     for step, line in curves[0].items():
         for other in curves[1:]:
@@ -126,7 +151,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     import student.checkpoint
-    from student.config import StudentConfig
+    from student.config import OBJECTIVES, StudentConfig
     from student.trainer import train
 
     settings, kill_in_save = json.loads(sys.argv[1]), sys.argv[2] == "save"

@@ -1,0 +1,64 @@
+"""Which tokens of a vocabulary continue a word: read from the tokenizer's own file.
+
+Three ways of marking are known: WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue a word;
+byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁", so what lacks it continues; punctuation then
+belongs to the word before it. A vocabulary of whole words has nothing to mark. Left out: languages without spaces,
+where such a word is a whole clause.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from student.errors import RunError
+
+_BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")    # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
+_SENTENCEPIECE_SPACE = "▁"
+
+
+def continuation_flags(tokenizer_dir: Path, vocab_size: int):
+    """Which ids continue the word before them, bool (V); added tokens and ids without a token do not.
+
+    Raises RunError where the tokenizer cannot be read or its way of marking words is none of the known
+    """
+    tokenizer = _tokenizer_json(Path(tokenizer_dir))
+    continues = _rule(tokenizer, tokenizer_dir)
+    ids = {id for token, id in _vocabulary(tokenizer["model"]) if continues(token)}
+    ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}
+    return np.isin(np.arange(vocab_size), list(ids))
+
+
+def _rule(tokenizer: dict, tokenizer_dir: Path):
+    """A function: does this token continue a word?"""
+    model = tokenizer["model"]
+    if prefix := model.get("continuing_subword_prefix"):
+        return lambda token: token.startswith(prefix)
+    if model["type"] == "WordLevel":
+        return lambda token: False
+    parts = {kind: json.dumps(tokenizer.get(kind), ensure_ascii=False) for kind in ("normalizer", "pre_tokenizer")}
+    if '"ByteLevel"' in parts["pre_tokenizer"]:
+        return lambda token: not token.startswith(_BYTE_LEVEL_SPACES)
+    if '"Metaspace"' in parts["pre_tokenizer"] or _SENTENCEPIECE_SPACE in parts["normalizer"]:
+        return lambda token: not token.startswith(_SENTENCEPIECE_SPACE)
+    raise RunError(
+        f"--mask-unit word: it cannot be told where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
+        f" model; expected WordPiece, byte-level BPE or SentencePiece). Take --mask-unit token or span."
+    )
+
+
+def _vocabulary(model: dict):
+    """(token, id) of all of a model's tokens; Unigram lists them as [token, score]."""
+    vocabulary = model["vocab"]
+    return vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], id) for id, row in enumerate(vocabulary))
+
+
+def _tokenizer_json(tokenizer_dir: Path) -> dict:
+    path = tokenizer_dir / "tokenizer.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"--mask-unit word: {path} cannot be read ({type(error).__name__}), which says where words begin."
+            f" Take --mask-unit token or span."
+        ) from None
