@@ -1,8 +1,9 @@
-"""Which encoder a student is: a fresh one of a size or a Hugging Face config, or one to be trained further.
+"""Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
 
 Left out: head and output matrix (model.py).
 """
 
+import difflib
 import hashlib
 import inspect
 import logging
@@ -11,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from student.config import StudentConfig, heads_of, named_size
+from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 from student.errors import RunError
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ def encoder_config(config: StudentConfig, store):
     """
     if config.continue_from is not None and not config.continue_from.is_dir():
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give an export of a run.")
-    size = named_size(config.encoder_source)
-    hf_config = _load_config(config.encoder_source, store) if size is None else _bert_config(*size)
+    named = _named_config(config.encoder) if config.continue_from is None else None
+    hf_config = _load_config(config.encoder_source, store) if named is None else named
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
         raise RunError(
             f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
@@ -86,6 +87,28 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     return encoder
 
 
+def _named_config(encoder: str):
+    """The config of an encoder that needs no file and no network; None where the name is of another kind."""
+    if encoder == "deberta-base":
+        return _deberta_base()
+    if encoder == "modernbert-base":
+        return ModernBertConfig(classifier_pooling="mean")    # as in answerdotai/ModernBERT-base
+    size = named_size(encoder)
+    return None if size is None else _bert_config(*size)
+
+
+def _deberta_base() -> DebertaConfig:
+    """The config of microsoft/deberta-base, the paper's student. The class's defaults have no relative attention."""
+    return DebertaConfig(
+        relative_attention=True,
+        max_relative_positions=-1,    # as many as positions
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        layer_norm_eps=1e-7,
+    )
+
+
 def _bert_config(layers: int, width: int) -> BertConfig:
     return BertConfig(
         num_hidden_layers=layers,
@@ -100,10 +123,10 @@ def _load_config(encoder: str, store):
         hf_config = AutoConfig.from_pretrained(encoder)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). Give a named"
-            f" size like bert-6x256, a directory with config.json, or a Hub id (network or cache)."
+            f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). {_suggestion(encoder)}"
         ) from None
-    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or hf_config.is_encoder_decoder:
+    decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
+    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
         raise RunError(
             f"encoder {encoder}: a model of type {hf_config.model_type} is no encoder for masked text. Take a"
             f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
@@ -111,6 +134,15 @@ def _load_config(encoder: str, store):
     if Path(encoder).is_dir():
         _check_tokenizer(Path(encoder), store)
     return hf_config
+
+
+def _suggestion(encoder: str) -> str:
+    close = difflib.get_close_matches(encoder.lower(), NAMED_ENCODERS, n=2)
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return (
+        f"{meant}There are {', '.join(NAMED_ENCODERS)} and bert-<layers>x<width>; or give a directory with"
+        f" config.json, or a Hub id (network or cache)."
+    )
 
 
 def _check_tokenizer(directory: Path, store) -> None:
