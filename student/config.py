@@ -51,6 +51,10 @@ class StudentConfig:
     continue_from: Path | None = None
     """directory or export that AutoModel loads: the encoder is that one, with its weights, instead of fresh"""
 
+    documents_apart: bool = False
+    """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
+    each. The window's [CLS] belongs to its first document; others begin without one, and end with their [SEP]"""
+
     dropout: float | None = None
     """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
 

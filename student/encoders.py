@@ -1,6 +1,9 @@
 """Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
 
-Left out: head and output matrix (model.py).
+Also how it attends: over whole windows, or within each of a window's documents. Left out: head and output
+matrix (model.py).
+
+Shapes: W windows, L positions.
 """
 
 import difflib
@@ -20,6 +23,9 @@ from student.errors import RunError
 
 logger = logging.getLogger(__name__)
 
+# Families of which a test shows that documents packed in a window can be kept apart.
+_KEEP_APART = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta", "deberta-v2", "modernbert")
+
 
 def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
     """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
@@ -31,10 +37,39 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     no_pooler = {"add_pooling_layer": False} if takes_pooler else {}
     if continue_from is not None:
-        return _load_weights(continue_from, hf_config, no_pooler)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+        encoder = _load_weights(continue_from, hf_config, no_pooler)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            encoder = AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+    if hf_config.model_type in ("deberta", "deberta-v2"):
+        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
+    return encoder
+
+
+def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
+    """Keyword arguments that say to the encoder which positions see each other.
+
+    attention_WL  int64, 0 at padding; None where nothing is padded
+    documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
+                  document and positions begin anew with each, so that its hidden states are those of the document
+                  alone. None: windows are read as one text
+    """
+    if documents_WL is None:
+        return {"attention_mask": attention_WL}
+    config = encoder.config
+    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]    # padding sees padding: no row is empty
+    positions_WL = _positions(documents_WL)
+    if config.model_type in ("deberta", "deberta-v2"):
+        return {"attention_mask": same_WLL, "position_ids": positions_WL}
+    if config.model_type == "modernbert":
+        place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+        near_LL = (place_L[:, None] - place_L).abs() <= config.sliding_window
+        masks = {"full_attention": same_WLL, "sliding_attention": same_WLL & near_LL}
+        masks = {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
+        return {"attention_mask": masks, "position_ids": positions_WL}
+    positions_WL = positions_WL + _first_position(config)
+    return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
 
 
 def encoder_config(config: StudentConfig, store):
@@ -56,6 +91,8 @@ def encoder_config(config: StudentConfig, store):
     _make_room(hf_config, store.max_length)
     if config.dropout is not None:
         _set_dropout(hf_config, config.dropout)
+    if config.documents_apart:
+        _check_documents_apart(hf_config)
     return hf_config
 
 
@@ -168,12 +205,52 @@ def _set_special_ids(hf_config, special_ids: dict) -> None:
 
 
 def _make_room(hf_config, max_length: int) -> None:
-    """Let the position table hold the store's windows. RoBERTa's positions begin behind the padding id."""
-    offset = hf_config.pad_token_id + 1 if "roberta" in hf_config.model_type else 0
+    """Let the position table hold the store's windows."""
+    offset = _first_position(hf_config)
     room = getattr(hf_config, "max_position_embeddings", None)
     if room is not None and room < max_length + offset:
         hf_config.max_position_embeddings = max_length + offset
         logger.info("position table extended from %d to %d", room, max_length + offset)
+
+
+def _first_position(hf_config) -> int:
+    """RoBERTa's positions begin behind the padding id."""
+    return hf_config.pad_token_id + 1 if "roberta" in hf_config.model_type else 0
+
+
+def _positions(documents_WL):
+    """Positions (W, L) that count from 0 in every run of equal numbers."""
+    place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+    begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
+    begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
+    return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
+
+
+def _pairwise_mask(encoder, see_WLL):
+    """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
+    see_W1LL = see_WLL[:, None]
+    if encoder.config._attn_implementation == "sdpa":
+        return see_W1LL
+    return torch.zeros(see_W1LL.shape, device=see_WLL.device).masked_fill(~see_W1LL, torch.finfo(torch.float32).min)
+
+
+def _without_pairwise_mask(embeddings, args, kwargs):
+    """DeBERTa multiplies the embeddings of padding with the mask's zeros, which a mask of pairs does not have."""
+    mask = kwargs.get("mask")
+    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
+
+
+def _check_documents_apart(hf_config) -> None:
+    if hf_config.model_type not in _KEEP_APART:
+        raise RunError(
+            f"--documents-apart: not known how to keep documents apart in a {hf_config.model_type} encoder."
+            f" Leave it out, or take one of {', '.join(_KEEP_APART)}."
+        )
+    if getattr(hf_config, "conv_kernel_size", 0) > 0:
+        raise RunError(
+            f"--documents-apart: this {hf_config.model_type} encoder has a convolution over neighbouring tokens, which"
+            f" looks across documents. Leave the option out, or set conv_kernel_size to 0 in the encoder's config.json."
+        )
 
 
 def _set_dropout(hf_config, rate: float) -> None:

@@ -21,11 +21,12 @@ class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
     windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
+    reading  mask_rate, micro_batch and documents_apart, as of a Loader
     """
 
-    def __init__(self, store, train_windows, objective, *, windows: int, mask_rate: float, micro_batch: int):
+    def __init__(self, store, train_windows, objective, *, windows: int, **reading):
         self.objective = objective
-        self.batch = self._read(store, windows, mask_rate, micro_batch)
+        self.batch = self._read(store, windows, reading)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
@@ -49,7 +50,7 @@ class HeldOut:
         model.train()
         return self.objective.figures(sums, self.batch.counts)
 
-    def _read(self, store, windows: int, mask_rate: float, micro_batch: int):
+    def _read(self, store, windows: int, reading: dict):
         try:
             split = store.split("held_out")
         except StoreError as error:
@@ -58,7 +59,6 @@ class HeldOut:
         count = min(windows, len(split))
         if count == 0:
             return None
-        read_targets = self.objective.read_targets
-        loader = Loader(split, store.special_ids, read_targets, mask_rate=mask_rate, micro_batch=micro_batch)
+        loader = Loader(split, store.special_ids, self.objective.read_targets, **reading)
         batch = loader.load(split.order(MASK_SEED, 0, 0, count), np.zeros(count, np.int64), MASK_SEED)
         return batch if all(batch.counts) else None

@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from shards.counter import hash_u64
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config
+from student.encoders import attention_inputs, build_encoder, encoder_config
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 
@@ -54,14 +54,16 @@ class Student(nn.Module):
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
 
-    def forward(self, input_WL, attention_WL, where_M):
+    def forward(self, input_WL, attention_WL, where_M, documents_WL=None):
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids
         attention_WL  int64, 0 at padding; None where nothing is padded
         where_M       int64 positions in the flattened (W L) input
+        documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         """
-        hidden_WLd = self.encoder(input_ids=input_WL, attention_mask=attention_WL).last_hidden_state
+        seen = attention_inputs(self.encoder, attention_WL, documents_WL)
+        hidden_WLd = self.encoder(input_ids=input_WL, **seen).last_hidden_state
         hidden_Md = hidden_WLd.flatten(0, 1)[where_M]
         return F.linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
 

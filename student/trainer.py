@@ -77,6 +77,7 @@ class Trainer:
         self.stepper = Stepper(config, model, objective)
         self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
         reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
+        reading |= {"documents_apart": config.documents_apart}
         self.loader = Loader(training_windows(store), store.special_ids, objective.read_targets, **reading)
         self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
         self.saved: Path | None = None     # newest whole checkpoint
