@@ -25,6 +25,7 @@ from student.encoders import build_encoder, encoder_config, weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
 from student.export import export_student
 from student.held_out import HeldOut
+from student.meter import Meter, share_of_baseline
 from student.model import Student
 from student.objectives import OBJECTIVES
 from student.run import Run
@@ -42,7 +43,7 @@ def train(config: StudentConfig, progress=silent) -> dict:
 
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
-              tokens_per_second,
+              tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
               and already_finished, true when there was nothing left to do
@@ -75,6 +76,7 @@ class Trainer:
         self.config, self.store, self.objective, self.model, self.run = config, store, objective, model, run
         self.progress, self.signals, self.started = progress, signals, started
         self.stepper = Stepper(config, model, objective)
+        self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype)
         self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
         reading = {"mask_rate": config.mask_rate, "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart}
@@ -111,6 +113,7 @@ class Trainer:
         evaluated = kept or _every(self.config.eval_every, self.steps)
         if evaluated:
             line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward)
+            line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
         if evaluated or _every(self.config.log_every, self.steps):
             self._log(**line)
         if kept or _every(self.config.save_every, self.steps):
@@ -131,8 +134,7 @@ class Trainer:
             "lr": learning_rate(self.config, step),
             "grad_norm": grad_norm,
             "tokens": self.tokens,
-            "tokens_per_second": batch.tokens / seconds,
-            "data_wait_seconds": waited,
+            **self.meter.figures(steps=self.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
             "batch": f"{batch.digest:016x}",
         }
 
@@ -201,6 +203,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens / self.seconds,
+            "flops": self.steps * self.meter.step_flops,
             "seconds_to_first_step": self.seconds_to_first_step,
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
