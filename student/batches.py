@@ -33,6 +33,8 @@ class MicroBatch(NamedTuple):
     """the most masked positions of a window"""
     targets: Any
     """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
+    documents_WL: torch.Tensor | None = None
+    """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
 
 
 class Batch(NamedTuple):
@@ -52,14 +54,17 @@ class Batch(NamedTuple):
 class Loader:
     """Reads batches of a split for one objective.
 
-    read_targets  (windows, window_batch, window_M, position_M) -> targets; the objective's method
+    read_targets     (windows, window_batch, window_M, position_M) -> targets; the objective's method
+    documents_apart  whether batches say which tokens belong to one document
     """
 
-    def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int):
+    def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int,
+                 documents_apart: bool = False):
         self.windows = windows
         self.masking = masking
         self.read_targets = read_targets
         self.micro_batch = micro_batch
+        self.documents_apart = documents_apart
 
     def step(self, seed: int, step: int, batch_windows: int) -> Batch:
         """The batch of one optimiser step, counted from 0."""
@@ -90,12 +95,14 @@ class Loader:
         width = input_WL.shape[1]
         padded = bool((lengths_W < width).any())
         real_WL = np.arange(width) < lengths_W[:, None]
+        documents_WL = torch.from_numpy(read.documents[part].astype(np.int64)) if self.documents_apart else None
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
             where_M=torch.from_numpy(window_M * width + position_M),
             most_masked=int(mask_WL.sum(axis=1).max()),
             targets=self.read_targets(self.windows, read, start + window_M, position_M),
+            documents_WL=documents_WL,
         )
 
 

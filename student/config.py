@@ -15,6 +15,15 @@ from typing import Literal
 
 OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
 
+BERT_SIZES = {    # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
+    "bert-tiny": (2, 128),
+    "bert-mini": (4, 256),
+    "bert-small": (4, 512),
+    "bert-medium": (8, 512),
+    "bert-base": (12, 768),
+}
+NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
+
 OPERATIONAL = frozenset(
     ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
     + ["log_every"]
@@ -36,10 +45,15 @@ class StudentConfig:
     """mtl: weight of the cross-entropy beside the KL of the LSPs"""
 
     encoder: str = "bert-12x768"
-    """bert-<layers>x<width>, or a Hugging Face config: directory, config.json or Hub id"""
+    """bert-tiny, -mini, -small, -medium or -base, any bert-<layers>x<width>, deberta-base, modernbert-base (no network
+    needed); or a Hugging Face config: Hub id, config.json or directory (./bert-base if it has one of these names)"""
 
     continue_from: Path | None = None
     """directory or export that AutoModel loads: the encoder is that one, with its weights, instead of fresh"""
+
+    documents_apart: bool = False
+    """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
+    each. The window's [CLS] belongs to its first document; others begin without one, and end with their [SEP]"""
 
     dropout: float | None = None
     """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
@@ -152,10 +166,12 @@ class StudentConfig:
 
 
 def named_size(encoder: str) -> tuple[int, int] | None:
-    """(layers, width) of a name like bert-2x128; None where the encoder is named otherwise.
+    """(layers, width) of a name like bert-2x128 or bert-base; None where the encoder is named otherwise.
 
     Raises ValueError where such a size cannot be built.
     """
+    if encoder in BERT_SIZES:
+        return BERT_SIZES[encoder]
     match = re.fullmatch(r"bert-(\d+)x(\d+)", encoder)
     if match is None:
         return None

@@ -1,8 +1,12 @@
-"""Which encoder a student is: a fresh one of a size or a Hugging Face config, or one to be trained further.
+"""Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
 
-Left out: head and output matrix (model.py).
+Also how it attends: over whole windows, or within each of a window's documents. Left out: head and output
+matrix (model.py).
+
+Shapes: W windows, L positions.
 """
 
+import difflib
 import hashlib
 import inspect
 import logging
@@ -11,13 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from student.config import StudentConfig, heads_of, named_size
+from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 from student.errors import RunError
 
 logger = logging.getLogger(__name__)
+
+# Families of which a test shows that documents packed in a window can be kept apart.
+_KEEP_APART = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta", "deberta-v2", "modernbert")
 
 
 def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
@@ -30,10 +37,39 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     no_pooler = {"add_pooling_layer": False} if takes_pooler else {}
     if continue_from is not None:
-        return _load_weights(continue_from, hf_config, no_pooler)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+        encoder = _load_weights(continue_from, hf_config, no_pooler)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            encoder = AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+    if hf_config.model_type in ("deberta", "deberta-v2"):
+        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
+    return encoder
+
+
+def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
+    """Keyword arguments that say to the encoder which positions see each other.
+
+    attention_WL  int64, 0 at padding; None where nothing is padded
+    documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
+                  document and positions begin anew with each, so that its hidden states are those of the document
+                  alone. None: windows are read as one text
+    """
+    if documents_WL is None:
+        return {"attention_mask": attention_WL}
+    config = encoder.config
+    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]    # padding sees padding: no row is empty
+    positions_WL = _positions(documents_WL)
+    if config.model_type in ("deberta", "deberta-v2"):
+        return {"attention_mask": same_WLL, "position_ids": positions_WL}
+    if config.model_type == "modernbert":
+        place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+        near_LL = (place_L[:, None] - place_L).abs() <= config.sliding_window
+        masks = {"full_attention": same_WLL, "sliding_attention": same_WLL & near_LL}
+        masks = {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
+        return {"attention_mask": masks, "position_ids": positions_WL}
+    positions_WL = positions_WL + _first_position(config)
+    return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
 
 
 def encoder_config(config: StudentConfig, store):
@@ -43,8 +79,8 @@ def encoder_config(config: StudentConfig, store):
     """
     if config.continue_from is not None and not config.continue_from.is_dir():
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give an export of a run.")
-    size = named_size(config.encoder_source)
-    hf_config = _load_config(config.encoder_source, store) if size is None else _bert_config(*size)
+    named = _named_config(config.encoder) if config.continue_from is None else None
+    hf_config = _load_config(config.encoder_source, store) if named is None else named
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
         raise RunError(
             f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
@@ -55,6 +91,8 @@ def encoder_config(config: StudentConfig, store):
     _make_room(hf_config, store.max_length)
     if config.dropout is not None:
         _set_dropout(hf_config, config.dropout)
+    if config.documents_apart:
+        _check_documents_apart(hf_config)
     return hf_config
 
 
@@ -86,6 +124,28 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     return encoder
 
 
+def _named_config(encoder: str):
+    """The config of an encoder that needs no file and no network; None where the name is of another kind."""
+    if encoder == "deberta-base":
+        return _deberta_base()
+    if encoder == "modernbert-base":
+        return ModernBertConfig(classifier_pooling="mean")    # as in answerdotai/ModernBERT-base
+    size = named_size(encoder)
+    return None if size is None else _bert_config(*size)
+
+
+def _deberta_base() -> DebertaConfig:
+    """The config of microsoft/deberta-base, the paper's student. The class's defaults have no relative attention."""
+    return DebertaConfig(
+        relative_attention=True,
+        max_relative_positions=-1,    # as many as positions
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        layer_norm_eps=1e-7,
+    )
+
+
 def _bert_config(layers: int, width: int) -> BertConfig:
     return BertConfig(
         num_hidden_layers=layers,
@@ -100,10 +160,10 @@ def _load_config(encoder: str, store):
         hf_config = AutoConfig.from_pretrained(encoder)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). Give a named"
-            f" size like bert-6x256, a directory with config.json, or a Hub id (network or cache)."
+            f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). {_suggestion(encoder)}"
         ) from None
-    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or hf_config.is_encoder_decoder:
+    decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
+    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
         raise RunError(
             f"encoder {encoder}: a model of type {hf_config.model_type} is no encoder for masked text. Take a"
             f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
@@ -111,6 +171,15 @@ def _load_config(encoder: str, store):
     if Path(encoder).is_dir():
         _check_tokenizer(Path(encoder), store)
     return hf_config
+
+
+def _suggestion(encoder: str) -> str:
+    close = difflib.get_close_matches(encoder.lower(), NAMED_ENCODERS, n=2)
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return (
+        f"{meant}There are {', '.join(NAMED_ENCODERS)} and bert-<layers>x<width>; or give a directory with"
+        f" config.json, or a Hub id (network or cache)."
+    )
 
 
 def _check_tokenizer(directory: Path, store) -> None:
@@ -136,12 +205,52 @@ def _set_special_ids(hf_config, special_ids: dict) -> None:
 
 
 def _make_room(hf_config, max_length: int) -> None:
-    """Let the position table hold the store's windows. RoBERTa's positions begin behind the padding id."""
-    offset = hf_config.pad_token_id + 1 if "roberta" in hf_config.model_type else 0
+    """Let the position table hold the store's windows."""
+    offset = _first_position(hf_config)
     room = getattr(hf_config, "max_position_embeddings", None)
     if room is not None and room < max_length + offset:
         hf_config.max_position_embeddings = max_length + offset
         logger.info("position table extended from %d to %d", room, max_length + offset)
+
+
+def _first_position(hf_config) -> int:
+    """RoBERTa's positions begin behind the padding id."""
+    return hf_config.pad_token_id + 1 if "roberta" in hf_config.model_type else 0
+
+
+def _positions(documents_WL):
+    """Positions (W, L) that count from 0 in every run of equal numbers."""
+    place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+    begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
+    begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
+    return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
+
+
+def _pairwise_mask(encoder, see_WLL):
+    """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
+    see_W1LL = see_WLL[:, None]
+    if encoder.config._attn_implementation == "sdpa":
+        return see_W1LL
+    return torch.zeros(see_W1LL.shape, device=see_WLL.device).masked_fill(~see_W1LL, torch.finfo(torch.float32).min)
+
+
+def _without_pairwise_mask(embeddings, args, kwargs):
+    """DeBERTa multiplies the embeddings of padding with the mask's zeros, which a mask of pairs does not have."""
+    mask = kwargs.get("mask")
+    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
+
+
+def _check_documents_apart(hf_config) -> None:
+    if hf_config.model_type not in _KEEP_APART:
+        raise RunError(
+            f"--documents-apart: not known how to keep documents apart in a {hf_config.model_type} encoder."
+            f" Leave it out, or take one of {', '.join(_KEEP_APART)}."
+        )
+    if getattr(hf_config, "conv_kernel_size", 0) > 0:
+        raise RunError(
+            f"--documents-apart: this {hf_config.model_type} encoder has a convolution over neighbouring tokens, which"
+            f" looks across documents. Leave the option out, or set conv_kernel_size to 0 in the encoder's config.json."
+        )
 
 
 def _set_dropout(hf_config, rate: float) -> None:

@@ -21,12 +21,12 @@ class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
     windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
-    masking  the run's, at its final rate throughout
+    reading  masking (the run's, at its final rate throughout), micro_batch and documents_apart, as of a Loader
     """
 
-    def __init__(self, store, train_windows, objective, *, windows: int, masking, micro_batch: int):
+    def __init__(self, store, train_windows, objective, *, windows: int, masking, **reading):
         self.objective = objective
-        self.batch = self._read(store, windows, masking, micro_batch)
+        self.batch = self._read(store, windows, masking, reading)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
@@ -50,7 +50,7 @@ class HeldOut:
         model.train()
         return self.objective.figures(sums, self.batch.counts)
 
-    def _read(self, store, windows: int, masking, micro_batch: int):
+    def _read(self, store, windows: int, masking, reading: dict):
         try:
             split = store.split("held_out")
         except StoreError as error:
@@ -59,7 +59,7 @@ class HeldOut:
         count = min(windows, len(split))
         if count == 0:
             return None
-        loader = Loader(split, masking, self.objective.read_targets, micro_batch=micro_batch)
+        loader = Loader(split, masking, self.objective.read_targets, **reading)
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
         return batch if all(batch.counts) else None

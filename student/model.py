@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from shards.counter import hash_u64
 from student.config import StudentConfig
 from student.deberta import use_fast_layers
-from student.encoders import build_encoder, encoder_config
+from student.encoders import attention_inputs, build_encoder, encoder_config
 from student.last_layer import LastLayer
 from student.onednn import linear, use_onednn
 
@@ -59,19 +59,21 @@ class Student(nn.Module):
         use_fast_layers(encoder)
         use_onednn(self)
 
-    def forward(self, input_WL, attention_WL, where_M, most_masked: int | None = None):
+    def forward(self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None):
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids
         attention_WL  int64, 0 at padding; None where nothing is padded
         where_M       int64 positions in the flattened (W L) input, ascending
+        documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         most_masked   the most masked positions of a window; counted when it is not given
         """
         if most_masked is None:
             most_masked = int(torch.bincount(where_M // input_WL.shape[1], minlength=1).max())
+        seen = attention_inputs(self.encoder, attention_WL, documents_WL)
 
         def encode():
-            return self.encoder(input_ids=input_WL, attention_mask=attention_WL).last_hidden_state
+            return self.encoder(input_ids=input_WL, **seen).last_hidden_state
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         return linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)

@@ -29,7 +29,9 @@ class Stepper:
     def forward(self, micro):
         """Logits (M, K) of a micro-batch that lies on the model's device."""
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return self.model(micro.input_WL, micro.attention_WL, micro.where_M, micro.most_masked)
+            return self.model(
+                micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked
+            )
 
     def update(self, step: int, batch) -> tuple[float, float]:
         """Do one step, counted from 0, inside torch.random.fork_rng.

@@ -26,6 +26,7 @@ from student.errors import Interrupted, RunError, TrainingError
 from student.export import export_student
 from student.held_out import HeldOut
 from student.masking import build_masking
+from student.meter import Meter, share_of_baseline
 from student.model import Student
 from student.objectives import OBJECTIVES
 from student.run import Run
@@ -43,7 +44,7 @@ def train(config: StudentConfig, progress=silent) -> dict:
 
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
-              tokens_per_second,
+              tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
               and already_finished, true when there was nothing left to do
@@ -76,11 +77,12 @@ class Trainer:
         self.config, self.store, self.objective, self.model, self.run = config, store, objective, model, run
         self.progress, self.signals, self.started = progress, signals, started
         self.stepper = Stepper(config, model, objective)
+        self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype)
         self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
-        masking, micro_batch = build_masking(config, store), config.micro_batch
-        self.loader = Loader(training_windows(store), masking, objective.read_targets, micro_batch=micro_batch)
-        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, masking=masking,
-                                micro_batch=micro_batch)
+        reading = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
+        reading |= {"documents_apart": config.documents_apart}
+        self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
+        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
         self.saved: Path | None = None     # newest whole checkpoint
         self._saved_step: int | None = None
         self.seconds_to_first_step: float | None = None
@@ -112,6 +114,7 @@ class Trainer:
         evaluated = kept or _every(self.config.eval_every, self.steps)
         if evaluated:
             line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward)
+            line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
         if evaluated or _every(self.config.log_every, self.steps):
             self._log(**line)
         if kept or _every(self.config.save_every, self.steps):
@@ -132,8 +135,7 @@ class Trainer:
             "lr": learning_rate(self.config, step),
             "grad_norm": grad_norm,
             "tokens": self.tokens,
-            "tokens_per_second": batch.tokens / seconds,
-            "data_wait_seconds": waited,
+            **self.meter.figures(steps=self.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
             "batch": f"{batch.digest:016x}",
         }
 
@@ -202,6 +204,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens / self.seconds,
+            "flops": self.steps * self.meter.step_flops,
             "seconds_to_first_step": self.seconds_to_first_step,
             "held_out": self.figures,
             "baseline": self.held_out.baseline,

@@ -1,0 +1,91 @@
+"""How many floating-point operations a step takes, and how many a device could do.
+
+Counted by running the student's own forward pass on tensors without content, so that whatever it leaves out (the
+head at positions that are not masked) is left out of the count. Matrix products are counted, a multiplication and
+an addition as two; a training step is three forward passes, as the backward pass has two products for each one.
+Recomputed activations are not counted: they are a price of memory, not work on the model. Left out: time (meter.py).
+
+Shapes: W windows, L positions, M masked tokens.
+"""
+
+import re
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+# Peak of dense matrix products in 10^12 FLOP/s, in bfloat16 (tensor cores, float32 sums) and plain float32; the first
+# pattern found in CUDA's name of the device counts. Where NVIDIA's data sheets say "with sparsity", half of that.
+# Data sheets: DGX B200 (72 PFLOPS of sparse FP8 are 8 x 2 x 2 x 2.25), H200, H100, A100, L40S, V100, T4; GA102 and Ada
+# white papers, appendix A: RTX 3090 and 4090. V100 and T4 have no bfloat16.
+_PEAK_TERAFLOPS = (
+    (r"\bB200\b", {torch.bfloat16: 2250.0}),
+    (r"\bH[12]00 NVL\b", {torch.bfloat16: 835.5, torch.float32: 60.0}),
+    (r"\bH100 PCIe\b", {torch.bfloat16: 756.5, torch.float32: 51.0}),
+    (r"\bH100 80GB HBM3\b|\bH200\b", {torch.bfloat16: 989.5, torch.float32: 67.0}),
+    (r"\bA100\b", {torch.bfloat16: 312.0, torch.float32: 19.5}),
+    (r"\bL40S\b", {torch.bfloat16: 362.0, torch.float32: 91.6}),
+    (r"\bRTX 4090$", {torch.bfloat16: 165.2, torch.float32: 82.6}),    # 4090 D and Laptop are slower
+    (r"\bRTX 3090$", {torch.bfloat16: 71.0, torch.float32: 35.6}),
+    (r"\bV100S\b", {torch.float32: 16.4}),
+    (r"\bV100-PCIE\b", {torch.float32: 14.1}),
+    (r"\bV100-SXM2\b", {torch.float32: 15.7}),
+    (r"\bT4$", {torch.float32: 8.1}),
+)
+
+
+def forward_flops(model, windows: int, length: int, masked: int) -> int:
+    """Operations of a student's forward pass: encoder, head and output matrix.
+
+    masked  masked positions in all windows together
+    """
+    inputs = {"input_WL": (windows, length), "where_M": (masked,), "most_masked": -(-masked // windows)}
+    return count_flops(model, attention_WL=None, **inputs)
+
+
+def count_flops(module, **inputs) -> int:
+    """Operations of a forward pass of any module, without computing it.
+
+    inputs  keyword arguments; a tuple is the shape of an int64 tensor
+    """
+    # On `meta`, because there attention falls apart into products that the counter knows; the CPU's fused one it
+    # does not. As fake tensors, because transformers looks for padding in real ones.
+    with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        state = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors}
+        fakes = {
+            name: torch.empty(value, dtype=torch.int64, device="meta") if isinstance(value, tuple) else value
+            for name, value in inputs.items()
+        }
+        functional_call(module, state, (), fakes)
+    return counter.get_total_flops()
+
+
+def step_flops(model, config, length: int) -> int:
+    """Operations of a run's average optimiser step on windows of `length` full of text."""
+    rate = (config.mask_rate + (config.mask_rate_end or config.mask_rate)) / 2
+    masked = round(rate * (length - 2))    # of a window with its two special tokens
+    whole, rest = divmod(config.batch_windows, config.micro_batch)
+    forward = 0
+    if whole:
+        forward += whole * forward_flops(model, config.micro_batch, length, config.micro_batch * masked)
+    if rest:
+        forward += forward_flops(model, rest, length, rest * masked)
+    return 3 * forward
+
+
+def peak_flops(device, dtype: torch.dtype | None) -> float | None:
+    """Operations per second that a device can do in products of a type (None: float32); None where not known."""
+    if device.type != "cuda":
+        return None
+    return named_peak(torch.cuda.get_device_name(device), dtype)
+
+
+def named_peak(name: str, dtype: torch.dtype | None) -> float | None:
+    """The same for the name that CUDA gives a GPU, like NVIDIA H100 80GB HBM3."""
+    if " MIG " in name:    # a slice, which does a part of that
+        return None
+    peaks = next((peaks for pattern, peaks in _PEAK_TERAFLOPS if re.search(pattern, name)), {})
+    peak = peaks.get(dtype or torch.float32)
+    return None if peak is None else peak * 1e12

@@ -1,0 +1,131 @@
+"""Operations counted by running nothing, against formulas, and the figures that come of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_store import log_of
+from transformers import AutoModel, ModernBertConfig
+
+from student.config import StudentConfig
+from student.encoders import build_encoder, encoder_config
+from student.flops import count_flops, forward_flops, named_peak, peak_flops, step_flops
+from student.meter import Meter, peak_memory, share_of_baseline
+from student.model import Student
+from student.trainer import train
+
+W, L = 8, 16
+
+
+def encoder(name, store):
+    return build_encoder(encoder_config(StudentConfig(encoder=str(name)), store), seed=0)
+
+
+def bert_formula(layers, width, windows, length):
+    """Four products with d x d, two with d x 4d, and per head scores and averages, over all positions."""
+    a_position = 2 * 12 * width**2 + 2 * 2 * length * width
+    return layers * windows * length * a_position
+
+
+def deberta_formula(layers, width, windows, length):
+    """BERT's, and scores against 2 L relative positions in two directions; their two projections once a layer."""
+    relative = windows * length * 2 * 2 * (2 * length) * width + 2 * 2 * (2 * length) * width**2
+    return bert_formula(layers, width, windows, length) + layers * relative
+
+
+def test_the_papers_student_costs_what_the_paper_says(ids_store):
+    """3.02e12 for 128 x 128 tokens, without head; a bare DebertaConfig has less."""
+    with torch.device("meta"):
+        deberta = AutoModel.from_config(encoder_config(StudentConfig(encoder="deberta-base"), ids_store))
+    flops = count_flops(deberta, input_ids=(128, 128))
+    assert flops == deberta_formula(12, 768, 128, 128)
+    assert flops == pytest.approx(3.02e12, rel=2e-3)
+
+
+@pytest.mark.parametrize("windows", [1, W])
+def test_bert_is_counted_with_its_attention(ids_store, windows):
+    bert = encoder("bert-3x64", ids_store)
+    assert bert.config._attn_implementation == "sdpa"
+    assert count_flops(bert, input_ids=(windows, L)) == bert_formula(3, 64, windows, L)
+
+
+def test_local_attention_counts_as_it_is_computed(ids_store, tmp_path):
+    """With a mask, and so over all pairs; the fused kernel of the CPU would have been counted as nothing."""
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    ModernBertConfig(**size).save_pretrained(tmp_path)
+    a_position = 2 * (4 * 32**2 + 3 * 32 * 48) + 2 * 2 * L * 32
+    assert count_flops(encoder(tmp_path, ids_store), input_ids=(W, L)) == 2 * W * L * a_position
+
+
+def test_head_and_output_matrix_count_where_something_is_masked(ids_store):
+    student = Student(encoder("bert-3x64", ids_store), 24, tied=False, seed=0)
+    weights = [weight.clone() for weight in student.parameters()]
+    few, more = (forward_flops(student, W, L, masked) for masked in (W, 3 * W))
+    last_layer = 2 * 64 * 64 + 2 * 64 * 4 * 64 + 2 * L * 64    # query, output; feed-forward; scores, values
+    assert more - few == 2 * W * 2 * (last_layer + 64 * 64 + 64 * 24)
+    assert forward_flops(student, W, L, W * L) - few == (L - 1) * W * 2 * (last_layer + 64 * 64 + 64 * 24)
+    assert all(torch.equal(old, new) for old, new in zip(weights, student.parameters(), strict=True))
+    assert {weight.device.type for weight in student.parameters()} == {"cpu"}
+
+
+def test_a_step_is_three_forward_passes_over_all_windows(ids_store):
+    student = Student(encoder("bert-3x64", ids_store), 24, tied=False, seed=0)
+    counts = [
+        step_flops(student, StudentConfig(batch_windows=12, micro_batch=micro, mask_rate=0.5), L)
+        for micro in (12, 5, 4, 100)
+    ]
+    assert counts == [3 * forward_flops(student, 12, L, 12 * 7)] * 4
+
+
+def test_peaks_are_known_or_absent():
+    assert named_peak("NVIDIA H100 80GB HBM3", torch.bfloat16) == 989.5e12
+    assert named_peak("NVIDIA H100 PCIe", torch.bfloat16) == 756.5e12
+    assert named_peak("NVIDIA H200", torch.bfloat16) == 989.5e12
+    assert named_peak("NVIDIA A100-SXM4-80GB", None) == 19.5e12
+    assert named_peak("Tesla T4", None) == 8.1e12
+    unknown = ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GH200 480GB", "T400"]
+    assert [named_peak(name, torch.bfloat16) for name in unknown] == [None] * 4
+    assert named_peak("Tesla V100-SXM2-16GB", torch.bfloat16) is None
+    assert peak_flops(torch.device("cpu"), None) is None
+
+
+def test_figures_of_a_step():
+    given = {"steps": 3, "tokens": 100, "seconds": 2.0, "waited": 0.5}
+    figures = Meter(1000, 4000.0, torch.device("cpu")).figures(**given)
+    assert figures.pop("peak_memory_bytes") > 10_000_000
+    assert figures == {
+        "tokens_per_second": 50, "data_wait_seconds": 0.5, "data_wait_share": 0.25,
+        "flops": 3000, "flops_per_second": 500, "mfu": 0.125,
+    }
+    assert "mfu" not in Meter(1000, None, torch.device("cpu")).figures(**given)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel's own figure is Linux's")
+def test_peak_memory_is_in_bytes():
+    before = peak_memory(torch.device("cpu"))
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    kernel = 1024 * int(line.split()[1])
+    assert before <= 1.01 * kernel and kernel <= 1.01 * peak_memory(torch.device("cpu"))
+
+
+def test_share_of_the_baseline():
+    assert share_of_baseline({"loss": 3.0}, {"loss": 4.0}) == 0.75
+    assert share_of_baseline({}, {"loss": 4.0}) is None
+
+
+def test_the_log_has_the_figures_and_they_survive_a_resume(ids_store, settings):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"eval_every": 4})
+
+    def stop(*args, step, **figures):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, stop)
+    result, log = train(config), log_of(config.output)
+    assert [line["flops"] / log[1]["flops"] for line in log.values()] == list(range(1, 9))
+    assert result["flops"] == log[8]["flops"]
+    for line in log.values():
+        assert 0 <= line["data_wait_share"] < 1 and line["flops_per_second"] > 0
+        assert line["peak_memory_bytes"] > 10**7 and "mfu" not in line
+    assert log[4]["held_out_vs_baseline"] == log[4]["held_out"]["loss"] / result["baseline_loss"]
