@@ -26,14 +26,19 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
     continue_from  directory whose weights to take
     Raises         RunError where these weights do not cover the encoder or do not fit it
     """
-    model_class = MODEL_MAPPING[type(hf_config)]
-    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
-    no_pooler = {"add_pooling_layer": False} if takes_pooler else {}
+    no_pooler = without_pooler(hf_config)
     if continue_from is not None:
         return _load_weights(continue_from, hf_config, no_pooler)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+
+
+def without_pooler(hf_config) -> dict:
+    """The argument that keeps AutoModel from adding a pooler, for families that have one."""
+    model_class = MODEL_MAPPING[type(hf_config)]
+    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if takes_pooler else {}
 
 
 def encoder_config(config: StudentConfig, store):
@@ -109,11 +114,11 @@ def _load_config(encoder: str, store):
             f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
         )
     if Path(encoder).is_dir():
-        _check_tokenizer(Path(encoder), store)
+        check_tokenizer(Path(encoder), store)
     return hf_config
 
 
-def _check_tokenizer(directory: Path, store) -> None:
+def check_tokenizer(directory: Path, store) -> None:
     """Refuse an encoder directory that carries a tokenizer other than the store's."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "tokenizer.model")
     if not any((directory / name).is_file() for name in names):

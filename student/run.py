@@ -1,6 +1,7 @@
 """The directory of one run: what belongs to it, its log, and whether it is finished.
 
-    config.json    settings, fingerprints of the store, the encoder's config; written first, never changed
+    config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
+                   from it); written first, never changed
     log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
                    the log reads like that of an unbroken run
     checkpoints/   checkpoint.py
@@ -43,7 +44,8 @@ class Run:
         else:
             _check_unused(self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
-            replace_json(self.config_file, identity | {"operational": _operational(config)})
+            kept = {"operational": _operational(config), "architecture": encoder_config}
+            replace_json(self.config_file, identity | kept)
 
     def places(self) -> dict:
         """Where a person finds the run and what it exported."""
