@@ -114,11 +114,11 @@ def _load_config(encoder: str, store):
             f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
         )
     if Path(encoder).is_dir():
-        check_tokenizer(Path(encoder), store)
+        _check_tokenizer(Path(encoder), store)
     return hf_config
 
 
-def check_tokenizer(directory: Path, store) -> None:
+def _check_tokenizer(directory: Path, store) -> None:
     """Refuse an encoder directory that carries a tokenizer other than the store's."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "tokenizer.model")
     if not any((directory / name).is_file() for name in names):

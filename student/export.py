@@ -22,7 +22,7 @@ import torch
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForMaskedLM
 
-from student.lsp_model import quiet_transformers, save_lsp_head
+from student.lsp_model import lsp_facts, quiet_transformers, save_lsp_head
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -66,7 +66,7 @@ def export_student(model, directory: Path, objective, store, lineage: dict) -> N
     with quiet_transformers():
         (stock or model.encoder).save_pretrained(directory)
     if objective.lsp_columns is not None:
-        save_lsp_head(model, objective.lsp_columns, store, directory)
+        save_lsp_head(model, objective.lsp_columns, lsp_facts(store), directory)
     write_papers(directory, _card_text(objective, model.encoder, stock is not None, lineage), store,
                  {"objective": objective.name} | lineage)
 

@@ -131,22 +131,27 @@ class LspModel(nn.Module):
         return logits_Mk.float().softmax(dim=1).cpu()
 
 
-def save_lsp_head(student: Student, columns: slice, store, directory: Path) -> None:
+def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path) -> None:
     """Write head and LSP outputs of a student into its export.
 
     columns  which of its outputs are LSPs
+    facts    the rest of lsp_config.json
     """
     tensors = dict(student.head.state_dict())
     tensors |= {"output.weight": student.output_matrix[columns], "output.bias": student.output_bias_K[columns]}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / HEAD_FILE)
-    facts = {
-        "lsps": len(tensors["output.bias"]),
+    facts = facts | {"lsps": len(tensors["output.bias"])}
+    (directory / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+
+def lsp_facts(store) -> dict:
+    """What lsp_config.json says of the store that a student learned its LSPs from."""
+    return {
         "max_length": store.max_length,
         "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
         "dictionary": store.settings.get("dictionary"),
         "store": store.target_id,
     }
-    (directory / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 def load_student(source, revision: str | None = None) -> tuple[Student, dict]:

@@ -22,8 +22,6 @@ from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
 from student.errors import RunError
 
-DEFAULT_ROOT = Path("runs/students")
-
 
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
@@ -33,7 +31,7 @@ class Run:
 
     def __init__(self, config: StudentConfig, store, encoder_config: dict):
         identity = run_identity(config, store, encoder_config)
-        self.directory = Path(config.output or DEFAULT_ROOT / default_name(config, identity))
+        self.directory = Path(config.output or Path(config.root) / default_name(config, identity))
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -88,10 +86,10 @@ def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
 
 
 def default_name(config: StudentConfig, identity: dict) -> str:
-    """<objective>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
+    """<objective, or a probe's input>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
     path = Path(config.encoder_source)
     encoder = re.sub(r"[^A-Za-z0-9.]+", "-", (path.parent if path.name == "config.json" else path).name)
-    return f"{config.objective}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
+    return f"{config.kind}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
 
 
 def read_json(path: Path) -> dict:
