@@ -154,6 +154,13 @@ class StudentConfig:
             settings[name] = None if settings[name] is None else str(settings[name])
         return settings | {"checkpoints": list(self.checkpoints)}
 
+    root = "runs/students"    # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+
+    @property
+    def kind(self) -> str:
+        """What the name of a run begins with."""
+        return self.objective
+
     @property
     def encoder_source(self) -> str:
         """Where the architecture comes from: `continue_from` if that is set, else `encoder`."""

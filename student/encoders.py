@@ -33,9 +33,7 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
     continue_from  directory whose weights to take
     Raises         RunError where these weights do not cover the encoder or do not fit it
     """
-    model_class = MODEL_MAPPING[type(hf_config)]
-    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
-    no_pooler = {"add_pooling_layer": False} if takes_pooler else {}
+    no_pooler = without_pooler(hf_config)
     if continue_from is not None:
         encoder = _load_weights(continue_from, hf_config, no_pooler)
     else:
@@ -70,6 +68,13 @@ def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
         return {"attention_mask": masks, "position_ids": positions_WL}
     positions_WL = positions_WL + _first_position(config)
     return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
+
+
+def without_pooler(hf_config) -> dict:
+    """The argument that keeps AutoModel from adding a pooler, for families that have one."""
+    model_class = MODEL_MAPPING[type(hf_config)]
+    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if takes_pooler else {}
 
 
 def encoder_config(config: StudentConfig, store):

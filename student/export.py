@@ -1,24 +1,28 @@
 """A trained student as files that any `transformers` user can load.
 
-    config.json, model.safetensors   for AutoModel; mlm, known family: for AutoModelForMaskedLM too
-    lsp_head.safetensors             mlsm: head and output matrix, see the card
+    config.json, model.safetensors   mlm, kd, mtl of a known family: for AutoModelForMaskedLM; AutoModel loads
+                                     the encoder of every one
+    lsp_head.safetensors, lsp_config.json   mlsm, naive-mlsm, mtl: for LspModel (lsp_model.py)
     tokenizer ...                    the store's copy
-    README.md                        model card: objective, lineage, held-out figures, how to load
+    lineage.json                     what it was made from: settings, store, steps, held-out figures
+    README.md                        model card: the same for people, and how to load
 
-Left out: pushing to the Hub.
+Left out: a probe's files (probe.py), pushing to the Hub (hub.py).
+
+Shapes: V vocabulary, k LSPs, d width of the head's output.
 """
 
+import copy
 import json
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import ModelCardData
 from transformers import AutoModelForMaskedLM
-from transformers.utils import logging as transformers_logging
 
-from student.objectives import OBJECTIVES, Objective
+from student.lsp_model import lsp_facts, quiet_transformers, save_lsp_head
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -31,97 +35,167 @@ HEAD_LAYOUTS = {
     "roberta": ("lm_head.dense", "lm_head.layer_norm"),
     "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
 }
+LINEAGE_FILE = "lineage.json"
+# Settings of a store that tell how its targets were made, and what a card calls them.
+_TARGET_SETTINGS = {
+    "teacher_name": "teacher", "teacher": "teacher's fingerprint", "layer": "layer of the teacher",
+    "dictionary": "dictionary's fingerprint", "k": "LSPs (k)", "lam": "λ", "tolerance": "solver's tolerance",
+    "top_n": "entries kept of a token's distribution",
+}
 
 
-def export_student(model, directory: Path, objective: str, store, lineage: dict) -> None:
+class CardText(NamedTuple):
+    """What differs between the cards of students and probes."""
+
+    title: str
+    made: str
+    """one sentence: how it was trained"""
+    loading: str
+    tags: list[str]
+    fills_masks: bool
+    """whether AutoModelForMaskedLM loads it"""
+
+
+def export_student(model, directory: Path, objective, store, lineage: dict) -> None:
     """Write a student into an existing directory.
 
-    lineage  what the card tells: settings, steps, tokens, held_out, baseline (dicts of JSON values)
+    objective  an Objective, which says what the outputs are
+    lineage    what the card tells: settings, steps, tokens, held_out, baseline (dicts of JSON values)
     """
-    stock = stock_model(model) if objective == "mlm" else None
-    with _no_bars():
+    stock = stock_model(model, objective)
+    with quiet_transformers():
         (stock or model.encoder).save_pretrained(directory)
-    if objective == "mlsm":
-        save_file(lsp_head_tensors(model), directory / "lsp_head.safetensors")
-    shutil.copytree(store.tokenizer_dir, directory, dirs_exist_ok=True)
-    card = _card(objective, store, lineage, stock is not None, model.encoder.config.model_type)
-    (directory / "README.md").write_text(card, encoding="utf-8")
+    if objective.lsp_columns is not None:
+        save_lsp_head(model, objective.lsp_columns, lsp_facts(store), directory)
+    write_papers(directory, _card_text(objective, model.encoder, stock is not None, lineage), store,
+                 {"objective": objective.name} | lineage)
 
 
-def stock_model(model):
-    """The student as its family's *ForMaskedLM; None where that family's layout is not known.
+def stock_model(model, objective):
+    """The student as its family's *ForMaskedLM; None where it has no tokens as outputs or the layout is not known.
 
-    The weights are copies; the output matrix is tied to the embeddings as in the student.
+    The weights are copies; the output matrix is tied to the embeddings if it is in the student.
     """
-    config = model.encoder.config
-    layout = HEAD_LAYOUTS.get(config.model_type)
-    if layout is None or not getattr(config, "legacy", True):    # DeBERTa's newer head is laid out otherwise
+    columns = objective.token_columns
+    if columns is None or not has_known_head(model.encoder.config):
         return None
+    matrix_Vd = None if model.output_Kd is None else model.output_matrix[columns]
+    return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
+
+
+def has_known_head(config) -> bool:
+    """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
+    return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
+
+
+def masked_lm(model, matrix_Vd, bias_V):
+    """Encoder and head of a student with an output layer over the vocabulary, as its family's *ForMaskedLM.
+
+    matrix_Vd  the decoder; None to tie it to the embeddings
+    """
+    config = copy.deepcopy(model.encoder.config)
+    config.tie_word_embeddings = matrix_Vd is None
     with torch.random.fork_rng(devices=[]):     # the weights it is born with are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
-    dense, norm = (stock.get_submodule(name) for name in layout)
+    dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
     dense.load_state_dict(model.head.dense.state_dict(), strict=True)
     norm.load_state_dict(model.head.norm.state_dict(), strict=True)
     with torch.no_grad():
-        stock.get_output_embeddings().bias.copy_(model.output_bias_K)
+        for bias in _decoder_biases(stock, len(bias_V)):
+            bias.copy_(bias_V)
+        if matrix_Vd is not None:
+            stock.get_output_embeddings().weight.copy_(matrix_Vd)
     return stock.eval()
 
 
-def lsp_head_tensors(model) -> dict:
-    """Head and output matrix of an mlsm student: dense.*, norm.*, output.weight (k, d), output.bias (k)."""
-    tensors = {f"{name}": tensor for name, tensor in model.head.state_dict().items()}
-    tensors |= {"output.weight": model.output_matrix, "output.bias": model.output_bias_K}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
+    """Write tokenizer, lineage.json and model card of an export."""
+    shutil.copytree(store.tokenizer_dir, directory, dirs_exist_ok=True)
+    plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
+    target = {"target": store.target_id, "plan": store.plan_id, "settings": store.settings}
+    lineage = lineage | {"store": target | plan}
+    (directory / LINEAGE_FILE).write_text(_json(lineage) + "\n", encoding="utf-8")
+    (directory / "README.md").write_text(_card(text, lineage), encoding="utf-8")
 
 
-@contextmanager
-def _no_bars():
-    """Keep save_pretrained from drawing a progress bar of its own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+def _decoder_biases(stock, vocabulary: int):
+    """The decoder's bias and its aliases: an untied model has copies, which older releases tie on loading."""
+    decoder = stock.get_output_embeddings()
+    parents = [module for module in stock.modules() if decoder in module.children()]
+    biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]
+    return [bias for bias in biases if isinstance(bias, torch.Tensor) and bias.shape == (vocabulary,)]
 
 
-def _card(objective: str, store, lineage: dict, stock: bool, family: str) -> str:
+def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
+    family, continued = encoder.config.model_type, lineage["settings"].get("continue_from")
+    start = "from scratch" if continued is None else f"further, from `{continued}`,"
+    return CardText(
+        title=f"{family} encoder pre-trained with {objective.name.upper()}",
+        made=f"Trained {start} by {objective.learns}.",
+        loading=_loading(objective, stock, family),
+        tags=[objective.name, "masked-latent-semantic-modeling"],
+        fills_masks=stock,
+    )
+
+
+def _loading(objective, stock: bool, family: str) -> str:
+    parts = [auto_loading("AutoModelForMaskedLM" if stock else "AutoModel")]
+    if stock:
+        parts.append("`AutoModel` loads the encoder alone.")
+    elif objective.token_columns is not None:
+        parts.append(f"The masked-LM head is not exported: the layout of {family} heads is not known here.")
+    if objective.lsp_columns is not None:
+        parts.append(LSP_LOADING)
+    return "\n\n".join(parts)
+
+
+def auto_loading(auto_class: str) -> str:
+    """The lines that load an export with one of transformers' classes."""
+    return (
+        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n"
+        f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n```"
+    )
+
+
+LSP_LOADING = """\
+Distributions over the latent semantic properties of text:
+
+```python
+from student.lsp_model import LspModel
+lsps, = LspModel.from_pretrained(PATH).lsp(["The bank raised its rates."])
+lsps.tokens, lsps.top(5)
+```
+
+A pooler that `AutoModel` adds is newly initialised; none was trained. `lsp_head.safetensors` maps the last hidden
+state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
+and norm epsilon of the encoder's config."""
+
+
+def _card(text: CardText, lineage: dict) -> str:
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask" if text.fills_masks else "feature-extraction",
+        tags=text.tags,
+    )
+    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _TOLD}
     sections = [
-        f"---\nlibrary_name: transformers\ntags: [{objective}, masked-latent-semantic-modeling]\n---",
-        _title(OBJECTIVES[objective], family, lineage["settings"].get("continue_from")),
-        "## Loading\n\n" + _loading(objective, stock, family),
-        "## Held-out text\n\n" + _figures(lineage),
-        "## How it was made\n\n" + _settings(lineage),
-        f"Store: target `{store.target_id}`, plan `{store.plan_id}`. Its settings:\n\n"
-        + _json_block(store.settings),
+        f"---\n{data.to_yaml()}\n---",
+        f"# {text.title}\n\n{text.made}",
+        f"## Loading\n\n{text.loading}",
+        f"## Held-out text\n\n{_figures(lineage)}",
+        f"## How it was made\n\n{lineage['step']} optimiser steps, {lineage['tokens']} real tokens."
+        f" Settings:\n\n{_block(lineage['settings'])}",
+        f"## Where the targets come from\n\n{_targets(store)}",
+        f"The store's settings:\n\n{_block(store['settings'])}",
+        f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
     ]
+    if rest:
+        sections.append(f"## And before\n\n{_block(rest)}")
     return "\n\n".join(sections) + "\n"
 
 
-def _title(objective: type[Objective], family: str, continued: str | None) -> str:
-    start = "from scratch" if continued is None else f"further, from `{continued}`,"
-    return f"# {family} encoder pre-trained with {objective.name.upper()}\n\nTrained {start} by {objective.learns}."
-
-
-def _loading(objective: str, stock: bool, family: str) -> str:
-    auto_class = "AutoModelForMaskedLM" if stock else "AutoModel"
-    lines = [
-        f"```python\nfrom transformers import {auto_class}, AutoTokenizer",
-        f'model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n```',
-    ]
-    if stock:
-        lines.append("\n`AutoModel` loads the encoder alone.")
-    elif objective == "mlm":
-        lines.append(f"\nThe masked-LM head is not exported: the layout of {family} heads is not known here.")
-    if objective == "mlsm":
-        lines.append(
-            "\nA pooler that `AutoModel` adds is newly initialised; none was trained. `lsp_head.safetensors`"
-            " maps the last hidden state of a masked token to LSP logits: `norm(activation(dense(h))) @"
-            " output.weight.T + output.bias`, with the activation and norm epsilon of the encoder's config."
-        )
-    return "\n".join(lines)
+_TOLD = {"settings", "step", "tokens", "held_out", "baseline", "store", "objective"}   # elsewhere in the card
 
 
 def _figures(lineage: dict) -> str:
@@ -135,13 +209,20 @@ def _figures(lineage: dict) -> str:
     return "\n".join(header + rows)
 
 
-def _settings(lineage: dict) -> str:
-    steps = f"{lineage['step']} optimiser steps, {lineage['tokens']} real tokens. Settings:"
-    return f"{steps}\n\n{_json_block(lineage['settings'])}"
+def _targets(store: dict) -> str:
+    rows = [("store: target, plan", f"`{store['target']}`, `{store['plan']}`")]
+    rows += [
+        (name, f"`{store['settings'][key]}`") for key, name in _TARGET_SETTINGS.items() if key in store["settings"]
+    ]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _json_block(value) -> str:
-    return f"```json\n{json.dumps(value, indent=1, sort_keys=True, default=str)}\n```"
+def _block(value) -> str:
+    return f"```json\n{_json(value)}\n```"
+
+
+def _json(value) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, default=str, ensure_ascii=False)
 
 
 def _or_blank(value) -> str:

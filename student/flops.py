@@ -67,12 +67,12 @@ def step_flops(model, config, length: int) -> int:
     rate = (config.mask_rate + (config.mask_rate_end or config.mask_rate)) / 2
     masked = round(rate * (length - 2))    # of a window with its two special tokens
     whole, rest = divmod(config.batch_windows, config.micro_batch)
-    forward = 0
+    flops = 0
     if whole:
-        forward += whole * forward_flops(model, config.micro_batch, length, config.micro_batch * masked)
+        flops += whole * model.training_flops(config.micro_batch, length, config.micro_batch * masked)
     if rest:
-        forward += forward_flops(model, rest, length, rest * masked)
-    return 3 * forward
+        flops += model.training_flops(rest, length, rest * masked)
+    return flops
 
 
 def peak_flops(device, dtype: torch.dtype | None) -> float | None:

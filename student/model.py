@@ -16,6 +16,7 @@ from shards.counter import hash_u64
 from student.config import StudentConfig
 from student.deberta import use_fast_layers
 from student.encoders import attention_inputs, build_encoder, encoder_config
+from student.flops import forward_flops
 from student.last_layer import LastLayer
 from student.onednn import linear, use_onednn
 
@@ -77,6 +78,10 @@ class Student(nn.Module):
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         return linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
+
+    def training_flops(self, windows: int, length: int, masked: int) -> int:
+        """Operations of a forward and backward pass over windows of a length."""
+        return 3 * forward_flops(self, windows, length, masked)
 
     @property
     def output_matrix(self):

@@ -1,6 +1,7 @@
 """The directory of one run: what belongs to it, its log, and whether it is finished.
 
-    config.json    settings, fingerprints of the store, the encoder's config; written first, never changed
+    config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
+                   from it); written first, never changed
     log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
                    the log reads like that of an unbroken run
     checkpoints/   checkpoint.py
@@ -21,8 +22,6 @@ from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
 from student.errors import RunError
 
-DEFAULT_ROOT = Path("runs/students")
-
 
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
@@ -32,7 +31,7 @@ class Run:
 
     def __init__(self, config: StudentConfig, store, encoder_config: dict):
         identity = run_identity(config, store, encoder_config)
-        self.directory = Path(config.output or DEFAULT_ROOT / default_name(config, identity))
+        self.directory = Path(config.output or Path(config.root) / default_name(config, identity))
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -43,7 +42,8 @@ class Run:
         else:
             _check_unused(self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
-            replace_json(self.config_file, identity | {"operational": _operational(config)})
+            kept = {"operational": _operational(config), "architecture": encoder_config}
+            replace_json(self.config_file, identity | kept)
 
     def places(self) -> dict:
         """Where a person finds the run and what it exported."""
@@ -86,10 +86,10 @@ def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
 
 
 def default_name(config: StudentConfig, identity: dict) -> str:
-    """<objective>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
+    """<objective, or a probe's input>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
     path = Path(config.encoder_source)
     encoder = re.sub(r"[^A-Za-z0-9.]+", "-", (path.parent if path.name == "config.json" else path).name)
-    return f"{config.objective}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
+    return f"{config.kind}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
 
 
 def read_json(path: Path) -> dict:

@@ -21,16 +21,14 @@ from shards.reader import Store
 from student.batches import Loader, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config, weights_fingerprint
+from student.encoders import weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
-from student.export import export_student
 from student.held_out import HeldOut
 from student.masking import build_masking
 from student.meter import Meter, share_of_baseline
-from student.model import Student
-from student.objectives import OBJECTIVES
 from student.run import Run
 from student.step import Stepper, choose_device, learning_rate
+from student.task import student_task
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +37,10 @@ def silent(*args, **figures):
     """A progress callback that shows nothing."""
 
 
-def train(config: StudentConfig, progress=silent) -> dict:
+def train(config: StudentConfig, progress=silent, prepare=student_task) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
 
+    prepare   (config, store) -> task.Task, what is trained; probe.py has another
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
               tokens_per_second, flops (nominal floating-point operations),
@@ -55,17 +54,14 @@ def train(config: StudentConfig, progress=silent) -> dict:
     started = time.perf_counter()
     store = _open_store(config)
     device = choose_device(config.device)
-    objective = OBJECTIVES[config.objective](store, config.kappa)
-    hf_config = encoder_config(config, store)
-    run = Run(config, store, hf_config.to_diff_dict())
+    task = prepare(config, store)
+    run = Run(config, store, task.architecture)
     places = run.places() | {"store": str(store.path), "plan": store.plan_id}
     if (result := run.result()) is not None:
         return result | places | {"already_finished": True}
     run.clean()
     with _own_randomness(device), _StopSignals() as signals:
-        encoder = build_encoder(hf_config, config.seed, config.continue_from)
-        model = Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
-        trainer = Trainer(config, store, objective, model.to(device), run,
+        trainer = Trainer(config, store, task, task.build().to(device), run,
                           progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
 
@@ -73,8 +69,9 @@ def train(config: StudentConfig, progress=silent) -> dict:
 class Trainer:
     """One run in this process: what a step needs, and the figures so far."""
 
-    def __init__(self, config, store, objective, model, run, *, progress, signals, started):
-        self.config, self.store, self.objective, self.model, self.run = config, store, objective, model, run
+    def __init__(self, config, store, task, model, run, *, progress, signals, started):
+        self.config, self.store, self.task, self.model, self.run = config, store, task, model, run
+        self.objective = objective = task.objective
         self.progress, self.signals, self.started = progress, signals, started
         self.stepper = Stepper(config, model, objective)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype)
@@ -190,7 +187,7 @@ class Trainer:
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
         }
-        export_student(self.model, directory, self.config.objective, self.store, lineage)
+        self.task.export(self.model, directory, self.objective, self.store, lineage)
 
     def _finish(self) -> dict:
         publish_directory(self.run.export_directory, self._export)
@@ -225,7 +222,7 @@ class Trainer:
         if self.figures:
             figures |= {"held_out": self.figures["loss"], "baseline": self.held_out.baseline["loss"]}
         done = total if self.steps == self.config.max_steps else min(self.tokens, total)
-        self.progress("train-student", done, total, unit="tokens", step=self.steps, **figures)
+        self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
 
 
 def training_windows(store):

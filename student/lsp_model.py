@@ -1,0 +1,207 @@
+"""An MLSM student for use: text or token ids to distributions over latent semantic properties (LSPs).
+
+    model = LspModel.from_pretrained("runs/students/<run>")     # or an export, a kept checkpoint, a Hub id
+    for lsps in model.lsp(["The bank raised its rates."]):
+        lsps.tokens, lsps.distributions_Tk, lsps.top(5)
+
+An export holds beside the encoder:
+
+    lsp_head.safetensors   dense.*, norm.*: the prediction head; output.weight (k, d), output.bias (k)
+    lsp_config.json        lsps, max_length, special_ids, and the store whose dictionary numbers the LSPs
+
+Left out: training (trainer.py), what the LSPs mean (the dictionary is stage A's).
+
+Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
+"""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from student.encoders import without_pooler
+from student.errors import RunError
+from student.model import Student
+
+HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"
+
+
+class TextLsps(NamedTuple):
+    """The LSPs of one text."""
+
+    tokens: list[str]
+    """the text's tokens, without special ones"""
+    distributions_Tk: torch.Tensor
+    """float32; every row sums to one"""
+
+    def top(self, count: int = 5) -> list[list[tuple[int, float]]]:
+        """Of every token, its most probable LSPs with their probabilities, the largest first."""
+        weights, lsps = self.distributions_Tk.topk(min(count, self.distributions_Tk.shape[1]))
+        return [list(zip(*row, strict=True)) for row in zip(lsps.tolist(), weights.tolist(), strict=True)]
+
+
+class LspModel(nn.Module):
+    """Encoder, head and LSP output of a trained student, in evaluation mode.
+
+    student  whose K outputs are the k LSPs
+    facts    what lsp_config.json holds
+    """
+
+    def __init__(self, student: Student, tokenizer, facts: dict):
+        super().__init__()
+        self.student, self.tokenizer, self.facts = student, tokenizer, facts
+        self.eval()
+
+    @classmethod
+    def from_pretrained(cls, source, revision: str | None = None):
+        """Load the export of an mlsm, naive-mlsm or mtl student.
+
+        source    a finished run's directory, an export, a kept checkpoint, or a Hub id
+        revision  branch or commit of a Hub id, such as step-00010000
+        Raises    RunError where there are no LSP outputs
+        """
+        source = export_of(source)
+        student, facts = load_student(source, revision)
+        return cls(student, AutoTokenizer.from_pretrained(source, revision=revision), facts)
+
+    def forward(self, input_ids, attention_mask=None):
+        """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
+
+        Trained at positions that hold the mask token, to predict the LSPs of the token that was there.
+        """
+        everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
+        return self.student(input_ids, attention_mask, everywhere).view(*input_ids.shape, -1)
+
+    @torch.no_grad()
+    def lsp(self, texts, *, masking: Literal["each", "none"] = "each", batch_windows: int = 32) -> list[TextLsps]:
+        """The LSP distribution of every token of some texts.
+
+        texts    strings; each must fit into one window of the student
+        masking  each: every token is masked in turn, as in training, so that its distribution is what the context
+                 says of it; costs a window per token
+                 none: the texts are read as they are, in one window each; the encoder sees the very token, which
+                 it was not trained for. A mask token in the text is predicted as in training
+        Raises   ValueError where a text is too long
+        """
+        framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        rows = [row for ids in framed for row in self._rows(ids, masking)]
+        batches = [rows[start : start + batch_windows] for start in range(0, len(rows), batch_windows)]
+        found = torch.cat([torch.empty(0, self.facts["lsps"]), *map(self._distributions, batches)])
+        parts = found.split([len(ids) - 2 for ids in framed])
+        return [
+            TextLsps(self.tokenizer.convert_ids_to_tokens(ids[1:-1]), part)
+            for ids, part in zip(framed, parts, strict=True)
+        ]
+
+    def _frame(self, text: str) -> list[int]:
+        special, room = self.facts["special_ids"], self.facts["max_length"]
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) + 2 > room:
+            raise ValueError(
+                f"a text of {len(ids)} tokens ({text[:30]!r}...): this student reads at most {room - 2}. Cut it."
+            )
+        return [special["cls"], *ids, special["sep"]]
+
+    def _rows(self, ids: list[int], masking: str) -> list[tuple[list[int], list[int]]]:
+        """Inputs of a text, each with the positions to predict."""
+        positions = list(range(1, len(ids) - 1))
+        if masking == "none":
+            return [(ids, positions)]
+        if masking != "each":
+            raise ValueError(f"masking is each or none, found {masking}")
+        mask = self.facts["special_ids"]["mask"]
+        return [([*ids[:position], mask, *ids[position + 1 :]], [position]) for position in positions]
+
+    def _distributions(self, rows):
+        """float32 (M, k) on the CPU, in the order of the rows."""
+        width = max(len(ids) for ids, _ in rows)
+        pad = self.facts["special_ids"]["pad"]
+        input_WL = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
+        attention_WL = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
+        where_M = torch.tensor([row * width + p for row, (_, places) in enumerate(rows) for p in places], dtype=int)
+        device = self.student.output_bias_K.device
+        logits_Mk = self.student(input_WL.to(device), attention_WL.to(device), where_M.to(device))
+        return logits_Mk.float().softmax(dim=1).cpu()
+
+
+def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path) -> None:
+    """Write head and LSP outputs of a student into its export.
+
+    columns  which of its outputs are LSPs
+    facts    the rest of lsp_config.json
+    """
+    tensors = dict(student.head.state_dict())
+    tensors |= {"output.weight": student.output_matrix[columns], "output.bias": student.output_bias_K[columns]}
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / HEAD_FILE)
+    facts = facts | {"lsps": len(tensors["output.bias"])}
+    (directory / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+
+def lsp_facts(store) -> dict:
+    """What lsp_config.json says of the store that a student learned its LSPs from."""
+    return {
+        "max_length": store.max_length,
+        "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
+        "dictionary": store.settings.get("dictionary"),
+        "store": store.target_id,
+    }
+
+
+def load_student(source, revision: str | None = None) -> tuple[Student, dict]:
+    """The student of an export with the LSPs as its outputs, float32, on the CPU, and its lsp_config.json."""
+    head = load_file(find_file(source, HEAD_FILE, revision))
+    facts = json.loads(Path(find_file(source, CONFIG_FILE, revision)).read_text(encoding="utf-8"))
+    student = Student(load_encoder(source, revision), facts["lsps"], tied=False, seed=0)
+    names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
+    tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
+    encoder = {f"encoder.{name}": tensor for name, tensor in student.encoder.state_dict().items()}
+    student.load_state_dict(encoder | tensors, strict=True)
+    return student.eval(), facts
+
+
+def load_encoder(source, revision: str | None = None) -> nn.Module:
+    """The encoder of an export without a pooler, float32."""
+    hf_config = AutoConfig.from_pretrained(source, revision=revision)
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        return AutoModel.from_pretrained(
+            source, revision=revision, config=hf_config, dtype=torch.float32, **without_pooler(hf_config)
+        )
+
+
+def export_of(source):
+    """The export of a finished run's directory; anything else as it is."""
+    export = Path(source) / "export"
+    return export if export.is_dir() else source
+
+
+def find_file(source, name: str, revision: str | None = None) -> str:
+    """Path of a file of an export, fetched from the Hub if need be; RunError where it is not there."""
+    try:
+        return cached_file(source, name, revision=revision)
+    except OSError:
+        raise RunError(
+            f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, naive-mlsm or mtl"
+            f" student: a finished run, its export, a kept checkpoint or a Hub id. An unfinished run's newest"
+            f" checkpoint:  mlsm export-student RUN"
+        ) from None
+
+
+@contextmanager
+def quiet_transformers():
+    """Keep transformers from drawing bars of its own and from reporting heads that are not loaded."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()

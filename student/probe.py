@@ -1,0 +1,254 @@
+"""A linear probe: words from the outputs of a frozen MLSM student (MLSM paper, section 4.3.1).
+
+One matrix k x V without bias, between the student's k outputs and the vocabulary, learned by cross-entropy at masked
+positions: `train_probe(config)`, the trainer's own loop with another Task. What it reads:
+
+    softmax   the distribution over LSPs: are the words in the LSPs? The export is a ProbedLspModel
+    logits    the raw outputs, z = O h + c. The probe merges with them, P z = (P O) h + P c, into an untied decoder:
+              the export is the family's stock *ForMaskedLM, with the same scores
+
+With logits and k > d the probe is a decoder over the encoder's own states, by another name; so softmax is the default.
+Left out: the student (lsp_model.py), scoring sentences.
+
+Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width of the head's output.
+"""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoTokenizer
+from transformers.modeling_outputs import MaskedLMOutput
+
+from student.config import StudentConfig
+from student.encoders import weights_fingerprint
+from student.errors import RunError
+from student.export import (
+    LINEAGE_FILE,
+    LSP_LOADING,
+    CardText,
+    auto_loading,
+    has_known_head,
+    masked_lm,
+    write_papers,
+)
+from student.flops import forward_flops
+from student.lsp_model import (
+    HEAD_FILE,
+    export_of,
+    find_file,
+    load_student,
+    quiet_transformers,
+    save_lsp_head,
+)
+from student.model import Student
+from student.objectives import Mlm
+from student.onednn import linear
+from student.probe_config import ProbeConfig
+from student.run import read_json
+from student.task import Task
+from student.trainer import silent, train
+
+logger = logging.getLogger(__name__)
+
+PROBE_FILE = "probe.safetensors"
+PROBE_FACT = "probe_input"    # in lsp_config.json
+_FROZEN = slice(None)         # all outputs of a loaded student are LSPs
+
+
+class ProbedStudent(nn.Module):
+    """A frozen student and the probe on its outputs. Only the probe is a parameter, is saved and is trained.
+
+    probe_input  softmax or logits
+    """
+
+    def __init__(self, student: Student, vocabulary: int, probe_input: str):
+        super().__init__()
+        # In a tuple it is no submodule: it stays in evaluation mode and out of optimiser and checkpoints.
+        self._frozen = (student.eval().requires_grad_(False),)
+        self.probe_input = probe_input
+        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))    # convex: any start serves
+
+    def forward(self, *args, **kwargs):
+        """Logits (M, V) of the masked positions; arguments as of a Student."""
+        with torch.no_grad():
+            outputs_Mk = self.student(*args, **kwargs)
+            if self.probe_input == "softmax":
+                outputs_Mk = outputs_Mk.float().softmax(dim=1)
+        return linear(outputs_Mk, self.probe_Vk)
+
+    def training_flops(self, windows: int, length: int, masked: int) -> int:
+        """Operations of the frozen part forward, and of the probe forward and backward, to its weights only."""
+        return forward_flops(self.student, windows, length, masked) + 2 * 2 * masked * self.probe_Vk.numel()
+
+    @property
+    def student(self) -> Student:
+        """The frozen part."""
+        return self._frozen[0]
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The encoder of the frozen part."""
+        return self.student.encoder
+
+    def _apply(self, function, recurse=True):
+        self.student._apply(function, recurse)    # .to(device) moves the frozen part too
+        return super()._apply(function, recurse)
+
+
+class ProbedLspModel(nn.Module):
+    """A probed student for use, with the interface of a *ForMaskedLM: logits over the vocabulary.
+
+        model = ProbedLspModel.from_pretrained("runs/probes/<run>")
+        model(input_ids, attention_mask).logits
+    """
+
+    def __init__(self, probed: ProbedStudent, tokenizer):
+        super().__init__()
+        self.probed, self.tokenizer = probed, tokenizer
+        self.eval()
+
+    @classmethod
+    def from_pretrained(cls, source, revision: str | None = None):
+        """Load a softmax probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
+
+        Raises RunError where there is no such probe
+        """
+        source = export_of(source)
+        student, facts = load_student(source, revision)
+        if facts.get(PROBE_FACT) != "softmax":
+            raise RunError(
+                f"{source} holds no softmax probe. Expected a run or export of train-probe; that of a logits probe"
+                f" is loaded with AutoModelForMaskedLM."
+            )
+        probe_Vk = load_file(find_file(source, PROBE_FILE, revision))["probe.weight"]
+        probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
+        probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
+        return cls(probed, AutoTokenizer.from_pretrained(source, revision=revision))
+
+    def forward(self, input_ids, attention_mask=None) -> MaskedLMOutput:
+        """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
+        everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
+        logits_MV = self.probed(input_ids, attention_mask, everywhere)
+        return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
+
+
+def train_probe(config: ProbeConfig, progress=silent) -> dict:
+    """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
+
+    Returns  the summary of `train`, of the probe
+    Raises   as `train`; RunError where there is no student, or student and store do not belong together
+    """
+    if config.student is None:
+        config = replace(config, student=str(newest_student()))
+        logger.info("student %s (the newest finished run)", config.student)
+    if config.store is None:
+        config = replace(config, store=_store_of(Path(config.student)))
+        logger.info("store %s (the student's own)", config.store)
+    return train(config, progress, prepare=probe_task)
+
+
+def probe_task(config: ProbeConfig, store) -> Task:
+    """Train a probe. Raises RunError where settings, student and store do not belong together."""
+    source = export_of(config.student)
+    student, facts = load_student(source)
+    _check_fits(config, store, source, student, facts)
+    lineage_of_student = json.loads(Path(find_file(source, LINEAGE_FILE)).read_text(encoding="utf-8"))
+    frozen = weights_fingerprint(student)
+
+    def build() -> ProbedStudent:
+        return ProbedStudent(student, store.vocab_size, config.probe_input)
+
+    def export(model, directory, objective, store, lineage) -> None:
+        before = {"student": {"name": config.encoder_source, "weights": frozen} | lineage_of_student}
+        export_probe(model, directory, facts, store, lineage | before)
+
+    return Task("train-probe", Mlm(store), {"student": frozen}, build, export)
+
+
+def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, lineage: dict) -> None:
+    """Write a probed student into an existing directory.
+
+    facts    the lsp_config.json of the student
+    lineage  as for a student's card, with `student`: the student's own
+    """
+    merges = model.probe_input == "logits"
+    with quiet_transformers():
+        (merged(model) if merges else model.encoder).save_pretrained(directory)
+    if not merges:
+        probe = model.probe_Vk.detach().cpu().contiguous()
+        save_file({"probe.weight": probe}, directory / PROBE_FILE)
+    save_lsp_head(model.student, _FROZEN, facts | {PROBE_FACT: model.probe_input}, directory)
+    write_papers(directory, _card_text(model, lineage), store, lineage)
+
+
+def merged(model: ProbedStudent):
+    """A logits probe as the family's stock *ForMaskedLM: its decoder is probe x output matrix.
+
+    The product is taken in float64, so that the scores differ by rounding only.
+    """
+    student = model.student
+    probe_Vk = model.probe_Vk.detach().double()
+    matrix_Vd, bias_V = probe_Vk @ student.output_matrix.double(), probe_Vk @ student.output_bias_K.double()
+    return masked_lm(student, matrix_Vd, bias_V)
+
+
+def newest_student(root=StudentConfig.root) -> Path:
+    """The finished run under `root` that ended last and has LSP outputs; RunError where there is none."""
+    found = [head.parent.parent for head in Path(root).glob(f"*/export/{HEAD_FILE}")]
+    if not found:
+        raise RunError(f"no finished mlsm, naive-mlsm or mtl student under {root}. Train one:  mlsm train-student")
+    return max(found, key=lambda run: (run / "export" / HEAD_FILE).stat().st_mtime_ns)
+
+
+def _store_of(student: Path) -> str:
+    """The store that a run, or the run of an export or a checkpoint, was trained on."""
+    for directory in (student, *student.absolute().parents[:2]):
+        if (directory / "config.json").is_file():
+            settings = read_json(directory / "config.json").get("operational", {})
+            if settings.get("store"):
+                return settings["store"]
+    raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
+
+
+def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dict) -> None:
+    theirs = AutoTokenizer.from_pretrained(source).get_vocab()
+    ours = AutoTokenizer.from_pretrained(store.tokenizer_dir).get_vocab()
+    if theirs != ours:
+        raise RunError(
+            f"store of another tokenizer: the student {source} has a vocabulary of {len(theirs)} tokens, {store.path}"
+            f" one of {len(ours)} (or the same tokens with other ids). Give a --store of the student's tokenizer."
+        )
+    if store.max_length > facts["max_length"]:
+        raise RunError(
+            f"{store.path} has windows of {store.max_length} tokens, the student {source} was trained on at most"
+            f" {facts['max_length']}. Give a --store of such windows."
+        )
+    if config.probe_input == "logits" and not has_known_head(student.encoder.config):
+        raise RunError(
+            f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: where that family's"
+            f" masked language model keeps its decoder is not known here. Take --probe-input softmax."
+        )
+
+
+def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
+    family, what = model.encoder.config.model_type, "raw LSP outputs"
+    loading = auto_loading("AutoModelForMaskedLM")
+    if model.probe_input == "softmax":
+        what = "distribution over LSPs"
+        loading = (
+            "```python\nfrom student.probe import ProbedLspModel\nmodel = ProbedLspModel.from_pretrained(PATH)\n"
+            "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
+            "`AutoModel` loads the encoder alone."
+        )
+    return CardText(
+        title=f"{family} encoder pre-trained with {lineage['student']['objective'].upper()}, with a linear probe",
+        made=f"The student is frozen; one matrix was trained to predict masked tokens from its {what}.",
+        loading=f"{loading}\n\n{LSP_LOADING}",
+        tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
+        fills_masks=model.probe_input == "logits",
+    )

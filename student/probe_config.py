@@ -1,0 +1,71 @@
+"""Settings of a linear probe. Imports nothing heavy, so that `--help` stays instant."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from student.config import StudentConfig
+
+PROBE_INPUTS = ("softmax", "logits")
+
+
+@dataclass(frozen=True)
+class ProbeConfig(StudentConfig):
+    """Which student to probe, on which store, and how.
+
+    Settings of a student that a probe has not are fixed: the encoder is the student's, the objective is mlm.
+    """
+
+    store: str | None = None
+    """directory or URL of a store of the student's tokenizer, of any kind; unset: the one the student learned from"""
+
+    student: str | None = None
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, naive-mlsm or mtl student; unset: the newest
+    finished run of one under runs/students"""
+
+    probe_input: Literal[PROBE_INPUTS] = "softmax"
+    """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
+    what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads"""
+
+    max_steps: int = 10_000
+    """optimiser steps"""
+
+    lr: float = 1e-2
+    """peak learning rate of AdamW"""
+
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay of the probe's matrix"""
+
+    output: Path | None = None
+    """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
+
+    objective: str = field(init=False, default="mlm")
+    kappa: float = field(init=False, default=1.0)
+    encoder: str = field(init=False, default="")
+    continue_from: Path | None = field(init=False, default=None)
+    dropout: float | None = field(init=False, default=None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.probe_input not in PROBE_INPUTS:
+            raise ValueError(f"probe_input is {' or '.join(PROBE_INPUTS)}, found {self.probe_input}")
+
+    def identity(self) -> dict:
+        """The settings that decide what is trained; of the student its content counts, not its place."""
+        fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)}
+        return {name: value for name, value in super().identity().items() if name not in fixed}
+
+    root = "runs/probes"
+
+    @property
+    def kind(self) -> str:
+        """What the name of a run begins with."""
+        return self.probe_input
+
+    @property
+    def encoder_source(self) -> str:
+        """Name of the student: of its run, with the step of a checkpoint, or the last part of its path or Hub id."""
+        path = Path(self.student or "")
+        if path.parent.name == "checkpoints":
+            return f"{path.parent.parent.name}-{path.name}"
+        return path.parent.name if path.name == "export" else path.name

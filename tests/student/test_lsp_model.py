@@ -1,0 +1,106 @@
+import shutil
+
+import pytest
+import torch
+from huggingface_hub import constants
+from tiny_exports import ATTENTION, IDS, WHERE, exported
+
+from student.config import StudentConfig
+from student.errors import RunError
+from student.lsp_model import LspModel
+from student.objectives import Mlm, Mlsm, Mtl, NaiveMlsm
+from student.trainer import train
+
+TEXTS = ["w3 w10 w31", "", "w7 w22 w7 w59 w1"]
+MASK, CLS, SEP = 4, 2, 3
+
+
+@pytest.fixture
+def exported_mlsm(lsp_store, tmp_path):
+    """A student and its LspModel."""
+    student, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    return student, LspModel.from_pretrained(export)
+
+
+@pytest.mark.parametrize("objective", [Mlsm, NaiveMlsm, Mtl])
+def test_the_loaded_model_has_the_logits_of_the_student(objective, family, lsp_store, tmp_path):
+    objective = objective(lsp_store)
+    student, export = exported(family, objective, lsp_store, tmp_path / "export")
+    model = LspModel.from_pretrained(export)
+    logits = model(IDS, ATTENTION)
+    assert logits.shape == (2, 16, lsp_store.k)
+    expected = student(IDS, ATTENTION, WHERE)[:, objective.lsp_columns]
+    assert torch.allclose(logits.flatten(0, 1)[WHERE], expected, atol=1e-5)
+
+
+def test_every_token_is_masked_in_turn(exported_mlsm):
+    student, model = exported_mlsm
+    for batch_windows in (2, 32):
+        found = model.lsp(TEXTS, batch_windows=batch_windows)
+        assert [lsps.tokens for lsps in found] == [text.split() for text in TEXTS]
+        for lsps, words in zip(found, ([3, 10, 31], [], [7, 22, 7, 59, 1]), strict=True):
+            assert lsps.distributions_Tk.shape == (len(words), 24)
+            for place, row in enumerate(lsps.distributions_Tk):
+                ids = [CLS, *(word + 5 for word in words), SEP]
+                ids[1 + place] = MASK
+                logits = student(torch.tensor([ids]), None, torch.tensor([1 + place]))
+                assert torch.allclose(row, logits.softmax(dim=1)[0], atol=1e-6)
+
+
+def test_texts_can_be_read_as_they_are(exported_mlsm):
+    student, model = exported_mlsm
+    lsps, = model.lsp("w7 [MASK] w9", masking="none")
+    logits = student(torch.tensor([[CLS, 12, MASK, 14, SEP]]), None, torch.tensor([1, 2, 3]))
+    assert lsps.tokens == ["w7", "[MASK]", "w9"]
+    assert torch.allclose(lsps.distributions_Tk, logits.softmax(dim=1), atol=1e-6)
+    best, next_best = lsps.top(2)[1]
+    assert best[0] == int(logits[1].argmax()) and best[1] > next_best[1]
+    assert best[1] == pytest.approx(logits[1].softmax(dim=0).max().item(), abs=1e-6)
+
+
+def test_a_text_that_is_too_long_is_one_clear_line(exported_mlsm):
+    _, model = exported_mlsm
+    assert len(model.lsp(" ".join(["w1"] * 14))[0].tokens) == 14
+    with pytest.raises(ValueError, match="a text of 15 tokens.*at most 14"):
+        model.lsp(["w1", " ".join(["w1"] * 15)])
+    with pytest.raises(ValueError, match="each or none, found some"):
+        model.lsp(["w1"], masking="some")
+
+
+def test_it_loads_from_a_run_its_export_and_a_kept_checkpoint(lsp_store, settings):
+    config = StudentConfig(store=lsp_store.path, **settings | {"objective": "mtl"})
+    train(config)
+    last = config.output / "checkpoints" / "step-00000008"
+    logits = [LspModel.from_pretrained(path)(IDS) for path in (config.output, config.output / "export", str(last))]
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+    first = LspModel.from_pretrained(config.output / "checkpoints" / "step-00000001")
+    assert not torch.equal(first(IDS), logits[0])
+    assert first.facts["store"] == lsp_store.target_id
+
+
+def test_it_loads_a_revision_from_the_hub(lsp_store, tmp_path, monkeypatch):
+    """The Hub's cache is laid out by hand; nothing is fetched."""
+    student, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    cache = tmp_path / "cache" / "models--someone--student"
+    shutil.copytree(export, cache / "snapshots" / ("a" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "step-00000004").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = LspModel.from_pretrained("someone/student", revision="step-00000004")
+    expected = student(IDS, None, WHERE)
+    assert torch.allclose(model(IDS).flatten(0, 1)[WHERE], expected, atol=1e-5)
+
+
+def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
+    _, export = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "export")
+    for source in (export, tmp_path / "nothing", "nobody/nothing"):
+        with pytest.raises(RunError, match="no lsp_head.safetensors.*Expected") as caught:
+            LspModel.from_pretrained(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_loading_leaves_global_randomness_alone(lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    before = torch.random.get_rng_state()
+    LspModel.from_pretrained(export)
+    assert torch.equal(before, torch.random.get_rng_state())

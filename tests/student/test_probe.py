@@ -1,0 +1,223 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_exports import ATTENTION, IDS, WHERE, exported
+from tiny_store import log_of, write_store
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from student.config import StudentConfig
+from student.encoders import weights_fingerprint
+from student.errors import RunError
+from student.export import HEAD_LAYOUTS
+from student.lsp_model import LspModel
+from student.objectives import Mlm, Mlsm, Mtl
+from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
+from student.probe_config import ProbeConfig
+from student.trainer import train
+
+CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
+
+
+def curve(run):
+    return {step: {name: line.get(name) for name in CURVE} for step, line in log_of(run).items()}
+
+
+@pytest.fixture
+def probing(lsp_store, settings, tmp_path):
+    """Settings of a probe that takes a second, on the export of a student."""
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    settings = {name: value for name, value in settings.items() if name != "encoder"}
+    return settings | {"student": str(export), "store": str(lsp_store.path), "lr": 0.05}
+
+
+def probed(encoder, store, probe_input, directory):
+    """A probe as if trained, of a student as if trained."""
+    _, export = exported(encoder, Mlsm(store), store, directory)
+    model = ProbedStudent(LspModel.from_pretrained(export).student, store.vocab_size, probe_input)
+    with torch.no_grad():
+        model.probe_Vk.normal_(generator=torch.Generator().manual_seed(2))
+    return model
+
+
+def by_definition(model, where):
+    """The probe's logits, from the student's outputs."""
+    outputs = model.student(IDS, ATTENTION, where)
+    if model.probe_input == "softmax":
+        outputs = outputs.softmax(dim=1)
+    return outputs @ model.probe_Vk.T
+
+
+@pytest.mark.parametrize("probe_input", ["softmax", "logits"])
+def test_a_probe_is_one_matrix_on_a_frozen_student(probe_input, lsp_store, tmp_path):
+    model = probed("bert-2x32", lsp_store, probe_input, tmp_path / "export").train()
+    assert not model.student.training
+    assert [name for name, _ in model.named_parameters()] == ["probe_Vk"] == list(model.state_dict())
+    logits = model(IDS, ATTENTION, WHERE)
+    assert torch.allclose(logits, by_definition(model, WHERE), atol=1e-6)
+    logits.sum().backward()
+    assert model.probe_Vk.grad is not None
+    assert all(weight.grad is None for weight in model.student.parameters())
+    assert next(model.to(torch.float64).student.parameters()).dtype == torch.float64    # it moves along
+
+
+def test_a_logits_probe_merges_into_a_stock_model_with_the_same_scores(family, lsp_store, tmp_path):
+    model = probed(family, lsp_store, "logits", tmp_path / "export")
+    merged(model).save_pretrained(tmp_path / "merged")
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "merged")
+    theirs = stock(input_ids=IDS, attention_mask=ATTENTION).logits
+    ours = by_definition(model, torch.arange(32)).view(2, 16, -1)
+    real = ATTENTION.bool()
+    assert theirs.shape == ours.shape == (2, 16, lsp_store.vocab_size)
+    assert torch.allclose(theirs[real], ours[real], atol=1e-4)
+    assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
+    assert ours.std() > 0.1    # as scores that can differ
+
+
+@pytest.mark.parametrize(("probe_input", "lr"), [("softmax", 0.3), ("logits", 0.05)])
+def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_alike(
+    probe_input, lr, lsp_store, settings, tmp_path
+):
+    student = train(StudentConfig(store=lsp_store.path, **settings | {"max_steps": 60, "lr": 5e-3}))
+    changes = {"max_steps": 60, "lr": lr, "output": tmp_path / "probe", "student": student["run"]}
+    settings = {name: value for name, value in settings.items() if name != "encoder"}
+    stages = set()
+    result = train_probe(
+        ProbeConfig(probe_input=probe_input, **settings | changes), lambda stage, *args, **rest: stages.add(stage)
+    )
+    assert stages == {"train-probe"}
+    assert result["improvement"] > 0.05 and result["store"] == str(lsp_store.path)
+    assert result["parameters"] == lsp_store.vocab_size * lsp_store.k
+    export, last = Path(result["export"]), tmp_path / "probe" / "checkpoints" / "step-00000060"
+    assert {path.name for path in last.parent.iterdir()} == {f"step-{step:08d}" for step in (6, 15, 30, 60)}
+    assert list(load_file(last / "resume" / "student.safetensors")) == ["probe_Vk"]
+    source = LspModel.from_pretrained(student["run"]).student
+    model = ProbedStudent(source, lsp_store.vocab_size, probe_input)
+    model.load_state_dict(load_file(last / "resume" / "student.safetensors"))
+    ours = by_definition(model, torch.arange(32)).view(2, 16, -1)
+    loader = ProbedLspModel if probe_input == "softmax" else AutoModelForMaskedLM
+    theirs = loader.from_pretrained(export)(IDS, attention_mask=ATTENTION).logits
+    real = ATTENTION.bool()
+    assert torch.allclose(theirs[real], ours[real], atol=1e-4)
+    assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
+    assert weights_fingerprint(LspModel.from_pretrained(export).student) == weights_fingerprint(source)
+    assert AutoModel.from_pretrained(export).config.hidden_size == 32
+    lineage = json.loads((export / "lineage.json").read_text())
+    assert lineage["student"]["objective"] == "mlsm" and lineage["student"]["step"] == 60
+
+
+KILLED = """
+    import json, os, signal, sys
+    import torch
+    from student.probe import train_probe
+    from student.probe_config import ProbeConfig
+
+    torch.set_num_threads(1)
+
+    def kill_at_step_5(stage, done, total, *, step=0, **figures):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train_probe(ProbeConfig(**json.loads(sys.argv[1])), kill_at_step_5)
+"""
+
+
+def test_a_killed_probe_resumes_bit_for_bit(probing, tmp_path):
+    unbroken = ProbeConfig(**probing | {"output": tmp_path / "unbroken"})
+    train_probe(unbroken)
+    settings = json.dumps(probing | {"output": str(probing["output"])})
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), settings]
+    child = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert child.returncode == -signal.SIGKILL
+    steps = []
+    killed = ProbeConfig(**probing)
+    train_probe(killed, lambda *args, step, **figures: steps.append(step))
+    assert steps == [4, 5, 6, 7, 8]
+    assert curve(unbroken.output) == curve(killed.output)
+    ours, theirs = (load_file(run.output / "export" / "probe.safetensors") for run in (unbroken, killed))
+    assert torch.equal(ours["probe.weight"], theirs["probe.weight"])
+
+
+def test_another_student_is_another_run(probing, lsp_store, tmp_path):
+    train_probe(ProbeConfig(**probing))
+    _, other = exported("bert-1x32", Mlsm(lsp_store), lsp_store, tmp_path / "other")
+    with pytest.raises(RunError, match="holds another run"):
+        train_probe(ProbeConfig(**probing | {"student": str(other)}))
+    moved = Path(probing["student"]).rename(tmp_path / "moved")
+    assert train_probe(ProbeConfig(**probing | {"student": str(moved)}))["already_finished"]
+
+
+def test_masks_and_batches_are_those_of_an_mlm_student(probing, ids_store, settings, tmp_path):
+    """A probe reads any store of the tokenizer; here one without LSPs."""
+    train_probe(ProbeConfig(**probing | {"store": str(ids_store.path)}))
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": tmp_path / "mlm"}))
+    probe, mlm = log_of(probing["output"]), log_of(tmp_path / "mlm")
+    assert [line["batch"] for line in probe.values()] == [line["batch"] for line in mlm.values()]
+
+
+def test_without_names_the_newest_student_and_its_store_are_taken(lsp_store, settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {name: value for name, value in settings.items() if name not in ("output", "encoder")}
+    probe = ProbeConfig(**settings)
+    with pytest.raises(RunError, match="no finished mlsm.*train-student"):
+        train_probe(probe)
+    for changes in ({"objective": "mtl"}, {"seed": 2}, {"objective": "mlm"}):
+        train(StudentConfig(store=lsp_store.path, encoder="bert-2x32", **settings | changes))
+    result = train_probe(probe)
+    run, = Path("runs/probes").iterdir()
+    assert run.name.startswith("softmax-mlsm-bert-2x32-seed2-") and result["run"] == str(run)
+    assert result["encoder"].startswith("mlsm-bert-2x32-seed2-")
+
+
+def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids_store, tmp_path, monkeypatch):
+    def refused(**changes):
+        with pytest.raises(RunError) as caught:
+            train_probe(ProbeConfig(**probing | changes))
+        assert "\n" not in str(caught.value) and not probing["output"].exists()
+        return str(caught.value)
+
+    other = write_store(tmp_path / "other", k=0, words=50)
+    assert "store of another tokenizer" in refused(store=str(other.path))
+    assert "Name a store" in refused(store=None)
+    _, mlm = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "mlm")
+    assert "no lsp_head" in refused(student=str(mlm))
+    config = Path(probing["student"]) / "lsp_config.json"
+    config.write_text(config.read_text().replace('"max_length": 16', '"max_length": 12'))
+    assert "windows of 16 tokens" in refused()
+    config.write_text(config.read_text().replace('"max_length": 12', '"max_length": 16'))
+    monkeypatch.delitem(HEAD_LAYOUTS, "bert")
+    assert "Take --probe-input softmax" in refused(probe_input="logits")
+    assert train_probe(ProbeConfig(**probing))["steps"] == 8
+
+
+def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path):
+    student, export = exported("bert-2x32", Mtl(lsp_store), lsp_store, tmp_path / "mtl")
+    train_probe(ProbeConfig(**probing | {"student": str(export), "probe_input": "logits"}))
+    stock = AutoModelForMaskedLM.from_pretrained(probing["output"] / "export")
+    probe = load_file(probing["output"] / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")
+    expected = student(IDS, ATTENTION, WHERE)[:, lsp_store.vocab_size :] @ probe["probe_Vk"].T
+    theirs = stock(IDS, attention_mask=ATTENTION).logits.flatten(0, 1)[WHERE]
+    assert torch.allclose(theirs, expected, atol=1e-4)
+
+
+def test_only_a_softmax_probe_is_a_probed_lsp_model(probing):
+    train_probe(ProbeConfig(**probing | {"probe_input": "logits"}))
+    for source in (probing["student"], probing["output"]):
+        with pytest.raises(RunError, match="no softmax probe.*AutoModelForMaskedLM"):
+            ProbedLspModel.from_pretrained(source)
+
+
+def test_settings_of_a_probe():
+    with pytest.raises(ValueError, match="probe_input is softmax or logits, found lsp"):
+        ProbeConfig(probe_input="lsp")
+    with pytest.raises(TypeError):
+        ProbeConfig(encoder="bert-2x32")
+    assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()
+    assert ProbeConfig(probe_input="logits").identity() != ProbeConfig().identity()
