@@ -51,6 +51,12 @@ VERBS = {
         "cli:train_student",
         "evaluation.summaries:training",
     ),
+    "train-probe": Verb(
+        "words from the LSPs of a frozen student: a linear probe, for BLiMP",
+        "student.probe_config:ProbeConfig",
+        "student.probe:train_probe",
+        "evaluation.summaries:probing",
+    ),
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
@@ -74,6 +80,12 @@ VERBS = {
         "pipeline.config:EncodeLogitsConfig",
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
+    ),
+    "export-student": Verb(
+        "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
+        "student.export_config:ExportConfig",
+        "student.export_run:export_run",
+        "evaluation.summaries:exported",
     ),
     "derive-shards": Verb(
         "a store with fewer entries a token from a stored one, without the teacher",
@@ -100,7 +112,7 @@ VERBS = {
         "evaluation.store_summaries:cleaning",
     ),
 }
-TOOLS = {"derive-shards", "verify-shards", "show-shards", "clean"}  # over finished stores; they take no recipe
+TOOLS = {"export-student", "derive-shards", "verify-shards", "show-shards", "clean"}  # they take no recipe
 
 COMMON = "  --debug              show the whole traceback of an error"
 RECIPES = """\
@@ -161,7 +173,7 @@ def _run_verb(name, verb, argv):
     if print_config:
         print(_as_yaml(name, settings), end="")
         return 0
-    _quiet_libraries(downloads=name != "train-student")
+    _quiet_libraries(downloads=not name.startswith("train-"))
     with Progress(sys.stderr) as progress:
         if name not in TOOLS:
             progress.note(f"{name}, recipe {recipe}" if recipe else name)
@@ -234,7 +246,7 @@ def _overview():
         f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
         f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
-        f"The first six also:\n{RECIPES}\n\n"
+        f"The first seven also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
 

@@ -144,18 +144,53 @@ def training(result, settings):
     return "\n".join(lines)
 
 
+def probing(result, settings):
+    """The summary of train-probe: what it predicts, how to load it."""
+    loads = ("student.probe", "ProbedLspModel")
+    if settings.probe_input == "logits":
+        loads = ("transformers", "AutoModelForMaskedLM")
+    matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
+    rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
+    return "\n".join([
+        f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
+        table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
+        f"\nLoad it:\n\n  from {loads[0]} import {loads[1]}",
+        f"  model = {loads[1]}.from_pretrained({result['export']!r})",
+    ])
+
+
+def exported(report, settings):
+    """What export-student wrote, or would write, and pushed."""
+    verb = "would be" if report["dry_run"] else "is"
+    rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]
+    lines = [f"\nThe checkpoint {verb} exported.", table(rows)]
+    if "revisions" in report:
+        lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
+        lines.append(table([(row["branch"], _files_of(row)) for row in report["revisions"]]))
+    return "\n".join(lines)
+
+
+def _files_of(revision):
+    files = revision["files"]
+    return f"{len(files)} files, {sum(files.values()):,} bytes of {revision['directory']}"
+
+
 def _student_rows(result):
+    student = f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"
+    rows = [("student", student), *_trained_rows(result)]
+    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+
+
+def _trained_rows(result):
     first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
     rows = [
-        ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
         (
             "trained",
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
             + (f", first step after {first_step:.1f} s" if first_step else ""),
         ),
     ]
-    rows += _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
-    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
 
 
 def _held_out_rows(objective, figures, baseline, improvement):

@@ -65,6 +65,12 @@ class Checkpoints:
             logger.warning("%s is damaged (%s); looking for the checkpoint before it", path, problem)
         return None
 
+    def whole(self, step: int) -> tuple[Path, dict] | None:
+        """Path and state of the checkpoint of one step; None if there is none, or its files are not as written."""
+        path = self.directory / _name(step)
+        problem, state = _inspect(path)
+        return None if problem else (path, state)
+
     def _prune(self, newest: int) -> None:
         keep = {_name(step) for step in self.kept_steps | {newest}}
         for path in self.directory.glob("step-*"):

@@ -38,7 +38,9 @@ def test_help_answers_in_under_a_second():
     assert all(verb in run.stdout for verb in ("encode-lsp", "train-student", "--recipe", "resumes"))
 
 
-VERBS = ("encode-lsp", "train-student", "learn-dictionary", "encode-ids", "encode-logits", "train-tokenizer")
+VERBS = (
+    "encode-lsp", "train-student", "train-probe", "learn-dictionary", "encode-ids", "encode-logits", "train-tokenizer",
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -47,7 +49,7 @@ def test_every_command_explains_its_flags(verb):
     assert "--recipe" in run.stdout and "--seed" in run.stdout
 
 
-@pytest.mark.parametrize("verb", ["derive-shards", "verify-shards", "show-shards", "clean"])
+@pytest.mark.parametrize("verb", ["export-student", "derive-shards", "verify-shards", "show-shards", "clean"])
 def test_tools_take_a_path_and_no_recipe(verb):
     run = mlsm(verb, "--help", check=0)
     assert "positional arguments" in run.stdout and "--recipe" not in run.stdout
@@ -66,7 +68,7 @@ def test_own_material_is_not_cut_to_the_demonstration():
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])
-@pytest.mark.parametrize("verb", ["encode-lsp", "encode-logits", "train-student"])
+@pytest.mark.parametrize("verb", ["encode-lsp", "encode-logits", "train-student", "train-probe"])
 def test_bundled_recipes_resolve(recipe, verb):
     mlsm(verb, "--recipe", recipe, "--print-config", check=0)
 
@@ -90,6 +92,10 @@ def test_a_printed_configuration_is_a_recipe(tmp_path):
         (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),
         (["train-student", "--store", "/nowhere/store"], 3, "is not a store"),
         (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
+        (["train-probe"], 2, "no finished mlsm"),
+        (["export-student"], 2, "no run with a checkpoint"),
+        (["export-student", "--checkpoint", "half"], 2, "found half"),
+        (["export-student", "/nowhere/run"], 2, "is not a run with checkpoints"),
     ],
 )
 def test_mistakes_give_one_clear_line(tmp_path, arguments, code, message):
@@ -189,6 +195,23 @@ def test_the_printed_lines_load_the_student(session):
     run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
     assert run.returncode == 0 and len(lines) == 2, run.stderr
     assert "[1, 3, 32]" in run.stdout
+
+
+def test_a_probe_of_the_student_and_an_export_of_the_run(session):
+    directory, _, train, _ = session
+    probe = ["train-probe", *train[3:], "--probe-input", "logits"]
+    run = mlsm(*probe, cwd=directory, check=0)
+    assert "parameters on the logits of mlsm-bert-1x32-seed42-" in run.stdout and "the student's own" in run.stderr
+    for words in ("held-out loss", "from transformers import AutoModelForMaskedLM", "runs/probes/logits-mlsm-"):
+        assert words in run.stdout
+    student = next((directory / "runs" / "students").iterdir())
+    push = ["--checkpoint", "5", "--push-to-hub", "someone/student"]
+    planned = mlsm("export-student", student, *push, "--dry-run", cwd=directory, check=0).stdout
+    assert "step-00000005" in planned and "main" in planned and not (directory / "runs" / "exports").exists()
+    exported = mlsm("export-student", "--json", cwd=directory, check=0)
+    report = json.loads(exported.stdout)
+    assert report["step"] == 20 and "logits-mlsm-" in report["export"]
+    assert (directory / report["export"] / "lsp_head.safetensors").is_file()
 
 
 def test_running_again_reports_that_it_is_finished(session):

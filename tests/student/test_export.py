@@ -49,6 +49,9 @@ def test_an_mtl_export_has_an_untied_decoder_that_predicts_as_the_student(family
     assert torch.allclose(theirs, model(IDS, ATTENTION, WHERE)[:, objective.token_columns], atol=1e-5)
     assert stock.get_output_embeddings().weight is not stock.get_input_embeddings().weight
     assert_encoder_is_loadable(model, export)
+    weights = load_file(export / "model.safetensors").values()
+    biases = [weight for weight in weights if weight.shape == (lsp_store.vocab_size,)]
+    assert biases and all(torch.equal(bias, biases[0]) for bias in biases)    # older releases tie them on loading
 
 
 @pytest.mark.parametrize("objective", [Mlsm, NaiveMlsm])

@@ -1,0 +1,31 @@
+"""Settings of export-student. Imports tyro, whose marker makes RUN a word without a flag."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Export a checkpoint of a run, finished or not, and push it to the Hub."""
+
+    run: Positional[Path | None] = None
+    """Directory of a run of train-student or train-probe; the newest under ./runs when not given."""
+    checkpoint: str = "latest"
+    """`latest`, the newest whole one, or the optimiser step of one."""
+    output: Path | None = None
+    """Directory to write; runs/exports/<run>-step-<step> when not given."""
+    push_to_hub: str | None = None
+    """Also push to this Hub repository, like someone/student: the export as main, every kept checkpoint as a branch
+    step-<step>. Needs a token (`hf auth login`, or HF_TOKEN)."""
+    private: bool = False
+    """Make the repository private, if it is new."""
+    dry_run: bool = False
+    """Write and push nothing; list what would be."""
+    json: bool = False
+    """Print the report as JSON."""
+
+    def __post_init__(self):
+        if self.checkpoint != "latest" and not self.checkpoint.isdecimal():
+            raise ValueError(f"--checkpoint is `latest` or an optimiser step, found {self.checkpoint}")

@@ -1,0 +1,174 @@
+"""`export-student`: a checkpoint of a run as an export; the run's kept checkpoints as revisions on the Hub.
+
+A kept checkpoint holds its export already and is copied. One that was saved only to resume from holds the weights:
+the model is built around them from the run's config.json, which needs the run's store. Left out: the files of an
+export (export.py, probe.py), the Hub (hub.py).
+"""
+
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from shards.manifest import publish_directory
+from shards.reader import Store
+from student.checkpoint import Checkpoints
+from student.config import StudentConfig
+from student.encoders import build_encoder
+from student.errors import RunError
+from student.export import LINEAGE_FILE, export_student
+from student.export_config import ExportConfig
+from student.hub import PRIVATE_FILES, Revision, push
+from student.model import Student
+from student.objectives import OBJECTIVES
+from student.probe import probe_task
+from student.probe_config import ProbeConfig
+from student.run import read_json
+from student.task import Task
+from student.trainer import silent
+
+EXPORTS = Path("runs/exports")
+
+
+def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
+    """Export a checkpoint, and push if that is asked for.
+
+    api      huggingface_hub.HfApi, or what stands in for it
+    Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
+             address (None before it is) and revisions: {branch, directory, files: name -> bytes}
+    Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses
+    """
+    run = config.run or newest_run()
+    checkpoints, description = _open_run(run)
+    path, state = _find(checkpoints, config.checkpoint)
+    output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
+    _check_output(output)
+    report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
+    if not config.dry_run:
+        _publish(output, lambda directory: _export(run, description, path, state, directory), path)
+    if config.push_to_hub is not None:
+        main = path if config.dry_run else output
+        revisions = [*_branches(checkpoints), Revision("main", main, f"Step {state['step']}")]
+        report |= _pushed(config, revisions, progress, api)
+    return report | {"dry_run": config.dry_run}
+
+
+def newest_run(roots=(StudentConfig.root, ProbeConfig.root)) -> Path:
+    """The run that saved a checkpoint last; RunError where there is none."""
+    found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
+    if not found:
+        raise RunError(f"no run with a checkpoint under {' or '.join(map(str, roots))}. Train one:  mlsm train-student")
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.parent
+
+
+def _open_run(run: Path) -> tuple[Checkpoints, dict]:
+    if not (run / "config.json").is_file() or not (run / "checkpoints").is_dir():
+        raise RunError(
+            f"{run} is not a run with checkpoints (config.json and checkpoints/). Give a directory under"
+            f" {StudentConfig.root} or {ProbeConfig.root}."
+        )
+    return Checkpoints(run / "checkpoints", []), read_json(run / "config.json")
+
+
+def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
+    found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
+    if found is None:
+        there = ", ".join(str(int(path.name[5:])) for path in sorted(checkpoints.directory.glob("step-*"))) or "none"
+        raise RunError(
+            f"{checkpoints.directory} has no whole checkpoint {wanted}; those there are: {there}."
+            f" Give one of them, or `latest`."
+        )
+    return found
+
+
+def _check_output(output: Path) -> None:
+    in_use = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    if in_use and not (output / LINEAGE_FILE).is_file():
+        raise RunError(f"{output} is in use and holds no export. Nothing was changed. Give another --output.")
+
+
+def _publish(output: Path, fill, checkpoint: Path) -> None:
+    try:
+        publish_directory(output, fill)
+    except FileNotFoundError:
+        if checkpoint.exists():
+            raise
+        raise RunError(f"the run replaced {checkpoint} while it was read. Run the same command again.") from None
+
+
+def _is_kept(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _export(run: Path, description: dict, path: Path, state: dict, directory: Path) -> None:
+    if _is_kept(path):
+        private = shutil.ignore_patterns(*(pattern.removesuffix("/*") for pattern in PRIVATE_FILES))
+        shutil.copytree(path, directory, ignore=private, dirs_exist_ok=True)
+        return
+    store = _open_store(run, description)
+    task = _task(run, description, store)
+    model = task.build()
+    model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
+    lineage = {name: state[name] for name in ("step", "tokens", "held_out")}
+    lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
+    task.export(model.eval(), directory, task.objective, store, lineage)
+
+
+def _task(run: Path, description: dict, store) -> Task:
+    """What the run trains, from its own description: no weights to begin with and no Hub are needed."""
+    if "architecture" not in description:
+        raise RunError(
+            f"{run} was begun by an earlier version that did not write down the encoder's configuration:"
+            f" only its kept checkpoints can be exported. Give the step of one."
+        )
+    settings, architecture = description["settings"], description["architecture"]
+    if "probe_input" in settings:
+        return _probe_task(run, description, store)
+    objective = OBJECTIVES[settings["objective"]](store, settings["kappa"])
+
+    def build() -> Student:
+        encoder = build_encoder(AutoConfig.for_model(**architecture), settings["seed"])
+        return Student(encoder, objective.outputs, tied=objective.tied, seed=settings["seed"])
+
+    return Task("export-student", objective, architecture, build, export_student)
+
+
+def _probe_task(run: Path, description: dict, store) -> Task:
+    settings = description["settings"] | {"student": description["operational"]["student"]}
+    known = {field.name for field in fields(ProbeConfig) if field.init}
+    config = ProbeConfig(**{name: value for name, value in settings.items() if name in known})
+    task = probe_task(config, store)
+    if task.architecture != description["architecture"]:
+        raise RunError(f"{config.student} is no longer the student that {run} probes: its weights are others.")
+    return task
+
+
+def _open_store(run: Path, description: dict):
+    path, expected = description["operational"]["store"], description["store"]
+    store = Store.open(path, expected["plan"])
+    if store.target_id != expected["target"]:
+        raise RunError(f"{path} is no longer the store of {run}. Put that back, or give the step of a kept checkpoint.")
+    return store
+
+
+def _baseline(run: Path) -> dict:
+    """Held-out figures of the constant prediction, from the newest start line of the run's log."""
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    starts = [json.loads(line) for line in lines if '"baseline"' in line]
+    return starts[-1]["baseline"] if starts else {}
+
+
+def _branches(checkpoints: Checkpoints) -> list[Revision]:
+    kept = [path for path in sorted(checkpoints.directory.glob("step-*")) if _is_kept(path)]
+    return [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
+
+
+def _pushed(config: ExportConfig, revisions: list[Revision], progress, api) -> dict:
+    address = None
+    if not config.dry_run:
+        address = push(config.push_to_hub, revisions, private=config.private, progress=progress, api=api)
+    rows = [{"branch": r.branch, "directory": str(r.directory), "files": r.files()} for r in revisions]
+    return {"repository": config.push_to_hub, "address": address, "revisions": rows}

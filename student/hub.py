@@ -1,0 +1,73 @@
+"""Directories of a run as revisions of a Hub repository.
+
+Branches first, main last: an interrupted push leaves main as it was, and the same command goes on. Left out: what is
+in the directories (export.py), which they are (export_run.py).
+"""
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from student.errors import RunError
+
+PRIVATE_FILES = ["resume/*", "state.json"]    # of a checkpoint: for going on with a run, not for users
+_REFUSED = (401, 403)
+_HttpError = HfHubHTTPError.__bases__[0]    # of httpx or httpx2, as the release of huggingface_hub uses
+
+
+class Revision(NamedTuple):
+    """What one branch shall hold."""
+
+    branch: str
+    directory: Path
+    message: str
+
+    def files(self) -> dict[str, int]:
+        """Names of the files that are pushed, with their bytes."""
+        paths = [path for path in sorted(self.directory.rglob("*")) if path.is_file()]
+        names = {path.relative_to(self.directory).as_posix(): path for path in paths}
+        return {
+            name: path.stat().st_size
+            for name, path in names.items()
+            if not any(fnmatch(name, pattern) for pattern in PRIVATE_FILES)
+        }
+
+
+def push(repository: str, revisions: list[Revision], *, private: bool, progress, api=None) -> str:
+    """Create the repository if need be and upload every revision; returns its address.
+
+    api     huggingface_hub.HfApi, or what stands in for it
+    Raises  RunError where the Hub refuses or cannot be reached
+    """
+    api = api or HfApi()
+    try:
+        address = str(api.create_repo(repository, private=private, exist_ok=True))
+        for number, revision in enumerate(revisions):
+            progress("push", number, len(revisions), unit="revisions", branch=revision.branch)
+            if revision.branch != "main":
+                api.create_branch(repository, branch=revision.branch, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=revision.directory,
+                revision=revision.branch,
+                commit_message=revision.message,
+                ignore_patterns=PRIVATE_FILES,
+            )
+    except (_HttpError, OSError, ValueError) as error:     # huggingface_hub's own are of these classes
+        raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
+    progress("push", len(revisions), len(revisions), unit="revisions")
+    return address
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, and what to do."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in _REFUSED or type(error).__name__ == "LocalTokenNotFoundError":
+        return f"the Hub wants a token that may write there ({said}). Log in:  hf auth login   or set HF_TOKEN."
+    if status is not None or isinstance(error, ValueError):
+        return f"{said}. Check the name, like someone/student."
+    return f"the Hub cannot be reached ({said}). See to the network, and that HF_HUB_OFFLINE is not set."

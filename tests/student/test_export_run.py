@@ -1,0 +1,180 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
+from transformers import AutoModel, BertConfig
+
+from student import export_run as exporting
+from student.config import StudentConfig
+from student.encoders import encoder_config
+from student.errors import RunError
+from student.export_config import ExportConfig
+from student.export_run import export_run
+from student.lsp_model import LspModel
+from student.model import build_student
+from student.objectives import Mlsm, Mtl
+from student.probe import ProbedLspModel, train_probe
+from student.probe_config import ProbeConfig
+from student.run import Run, read_json, replace_json
+from student.trainer import train
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(step):
+    def progress(*args, step=0, **figures):
+        if step == last:
+            raise Stopped
+
+    last = step
+    return progress
+
+
+def files(directory):
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def finished(lsp_store, settings):
+    """A run with kept checkpoints at 1, 2, 4 and 8."""
+    config = StudentConfig(store=lsp_store.path, **settings)
+    train(config)
+    return config.output
+
+
+def test_the_latest_checkpoint_of_a_finished_run_is_its_export(finished, tmp_path):
+    report = export_run(ExportConfig(run=finished, output=tmp_path / "out"))
+    assert report == {
+        "run": str(finished), "step": 8, "kept": True, "export": str(tmp_path / "out"), "dry_run": False,
+    }
+    assert files(tmp_path / "out") == files(finished / "export")
+    ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "out", finished / "export"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert export_run(ExportConfig(run=finished, output=tmp_path / "out")) == report    # again, for a second push
+
+
+def test_a_step_can_be_named(finished, tmp_path):
+    export_run(ExportConfig(run=finished, checkpoint="2", output=tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "lineage.json").read_text())["step"] == 2
+    with pytest.raises(RunError, match="no whole checkpoint 3; those there are: 1, 2, 4, 8"):
+        export_run(ExportConfig(run=finished, checkpoint="3", output=tmp_path / "other"))
+    cut = finished / "checkpoints" / "step-00000004" / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-9])
+    with pytest.raises(RunError, match="no whole checkpoint 4"):
+        export_run(ExportConfig(run=finished, checkpoint="4", output=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "mtl", "mlm"])
+def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(objective, lsp_store, settings, tmp_path):
+    BertConfig(**SIZE).save_pretrained(tmp_path / "encoder")
+    settings |= {"store": lsp_store.path, "objective": objective, "encoder": str(tmp_path / "encoder")}
+    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "output": tmp_path / "kept"})
+    train(kept)
+    unfinished = StudentConfig(**settings | {"checkpoints": (1.0,)})
+    with pytest.raises(Stopped):
+        train(unfinished, stop_after(7))
+    shutil.rmtree(tmp_path / "encoder")    # all that is needed lies in the run and its store
+    report = export_run(ExportConfig(run=unfinished.output, output=tmp_path / "out"))
+    expected = kept.output / "checkpoints" / "step-00000006"
+    assert report["step"] == 6 and not report["kept"]
+    names = files(tmp_path / "out")
+    assert names == {name for name in files(expected) if "resume" not in name and name != "state.json"}
+    for name in names - {"README.md", "lineage.json"}:
+        assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes(), name
+    ours, theirs = (json.loads((path / "lineage.json").read_text()) for path in (tmp_path / "out", expected))
+    assert ours | {"held_out": theirs["held_out"]} == theirs    # the other run was evaluated at that step
+
+
+def test_the_encoder_is_built_from_the_words_of_the_run(family, lsp_store, tmp_path):
+    objective = Mtl(lsp_store)
+    config = StudentConfig(encoder=str(family), objective="mtl", store=str(lsp_store.path), output=tmp_path / "run")
+    Run(config, lsp_store, encoder_config(config, lsp_store).to_diff_dict())
+    trained = scrambled(build_student(config, lsp_store, objective))
+    built = exporting._task(config.output, read_json(config.output / "config.json"), lsp_store).build()
+    built.load_state_dict(trained.state_dict(), strict=True)
+    assert torch.equal(built.eval()(IDS, ATTENTION, WHERE), trained(IDS, ATTENTION, WHERE))
+    assert built.encoder.config.to_diff_dict() == trained.encoder.config.to_diff_dict()
+
+
+def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, settings, tmp_path):
+    _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
+    settings |= {"store": lsp_store.path, "continue_from": start, "checkpoints": (1.0,)}
+    with pytest.raises(Stopped):
+        train(StudentConfig(**settings), stop_after(4))
+    shutil.rmtree(start)
+    report = export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
+    assert report["step"] == 3
+    weights = load_file(settings["output"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
+    loaded = LspModel.from_pretrained(tmp_path / "out").student.state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, tmp_path):
+    _, student = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "student")
+    settings = {name: value for name, value in settings.items() if name != "encoder"}
+    settings |= {"store": str(lsp_store.path), "student": str(student), "checkpoints": (1.0,)}
+    with pytest.raises(Stopped):
+        train_probe(ProbeConfig(**settings), stop_after(4))
+    export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
+    probe = load_file(settings["output"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
+    model = ProbedLspModel.from_pretrained(tmp_path / "out")
+    assert torch.equal(model.probed.probe_Vk, probe["probe_Vk"])
+    shutil.rmtree(student)
+    exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "student")    # the same again
+    head = student / "lsp_head.safetensors"
+    head.write_bytes(head.read_bytes()[:-4] + b"\1\1\1\1")
+    with pytest.raises(RunError, match="no longer the student"):
+        export_run(ExportConfig(run=settings["output"], output=tmp_path / "other"))
+
+
+def test_what_cannot_be_exported_is_one_clear_line(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    with pytest.raises(RunError, match="in use and holds no export"):
+        export_run(ExportConfig(run=finished, output=tmp_path / "mine"))
+    assert files(tmp_path / "mine") == {"thesis.tex"}
+    with pytest.raises(RunError, match="not a run with checkpoints"):
+        export_run(ExportConfig(run=finished / "export"))
+    with pytest.raises(RunError, match="no run with a checkpoint under"):
+        export_run(ExportConfig())
+    with pytest.raises(ValueError, match="found half"):
+        ExportConfig(checkpoint="half")
+
+
+def test_a_run_without_the_encoders_configuration_says_what_can_be_exported(lsp_store, settings):
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1.0,)})
+    with pytest.raises(Stopped):
+        train(config, stop_after(4))
+    description = read_json(config.output / "config.json")
+    replace_json(config.output / "config.json", {k: v for k, v in description.items() if k != "architecture"})
+    with pytest.raises(RunError, match="only its kept checkpoints"):
+        export_run(ExportConfig(run=config.output))
+
+
+def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkeypatch):
+    def gone(run, description, path, state, directory):
+        shutil.rmtree(path)
+        (path / "config.json").read_text()
+
+    monkeypatch.setattr(exporting, "_export", gone)
+    with pytest.raises(RunError, match="while it was read. Run the same command again"):
+        export_run(ExportConfig(run=finished, output=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        train(StudentConfig(store=lsp_store.path, **settings | {"output": None, "seed": seed}))
+    export, = [export_run(ExportConfig())["export"]]
+    assert export.startswith("runs/exports/mlsm-bert-2x32-seed2-") and export.endswith("-step-00000008")
+    assert AutoModel.from_pretrained(export)(IDS).last_hidden_state.shape == (2, 16, 32)
