@@ -15,6 +15,8 @@ from typing import Literal
 
 OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
 BERT_SIZES = {    # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
     "bert-tiny": (2, 128),
     "bert-mini": (4, 256),
@@ -26,7 +28,7 @@ NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
 
 OPERATIONAL = frozenset(
     ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every"]
+    + ["log_every", "track"]
 )
 
 
@@ -118,6 +120,10 @@ class StudentConfig:
     log_every: int = 1
     """optimiser steps between two lines of log.jsonl"""
 
+    track: tuple[Literal[TRACKERS], ...] = ()
+    """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
+    WANDB_MODE=offline), trackio; needs mlsm[track]"""
+
     output: Path | None = None
     """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
@@ -140,6 +146,8 @@ class StudentConfig:
         shares = all(0 < share <= 1 for share in self.checkpoints)
         _require(shares, "checkpoints are shares of max_steps above 0 and up to 1", self.checkpoints)
         _require(self.objective in OBJECTIVES, f"objective is one of {', '.join(OBJECTIVES)}", self.objective)
+        known = set(self.track) <= set(TRACKERS)
+        _require(known, f"track takes {', '.join(TRACKERS)}", self.track)
         dtypes = ("auto", "float32", "bfloat16")
         _require(self.dtype in dtypes, "dtype is auto, float32 or bfloat16", self.dtype)
 
@@ -152,7 +160,7 @@ class StudentConfig:
         settings = asdict(self)
         for name in ("store", "output", "continue_from"):
             settings[name] = None if settings[name] is None else str(settings[name])
-        return settings | {"checkpoints": list(self.checkpoints)}
+        return settings | {name: list(settings[name]) for name in ("checkpoints", "track")}
 
     root = "runs/students"    # where runs lie, unless `output` says otherwise; no annotation, so not a setting
 

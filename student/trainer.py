@@ -29,6 +29,7 @@ from student.meter import Meter, share_of_baseline
 from student.run import Run
 from student.step import Stepper, choose_device, learning_rate
 from student.task import student_task
+from student.tracking import Trackers, check_trackers, start_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def train(config: StudentConfig, progress=silent, prepare=student_task) -> dict:
               Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
+    check_trackers(config.track)
     store = _open_store(config)
     device = choose_device(config.device)
     task = prepare(config, store)
@@ -80,6 +82,7 @@ class Trainer:
         reading |= {"documents_apart": config.documents_apart}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
         self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
+        self.trackers = Trackers([])
         self.saved: Path | None = None     # newest whole checkpoint
         self._saved_step: int | None = None
         self.seconds_to_first_step: float | None = None
@@ -96,11 +99,17 @@ class Trainer:
         start = {"initial_encoder": encoder_hash, "baseline": self.held_out.baseline, "targets": self.objective.facts}
         self._log(event="start", **start)
         self._report()
-        with closing(read_ahead(self._load, self.steps, self.config.max_steps)) as batches:
+        batches = closing(read_ahead(self._load, self.steps, self.config.max_steps))
+        with self._tracked() as self.trackers, batches as batches:
             for step, batch, waited in batches:
                 self._one_step(step, batch, waited)
                 self._stop_if_asked()
         return self._finish()
+
+    def _tracked(self) -> Trackers:
+        store = {"store_target": self.store.target_id, "store_plan": self.store.plan_id}
+        settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
+        return start_trackers(self.config.track, self.run, settings, self.steps)
 
     def _load(self, step):
         return self.loader.step(self.config.seed, step, self.config.batch_windows)
@@ -213,8 +222,10 @@ class Trainer:
         return result
 
     def _log(self, **figures) -> None:
+        line = {"step": self.steps} | figures
         with open(self.run.log_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": self.steps} | figures) + "\n")
+            file.write(json.dumps(line) + "\n")
+        self.trackers.log(line)
 
     def _report(self, **figures) -> None:
         split = self.loader.windows
