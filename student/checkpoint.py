@@ -113,10 +113,14 @@ class _DiskFile:
     """What torch.save writes to, by the calls that tests can make fail."""
 
     def __init__(self, file):
-        self.file = file
+        self.file, self.error = file, None
 
     def write(self, raw) -> int:
-        disk.write(self.file, raw)
+        try:
+            disk.write(self.file, raw)
+        except OSError as error:
+            self.error = error
+            raise
         return len(raw)
 
     def flush(self) -> None:
@@ -125,11 +129,15 @@ class _DiskFile:
 
 @contextmanager
 def _new_file(path: Path):
-    file = disk.create(path)
+    file = _DiskFile(disk.create(path))
     try:
-        yield _DiskFile(file)
+        yield file
+    except RuntimeError:    # torch closes its archive, finds it short, and hides what the disk said
+        if file.error is not None:
+            raise file.error from None
+        raise
     finally:
-        disk.close(file)
+        disk.close(file.file)
 
 
 def _tensors(model) -> dict:

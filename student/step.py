@@ -90,7 +90,9 @@ class Stepper:
 
 def _prepare(model, config: StudentConfig) -> None:
     if config.activation_checkpointing:
-        model.encoder.gradient_checkpointing_enable({"use_reentrant": False})
+        encoder = model.encoder
+        enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
+        enable({"use_reentrant": False})    # by its newer name where transformers has it
     if config.compile:
         model.compile()
 

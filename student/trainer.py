@@ -181,9 +181,10 @@ class Trainer:
         # Only here: the error's traceback holds on to tensors of the step.
         fitting = largest_that_fits(self.config.micro_batch, lambda windows: self._fits(step, batch, windows))
         advice = f"--micro-batch {fitting} fits" if fitting else "Not even one window fits: take a smaller --encoder"
+        saved = self.saved or "none"
         raise TrainingError(
             f"step {step + 1}: {reason}, with --micro-batch {self.config.micro_batch}. {advice}; the effective batch"
-            f" stays as it is. --activation-checkpointing needs less, too. Last whole checkpoint: {self.saved or 'none'}."
+            f" stays as it is. --activation-checkpointing needs less, too. Last whole checkpoint: {saved}."
         )
 
     def _fits(self, step, batch, windows: int) -> bool:
