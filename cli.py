@@ -29,6 +29,11 @@ OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
+def is_follower():
+    """Whether another process of a torchrun or `accelerate launch` writes and speaks for this one."""
+    return int(os.environ.get("RANK", 0)) > 0
+
+
 class Verb(NamedTuple):
     """One command: what it says of itself, its settings class, its function, what prints the result."""
 
@@ -139,14 +144,18 @@ def main(argv=None):
         code = run(argv)
     except KeyboardInterrupt as stop:
         kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
-        code = _complain(str(stop) or kept, 128 + getattr(stop, "number", signal.SIGINT))  # as a shell counts them
+        code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
+        if not is_follower():
+            _complain(str(stop) or kept, code)
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_WRITE
     except Exception as error:
         if debug:
             raise
-        code = _complain(_one_line(error), _exit_code(error))
+        code = _exit_code(error)
+        if not (is_follower() and type(error).__name__ == "PeerError"):
+            _complain(_one_line(error), code)
     sys.exit(code)
 
 
@@ -174,12 +183,13 @@ def _run_verb(name, verb, argv):
         print(_as_yaml(name, settings), end="")
         return 0
     _quiet_libraries(downloads=not name.startswith("train-"))
-    with Progress(sys.stderr) as progress:
+    with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
         if name not in TOOLS:
             progress.note(f"{name}, recipe {recipe}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
-    print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
+    if not is_follower():
+        print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
     return _exit_code_of_result(name, result)
 
 
@@ -392,11 +402,14 @@ def _quiet_libraries(downloads):
     downloads  whether the command may fetch a model, whose progress bar is wanted
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     if not downloads:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.simplefilter("default", UserWarning)
+    if is_follower():
+        warnings.simplefilter("ignore")
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
 
 

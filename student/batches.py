@@ -66,26 +66,32 @@ class Loader:
         self.micro_batch = micro_batch
         self.documents_apart = documents_apart
 
-    def step(self, seed: int, step: int, batch_windows: int) -> Batch:
-        """The batch of one optimiser step, counted from 0."""
-        window_ids_W, epochs_W = stream(self.windows, seed, step * batch_windows, (step + 1) * batch_windows)
-        return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step))
+    def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
+        """The batch of one optimiser step, counted from 0.
 
-    def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float) -> Batch:
-        """Read windows, mask them, and split them into micro-batches."""
+        share  first and last (exclusive) of its windows to read, for one of several processes; by default all
+        """
+        first, last = share or (0, batch_windows)
+        window_ids_W, epochs_W = stream(self.windows, seed, step * batch_windows + first, step * batch_windows + last)
+        return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step), first)
+
+    def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float, first_place: int = 0) -> Batch:
+        """Read windows, mask them, and split them into micro-batches.
+
+        first_place  where in the batch they begin
+        """
         read = self.windows.read(window_ids_W)
         counted = {"seed": mask_seed, "epoch": epochs_W}
         mask_WL = self.masking.choose(read, window_ids_W, rate=mask_rate, **counted)
         input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, **counted)
+        places_W = first_place + np.arange(len(window_ids_W))
         starts = range(0, len(window_ids_W), self.micro_batch)
         micro = [self._micro(read, input_WL, mask_WL, start) for start in starts]
         return Batch(
             micro=micro,
             counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
             tokens=int(read.lengths.sum()),
-            digest=_digest(
-                np.arange(len(window_ids_W)), window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)
-            ),
+            digest=_digest(places_W, window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)),
         )
 
     def _micro(self, read, input_WL, mask_WL, start: int) -> MicroBatch:
@@ -132,10 +138,19 @@ def read_ahead(load: Callable[[int], Batch], start: int, stop: int):
 
 def to_device(value, device):
     """Copy the tensors of nested named tuples to a device; other values stay."""
+    return _with_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(batch: Batch) -> Batch:
+    """The batch in memory that a GPU copies from by itself, so that `to_device` does not wait."""
+    return batch._replace(micro=[_with_tensors(micro, torch.Tensor.pin_memory) for micro in batch.micro])
+
+
+def _with_tensors(value, change: Callable):
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return change(value)
     if hasattr(value, "_fields"):
-        return type(value)(*(to_device(field, device) for field in value))
+        return type(value)(*(_with_tensors(field, change) for field in value))
     return value
 
 

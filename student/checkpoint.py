@@ -15,12 +15,17 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
 
+from shards import disk
 from shards.manifest import canonical_json, publish_directory
+from student.errors import WriteError
 
 logger = logging.getLogger(__name__)
 
@@ -30,29 +35,44 @@ class Checkpoints:
 
     directory   where they lie
     kept_steps  steps whose checkpoint is never removed and which AutoModel can load
+    keep_last   how many of the newest are not removed either
     """
 
-    def __init__(self, directory: Path, kept_steps: list[int]):
+    def __init__(self, directory: Path, kept_steps: list[int], keep_last: int = 1):
         self.directory = directory
         self.kept_steps = set(kept_steps)
+        self.keep_last = keep_last
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies, once it is saved."""
+        return self.directory / f"step-{step:08d}"
 
     def save(self, step: int, model, optimizer, state: dict, export: Callable[[Path], None]) -> Path:
-        """Write the checkpoint of a step, then remove the last one that was only there to resume from.
+        """Write the checkpoint of a step, then remove those that were only there to resume from and are too old.
 
         state   JSON values to get back on resume
         export  writes what AutoModel loads into a directory; called for kept steps only
+        Raises  WriteError where it cannot be written; those before it stay, and no part of it
         """
-        final = self.directory / _name(step)
+        final = self.path(step)
 
         def fill(directory: Path) -> None:
-            (directory / "resume").mkdir()
-            save_file(_tensors(model), directory / "resume" / "student.safetensors")
-            torch.save(optimizer.state_dict(), directory / "resume" / "optimizer.pt")
+            disk.mkdir(directory / "resume")
+            with _new_file(directory / "resume" / "student.safetensors") as file:
+                file.write(safetensors_bytes(_tensors(model)))
+            with _new_file(directory / "resume" / "optimizer.pt") as file:
+                torch.save(optimizer.state_dict(), file)
             if step in self.kept_steps:
                 export(directory)
             _write_state(directory, {"step": step} | state)
 
-        publish_directory(final, fill)
+        try:
+            publish_directory(final, fill)
+        except (OSError, SafetensorError) as error:    # the latter is what save_pretrained raises on a full disk
+            raise WriteError(
+                f"{final} could not be written: {error}. Checkpoints before it were not touched. Make room, and run the"
+                f" same command: it continues from the newest."
+            ) from error
         self._prune(step)
         return final
 
@@ -67,15 +87,17 @@ class Checkpoints:
 
     def whole(self, step: int) -> tuple[Path, dict] | None:
         """Path and state of the checkpoint of one step; None if there is none, or its files are not as written."""
-        path = self.directory / _name(step)
+        path = self.path(step)
         problem, state = _inspect(path)
         return None if problem else (path, state)
 
     def _prune(self, newest: int) -> None:
-        keep = {_name(step) for step in self.kept_steps | {newest}}
-        for path in self.directory.glob("step-*"):
+        found = sorted(self.directory.glob("step-*"))
+        older = [path for path in found if path <= self.path(newest)]    # a later one is damaged, and was passed over
+        keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
+        for path in found:
             exported = (path / "config.json").exists()    # kept by settings that have changed since
-            if path.name not in keep and not exported:
+            if path not in keep and not exported:
                 shutil.rmtree(path)
 
 
@@ -93,8 +115,35 @@ def remove_leftovers(directory: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
+class _DiskFile:
+    """What torch.save writes to, by the calls that tests can make fail."""
+
+    def __init__(self, file):
+        self.file, self.error = file, None
+
+    def write(self, raw) -> int:
+        try:
+            disk.write(self.file, raw)
+        except OSError as error:
+            self.error = error
+            raise
+        return len(raw)
+
+    def flush(self) -> None:
+        """Nothing waits in a buffer."""
+
+
+@contextmanager
+def _new_file(path: Path):
+    file = _DiskFile(disk.create(path))
+    try:
+        yield file
+    except RuntimeError:    # torch closes its archive, finds it short, and hides what the disk said
+        if file.error is not None:
+            raise file.error from None
+        raise
+    finally:
+        disk.close(file.file)
 
 
 def _tensors(model) -> dict:
@@ -105,7 +154,8 @@ def _write_state(directory: Path, state: dict) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     state = state | {"files": {str(path.relative_to(directory)): _sha256(path) for path in files}}
     state["checksum"] = _checksum(state)
-    (directory / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+    with _new_file(directory / "state.json") as file:
+        file.write((json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
 
 
 def _inspect(path: Path) -> tuple[str | None, dict]:

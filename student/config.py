@@ -28,7 +28,7 @@ NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
 
 OPERATIONAL = frozenset(
     ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every", "track"]
+    + ["log_every", "track", "keep_last", "activation_checkpointing"]
 )
 
 
@@ -105,11 +105,20 @@ class StudentConfig:
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1"""
 
+    compile: bool = False
+    """torch.compile the student: faster after a first step of minutes; rounds differently"""
+
+    activation_checkpointing: bool = False
+    """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""
+
     checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
     """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel"""
 
     save_every: int = 1000
-    """optimiser steps between checkpoints to resume from, of which the newest is kept; 0: none"""
+    """optimiser steps between checkpoints to resume from; 0: none"""
+
+    keep_last: int = 1
+    """how many of the newest checkpoints stay; those of `checkpoints` stay always"""
 
     eval_every: int = 1000
     """optimiser steps between evaluations on held-out windows; 0: at kept checkpoints only"""
@@ -128,7 +137,7 @@ class StudentConfig:
     """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
     def __post_init__(self):
-        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every"):
+        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every", "keep_last"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
         for name in ("save_every", "eval_every", "weight_decay", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))

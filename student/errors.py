@@ -6,7 +6,15 @@ class RunError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: a loss or gradient that is not finite."""
+    """Training cannot go on: a loss or gradient that is not finite, or too little memory."""
+
+
+class PeerError(TrainingError):
+    """Another process of the same run ended or hangs, so this one cannot go on."""
+
+
+class WriteError(OSError):
+    """A file of the run could not be written; what was whole before is still there."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -32,23 +32,29 @@ class HeldOut:
             targets = [micro.targets for micro in self.batch.micro]
             self.baseline = objective.baseline(train_windows, store.special_ids, targets)
 
-    def evaluate(self, model, forward) -> dict:
+    def evaluate(self, model, forward, ranks) -> dict:
         """Held-out figures: loss (nats per token that carries loss), and what else the objective measures.
 
         forward  micro-batch on the model's device -> logits
+        ranks    the processes that share the work; all get the figures
         """
         if self.batch is None:
             return {}
+        parts = ranks.gather(self._sums(model, forward, self.batch.micro[ranks.rank :: ranks.size]))
+        sums = {name: sum(part.get(name, 0.0) for part in parts) for name in parts[0]}
+        return self.objective.figures(sums, self.batch.counts)
+
+    def _sums(self, model, forward, micro_batches) -> dict:
         device = next(model.parameters()).device
         sums: dict[str, torch.Tensor] = {}
         model.eval()
         with torch.no_grad():
-            for micro in self.batch.micro:
+            for micro in micro_batches:
                 micro = to_device(micro, device)
                 for name, value in self.objective.measure(forward(micro), micro.targets).items():
                     sums[name] = sums.get(name, 0.0) + value.double()
         model.train()
-        return self.objective.figures(sums, self.batch.counts)
+        return {name: value.item() for name, value in sums.items()}
 
     def _read(self, store, windows: int, masking, reading: dict):
         try:

@@ -25,7 +25,7 @@ class LastLayer:
         self.restricted = forward is not None and not _is_followed(encoder)
         self._masked: tuple | None = None
         if self.restricted:
-            layer = _layers(encoder)[-1]
+            self._layer = layer = _layers(encoder)[-1]
             layer.forward = partial(self._forward, partial(forward, layer), layer.forward)
 
     def run(self, encode: Callable, where_M, most_masked: int):
@@ -42,6 +42,11 @@ class LastLayer:
             return encode()
         finally:
             self._masked = None
+
+    def keep_activations(self) -> None:
+        """Never compute this layer again in a backward pass: which rows are wanted is forgotten by then."""
+        if self.restricted:
+            self._layer.gradient_checkpointing = False
 
     def _forward(self, restricted, whole, hidden_WLd, *args, **kwargs):
         if self._masked is None:

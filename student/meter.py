@@ -3,12 +3,10 @@
 Left out: how operations are counted (flops.py), what a step computes (step.py).
 """
 
-import resource
-import sys
-
 import torch
 
 from student.flops import peak_flops, step_flops
+from student.memory import peak_memory
 
 
 class Meter:
@@ -50,14 +48,6 @@ class Meter:
             **mfu,
             "peak_memory_bytes": peak_memory(self.device),
         }
-
-
-def peak_memory(device: torch.device) -> int:
-    """Most bytes in use so far: by tensors on a GPU, by the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else 1024 * largest    # macOS counts bytes, Linux KiB
 
 
 def share_of_baseline(held_out: dict, baseline: dict) -> float | None:

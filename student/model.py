@@ -79,6 +79,13 @@ class Student(nn.Module):
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         return linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
 
+    def checkpoint_activations(self) -> None:
+        """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""
+        encoder = self.encoder
+        enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
+        enable({"use_reentrant": False})    # by its newer name where transformers has it
+        self._last_layer.keep_activations()
+
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of a forward and backward pass over windows of a length."""
         return 3 * forward_flops(self, windows, length, masked)

@@ -2,7 +2,8 @@
 
 torch sends a float32 product on a CPU to MKL, which on an AMD EPYC (Zen 5) does not use AVX-512; oneDNN, which torch
 carries too, took less than half the time for the products of a BERT of 6 x 256. The operator is a private one, so
-it is tried once, and everything works without it. Elsewhere (a GPU, autocast) the layers are torch's own.
+it is tried once, and everything works without it. Elsewhere (a GPU, autocast,
+torch.compile) the layers are torch's own.
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -58,6 +59,8 @@ def _product(rows_Nd, weight_Kd, bias_K=None):
 
 
 def _serves(rows_nd, weight_Kd) -> bool:
+    if torch.compiler.is_compiling():
+        return False
     plain = rows_nd.dtype == weight_Kd.dtype == torch.float32 and rows_nd.device.type == "cpu"
     return plain and rows_nd.numel() > 0 and not torch.is_autocast_enabled("cpu") and _available()
 

@@ -81,6 +81,9 @@ class ProbedStudent(nn.Module):
                 outputs_Mk = outputs_Mk.float().softmax(dim=1)
         return linear(outputs_Mk, self.probe_Vk)
 
+    def checkpoint_activations(self) -> None:
+        """Nothing to do: the frozen part keeps none."""
+
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of the frozen part forward, and of the probe forward and backward, to its weights only."""
         return forward_flops(self.student, windows, length, masked) + 2 * 2 * masked * self.probe_Vk.numel()

@@ -26,10 +26,11 @@ from student.errors import RunError
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
 
+    create  whether to create it; of several processes the first has done so
     Raises RunError, naming the settings that differ, where the directory holds another run.
     """
 
-    def __init__(self, config: StudentConfig, store, encoder_config: dict):
+    def __init__(self, config: StudentConfig, store, encoder_config: dict, create: bool = True):
         identity = run_identity(config, store, encoder_config)
         self.directory = Path(config.output or Path(config.root) / default_name(config, identity))
         self.config_file = self.directory / "config.json"
@@ -38,7 +39,12 @@ class Run:
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
         if self.config_file.exists():
-            _check_same_run(self.directory, read_json(self.config_file), identity)
+            _check_same_run(self.directory, read_json(self.config_file), identity, store)
+        elif not create:
+            raise RunError(
+                f"{self.directory} is not seen by every process. Give an --output on a file system that the machines"
+                f" share."
+            )
         else:
             _check_unused(self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -80,7 +86,7 @@ def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
         settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
     return {
         "settings": settings,
-        "store": {"target": store.target_id, "plan": store.plan_id},
+        "store": {"target": store.target_id, "plan": store.plan_id, "kind": store.kind, "k": store.k},
         "encoder": fingerprint(encoder_config),
     }
 
@@ -122,7 +128,7 @@ def _operational(config: StudentConfig) -> dict:
     return {name: value for name, value in config.to_json().items() if name not in config.identity()}
 
 
-def _check_same_run(directory: Path, found: dict, expected: dict) -> None:
+def _check_same_run(directory: Path, found: dict, expected: dict, store) -> None:
     found, expected = _flat(found), _flat(expected)
     differing = [
         f"{name} (there {found.get(name)}, now {value})"
@@ -133,7 +139,16 @@ def _check_same_run(directory: Path, found: dict, expected: dict) -> None:
         raise RunError(
             f"{directory} holds another run, which differs in {', '.join(differing)}. "
             f"Nothing was changed. Give another --output, or repeat the settings in {directory}/config.json."
+            f"{_older_plan(found, expected, store)}"
         )
+
+
+def _older_plan(found: dict, expected: dict, store) -> str:
+    """Where the plan of the run is when the store has grown since."""
+    plan = f"{store.path}/plans/{found.get('store plan')}.json"
+    changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
+    grown = changed == {"store plan"} and Path(plan).is_file()
+    return f" The store has grown since: the run goes on with --store {plan}" if grown else ""
 
 
 def _check_unused(directory: Path) -> None:

@@ -1,8 +1,8 @@
 """One optimiser step: forward and backward by micro-batches, one division, one clipped update.
 
-The loss is a mean over the whole effective batch, whatever the micro-batch. Rate and dropout follow from the
-number of the step. Left out: what a batch is (batches.py), when to save or evaluate (trainer.py), several
-processes (micro-batches are what ranks will share), torch.compile.
+The loss is a mean over the whole effective batch, whatever the micro-batch and the number of processes. Rate and
+dropout follow from the number of the step. A GPU is waited for once a step, when loss and norm are asked for. Left
+out: what a batch is (batches.py), when to save or evaluate (trainer.py), how processes add up (ranks.py).
 """
 
 import math
@@ -13,48 +13,86 @@ from shards.counter import hash_u64
 from student.batches import to_device
 from student.config import StudentConfig
 from student.errors import RunError
+from student.memory import free_unused
+from student.ranks import Ranks
 
 _DROPOUT_PURPOSE = 0x64726F70  # "drop"
 
 
 class Stepper:
-    """Updates a student that lies on its device already."""
+    """Updates a student that lies on its device already.
 
-    def __init__(self, config: StudentConfig, model, objective):
+    ranks  the processes that share every batch
+    """
+
+    def __init__(self, config: StudentConfig, model, objective, ranks: Ranks | None = None):
         self.config, self.model, self.objective = config, model.train(), objective
+        self.ranks = ranks or Ranks()
         self.device = next(model.parameters()).device
+        _prepare(model, config)
+        self.parallel = self.ranks.parallel(model)
+        self.first_micro = self.ranks.micro_batches_before(config.batch_windows, config.micro_batch)
         self.autocast_dtype = choose_dtype(config.dtype, self.device)
         self.optimizer = build_optimizer(model, config)
 
     def forward(self, micro):
         """Logits (M, K) of a micro-batch that lies on the model's device."""
+        return self._logits(self.model, micro)
+
+    def _logits(self, model, micro):
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return self.model(
-                micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked
-            )
+            return model(micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked)
 
     def update(self, step: int, batch) -> tuple[float, float]:
         """Do one step, counted from 0, inside torch.random.fork_rng.
 
+        batch    this process's share of the batch, its counts those of the whole one
         Returns  loss (nats per token that carries loss) and gradient norm before clipping; where one of them
                  is not finite, the weights were not updated
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
-        scale_T = torch.tensor(term_scales(self.objective.term_weights, batch.counts), device=self.device)
         for index, micro in enumerate(batch.micro):
-            seed_dropout(self.device, self.config.seed, step, index)
-            micro = to_device(micro, self.device)
-            part = self.objective.loss_sums(self.forward(micro), micro.targets) @ scale_T
-            part.backward()
+            seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
+            with self.ranks.accumulating(self.parallel, last=index == len(batch.micro) - 1):
+                part = self._loss(self.parallel, micro, batch.counts)
+                part.backward()
             loss += part.detach()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
         loss, grad_norm = torch.stack([loss, grad_norm]).tolist()
+        [loss] = self.ranks.sum([loss])
         if math.isfinite(loss) and math.isfinite(grad_norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(self.config, step)
             self.optimizer.step()
         return loss, grad_norm
+
+    def fits(self, micro, counts: tuple) -> bool:
+        """Whether memory suffices for a step on this micro-batch alone. Updates nothing, and leaves no gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+        free_unused(self.device)
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        try:
+            moments = [] if self.optimizer.state else [torch.empty_like(weight) for weight in 2 * weights]
+            torch.autograd.grad(self._loss(self.model, micro, counts), weights, allow_unused=True)
+        except torch.OutOfMemoryError:
+            return False
+        del moments    # AdamW's, which the first step allocates after its backward pass
+        return True
+
+    def _loss(self, model, micro, counts: tuple):
+        """A micro-batch's part of the loss."""
+        micro = to_device(micro, self.device)
+        sums_T = self.objective.loss_sums(self._logits(model, micro), micro.targets)
+        scales = term_scales(self.objective.term_weights, counts)
+        return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
+
+
+def _prepare(model, config: StudentConfig) -> None:
+    if config.activation_checkpointing:
+        model.checkpoint_activations()
+    if config.compile:
+        model.compile()
 
 
 def learning_rate(config: StudentConfig, step: int) -> float:
@@ -107,8 +145,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def resolved_dtype(name: str, device) -> str:
+    """What `auto` means on a device; another name as it is."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
 def choose_dtype(name: str, device) -> torch.dtype | None:
     """Type of the forward pass's matrix products; None for plain float32."""
-    if name == "float32" or (name == "auto" and device.type != "cuda"):
-        return None
-    return torch.bfloat16
+    return None if resolved_dtype(name, device) == "float32" else torch.bfloat16

@@ -2,32 +2,36 @@
 
 A loop of counted steps. The batch, the mask, the learning rate and the dropout of step s follow from
 (seed, s), so resuming restores weights and optimiser and goes on with the next step: at once, and bit for bit
-on a CPU. Left out: what a step computes (step.py), several processes and trackers (later issues).
+on a CPU. Several processes share every step (ranks.py); the first of them writes and reports. Left out: what a step
+computes (step.py).
 """
 
 import json
 import logging
 import math
-import signal
-import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
 from shards.manifest import publish_directory
 from shards.reader import Store
-from student.batches import Loader, read_ahead
+from student.batches import Loader, pinned, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import Interrupted, RunError, TrainingError
+from student.errors import Interrupted, RunError, TrainingError, WriteError
 from student.held_out import HeldOut
 from student.masking import build_masking
+from student.memory import largest_that_fits
 from student.meter import Meter, share_of_baseline
+from student.ranks import Ranks, joined
 from student.run import Run
-from student.step import Stepper, choose_device, learning_rate
+from student.signals import StopSignals
+from student.step import Stepper, choose_device, learning_rate, resolved_dtype
 from student.task import student_task
 from student.tracking import Trackers, check_trackers, start_trackers
 
@@ -41,6 +45,8 @@ def silent(*args, **figures):
 def train(config: StudentConfig, progress=silent, prepare=student_task) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
 
+    To be called in every process that torchrun or `accelerate launch` started; all get the result.
+
     prepare   (config, store) -> task.Task, what is trained; probe.py has another
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
@@ -49,35 +55,52 @@ def train(config: StudentConfig, progress=silent, prepare=student_task) -> dict:
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
               and already_finished, true when there was nothing left to do
     Raises    RunError    store, settings and output directory do not belong together
-              TrainingError    loss or gradient not finite
+              TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
+                               process whose others have ended
+              WriteError (an OSError)    no room on the disk; the newest whole checkpoint stays
               Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
-    check_trackers(config.track)
-    store = _open_store(config)
-    device = choose_device(config.device)
-    task = prepare(config, store)
-    run = Run(config, store, task.architecture)
+    with joined(choose_device(config.device)) as ranks:
+        return _train(config, ranks, progress if ranks.is_first else silent, prepare, started)
+
+
+def _train(config: StudentConfig, ranks: Ranks, progress, prepare, started: float) -> dict:
+    config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))    # resumed elsewhere, it stays
+    store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare))
     places = run.places() | {"store": str(store.path), "plan": store.plan_id}
-    if (result := run.result()) is not None:
+    if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
         return result | places | {"already_finished": True}
-    run.clean()
-    with _own_randomness(device), _StopSignals() as signals:
-        trainer = Trainer(config, store, task, task.build().to(device), run,
+    with _own_randomness(ranks.device), StopSignals() as signals:
+        trainer = Trainer(config, store, task, task.build().to(ranks.device), run, ranks=ranks,
                           progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
+
+
+def _open(config: StudentConfig, ranks: Ranks, prepare):
+    """Store, task and directory of the run, when they belong together."""
+    ranks.share(config.batch_windows)
+    check_trackers(config.track)
+    store = _open_store(config)
+    task = prepare(config, store)
+    run = Run(config, store, task.architecture, create=ranks.is_first)
+    if ranks.is_first and run.result() is None:
+        run.clean()
+    return store, task, run
 
 
 class Trainer:
     """One run in this process: what a step needs, and the figures so far."""
 
-    def __init__(self, config, store, task, model, run, *, progress, signals, started):
+    def __init__(self, config, store, task, model, run, *, ranks, progress, signals, started):
         self.config, self.store, self.task, self.model, self.run = config, store, task, model, run
         self.objective = objective = task.objective
-        self.progress, self.signals, self.started = progress, signals, started
-        self.stepper = Stepper(config, model, objective)
-        self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype)
-        self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps())
+        self.ranks, self.progress, self.signals, self.started = ranks, progress, signals, started
+        self.initial_encoder = weights_fingerprint(model.encoder)    # before a checkpoint replaces the weights
+        self.model_built = time.perf_counter()
+        self.stepper = Stepper(config, model, objective, ranks)
+        self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
+        self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps(), config.keep_last)
         reading = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
@@ -94,14 +117,13 @@ class Trainer:
 
     def run_to_end(self) -> dict:
         """Resume if there is something to resume from, train, export; returns the summary."""
-        encoder_hash = weights_fingerprint(self.model.encoder)     # before a checkpoint replaces the weights
-        self._resume()
-        start = {"initial_encoder": encoder_hash, "baseline": self.held_out.baseline, "targets": self.objective.facts}
-        self._log(event="start", **start)
-        self._report()
+        restore_seconds = self._resume()
         batches = closing(read_ahead(self._load, self.steps, self.config.max_steps))
         with self._tracked() as self.trackers, batches as batches:
-            for step, batch, waited in batches:
+            first = list(islice(batches, 1))    # none, where only the export was missing
+            self._log_start(restore_seconds)
+            self._report()
+            for step, batch, waited in chain(first, batches):
                 self._one_step(step, batch, waited)
                 self._stop_if_asked()
         return self._finish()
@@ -109,17 +131,31 @@ class Trainer:
     def _tracked(self) -> Trackers:
         store = {"store_target": self.store.target_id, "store_plan": self.store.plan_id}
         settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
-        return start_trackers(self.config.track, self.run, settings, self.steps)
+        return start_trackers(self.config.track if self.ranks.is_first else (), self.run, settings, self.steps)
 
     def _load(self, step):
-        return self.loader.step(self.config.seed, step, self.config.batch_windows)
+        batch = self.loader.step(
+            self.config.seed, step, self.config.batch_windows, self.ranks.share(self.config.batch_windows)
+        )
+        return pinned(batch) if self.ranks.device.type == "cuda" else batch
+
+    def _log_start(self, restore_seconds: float) -> None:
+        self._log(
+            event="start",
+            initial_encoder=self.initial_encoder,
+            baseline=self.held_out.baseline,
+            targets=self.objective.facts,
+            processes=self.ranks.size,
+            restore_seconds=restore_seconds,    # weights and optimiser, read and checked
+            ready_seconds=time.perf_counter() - self.model_built - restore_seconds,    # the rest, to the first batch
+        )
 
     def _one_step(self, step, batch, waited) -> None:
         line = self._update(step, batch, waited)
         kept = self.steps in self.checkpoints.kept_steps
         evaluated = kept or _every(self.config.eval_every, self.steps)
         if evaluated:
-            line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward)
+            line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
             line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
         if evaluated or _every(self.config.log_every, self.steps):
             self._log(**line)
@@ -130,7 +166,8 @@ class Trainer:
     def _update(self, step, batch, waited) -> dict:
         """Do the step and count it; returns its line for the log."""
         begun = time.perf_counter()
-        loss, grad_norm = self.stepper.update(step, batch)
+        batch = self.ranks.whole(batch)
+        loss, grad_norm = self._updated(step, batch)
         self._check_finite(step, batch, loss, grad_norm)
         seconds = time.perf_counter() - begun + waited
         self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
@@ -145,44 +182,72 @@ class Trainer:
             "batch": f"{batch.digest:016x}",
         }
 
+    def _updated(self, step, batch) -> tuple[float, float]:
+        try:
+            return self.stepper.update(step, batch)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition(". ")[0]
+        # Only here: the error's traceback holds on to tensors of the step.
+        fitting = largest_that_fits(self.config.micro_batch, lambda windows: self._fits(step, batch, windows))
+        advice = f"--micro-batch {fitting} fits" if fitting else "Not even one window fits: take a smaller --encoder"
+        saved = self.saved or "none"
+        raise TrainingError(
+            f"step {step + 1}: {reason}, with --micro-batch {self.config.micro_batch}. {advice}; the effective batch"
+            f" stays as it is. --activation-checkpointing needs less, too. Last whole checkpoint: {saved}."
+        )
+
+    def _fits(self, step, batch, windows: int) -> bool:
+        first, _ = self.ranks.share(self.config.batch_windows)
+        few = self.loader.step(self.config.seed, step, self.config.batch_windows, (first, first + windows))
+        return self.stepper.fits(few.micro[0], batch.counts)
+
     def _check_finite(self, step, batch, loss, grad_norm) -> None:
         if math.isfinite(loss) and math.isfinite(grad_norm):
             return
-        raise TrainingError(
+        raise self.ranks.as_one(TrainingError(
             f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The weights"
             f" were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see the batch."
-        )
+        ))
 
     def _stop_if_asked(self) -> None:
-        if not self.signals.requested or self.steps == self.config.max_steps:
+        if self.steps == self.config.max_steps:
+            return
+        if not (requested := self.ranks.agreed(self.signals.requested)):
             return
         if self._saved_step != self.steps:
             self._save()
         raise Interrupted(
             f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
             f"The same command continues from there.",
-            self.signals.requested,
+            requested,
         )
 
-    def _resume(self) -> None:
-        found = self.checkpoints.newest_whole()
-        if found is None:
-            self.run.drop_log_after(0)
-            return
-        self.saved, state = found
+    def _resume(self) -> float:
+        """Go on from the newest whole checkpoint, if there is one; returns the seconds that took."""
+        begun = time.perf_counter()
+        found = self.ranks.tell(self.checkpoints.newest_whole() if self.ranks.is_first else None)
+        if found is not None:
+            self._restore(*found)
+        if self.ranks.is_first:
+            self.run.drop_log_after(self.steps)
+        return time.perf_counter() - begun
+
+    def _restore(self, path: Path, state: dict) -> None:
+        if not path.is_dir():
+            raise RunError(f"{path} is not on this machine. Give an --output on a file system that all machines share.")
+        self.saved = path
         restore(self.saved, self.model, self.stepper.optimizer)
         self.steps, self.tokens = state["step"], state["tokens"]
         self.seconds, self.figures = state["seconds"], state["held_out"]
-        self.run.drop_log_after(self.steps)
         logger.info("continuing from %s", self.saved)
 
     def _save(self) -> None:
         state = {"tokens": self.tokens, "seconds": self.seconds, "held_out": self.figures}
         state |= {"epoch": self._position()[0], "window_of_epoch": self._position()[1]}
         state |= {"plan": self.store.plan_id, "target": self.store.target_id}
-        self.saved = self.checkpoints.save(
-            self.steps, self.model, self.stepper.optimizer, state, self._export
-        )
+        if self.ranks.is_first:
+            self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
+        self.saved = self.checkpoints.path(self.steps)
         self._saved_step = self.steps
 
     def _position(self) -> tuple[int, int]:
@@ -199,6 +264,10 @@ class Trainer:
         self.task.export(self.model, directory, self.objective, self.store, lineage)
 
     def _finish(self) -> dict:
+        return self.ranks.tell(self._published() if self.ranks.is_first else None)
+
+    def _published(self) -> dict:
+        """Export the student and write the summary."""
         publish_directory(self.run.export_directory, self._export)
         loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
         result = {
@@ -222,9 +291,17 @@ class Trainer:
         return result
 
     def _log(self, **figures) -> None:
+        if not self.ranks.is_first:
+            return
         line = {"step": self.steps} | figures
-        with open(self.run.log_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self.run.log_file, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise WriteError(
+                f"{self.run.log_file} could not be written: {error}. Last whole checkpoint: {self.saved or 'none'}."
+                f" Make room, and run the same command: it continues from there."
+            ) from error
         self.trackers.log(line)
 
     def _report(self, **figures) -> None:
@@ -259,28 +336,3 @@ def _own_randomness(device):
     """Give torch's global generators back as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
-
-
-class _StopSignals:
-    """Notes the first SIGINT or SIGTERM, so that the step under way ends; a second one acts at once."""
-
-    def __init__(self):
-        self.requested: signal.Signals | None = None
-        self._before: dict = {}
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error):
-        self._restore()
-
-    def _note(self, number, frame):
-        self.requested = signal.Signals(number)
-        self._restore()
-
-    def _restore(self):
-        while self._before:
-            signal.signal(*self._before.popitem())

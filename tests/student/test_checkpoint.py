@@ -1,11 +1,16 @@
+import errno
 import json
 import os
+import signal
 
 import pytest
 import torch
+from faulty_disk import killed_at, raising_at, recorded
+from safetensors import SafetensorError
 from torch import nn
 
 from student.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
+from student.errors import WriteError
 
 
 class Model(nn.Module):
@@ -27,8 +32,8 @@ def export(directory):
     (directory / "config.json").write_text("exported")
 
 
-def saved(tmp_path, *steps, kept=(2,)):
-    checkpoints = Checkpoints(tmp_path, kept)
+def saved(tmp_path, *steps, kept=(2,), keep_last=1):
+    checkpoints = Checkpoints(tmp_path, kept, keep_last)
     for step in steps:
         checkpoints.save(step, *trained(), {"tokens": 10 * step}, export)
     return checkpoints
@@ -62,6 +67,22 @@ def test_checkpoints_kept_by_earlier_settings_stay(tmp_path):
     saved(tmp_path, 1, 2, kept=(1,))
     saved(tmp_path, 3, 4, kept=(4,))
     assert names(tmp_path) == ["step-00000001", "step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "stay"), [(1, [2, 8]), (2, [2, 6, 8]), (3, [2, 4, 6, 8]), (9, [2, 3, 4, 6, 8])]
+)
+def test_so_many_of_the_newest_stay_beside_the_kept_ones(tmp_path, keep_last, stay):
+    saved(tmp_path, 2, 3, 4, 6, 8, keep_last=keep_last)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in stay]
+
+
+def test_a_damaged_later_one_does_not_count_among_the_newest(tmp_path):
+    """It was passed over on resume; the steps up to it are done again."""
+    checkpoints = saved(tmp_path, 3, 4, 9, keep_last=2, kept=())
+    damage_cut(tmp_path / "step-00000009" / "state.json")
+    checkpoints.save(5, *trained(), {}, export)
+    assert names(tmp_path) == ["step-00000004", "step-00000005"]
 
 
 def damage_cut(path):
@@ -113,6 +134,60 @@ def test_a_failed_save_leaves_everything_as_it_was(tmp_path):
     with pytest.raises(OSError, match="no space"):
         checkpoints.save(4, *trained(), {}, full_disk)
     assert names(tmp_path) == ["step-00000002"]
+
+
+def save_second(directory):
+    saved(directory, 3, keep_last=1)
+
+
+def calls_of_a_save(directory):
+    saved(directory, 1)
+    return recorded(lambda: save_second(directory))
+
+
+def test_killed_at_every_call_of_a_save_the_newest_whole_one_is_the_old_or_the_new(tmp_path):
+    """SIGKILL ahead of each call, and of some writes, half done: what is found is whole, and saving again works."""
+    calls = calls_of_a_save(tmp_path / "recorded")
+    assert sum(name == "write" for name, _ in calls) > 5 and sum(name == "rename" for name, _ in calls) == 1
+    found = set()
+    writes = [number for number, (name, _) in enumerate(calls) if name == "write"]
+    for number in sorted(set(range(len(calls))) - set(writes) | set(writes[::5])):
+        directory = tmp_path / str(number)
+        saved(directory, 1)
+        assert killed_at(number, lambda directory=directory: save_second(directory)) == -signal.SIGKILL
+        path, state = Checkpoints(directory, []).newest_whole()
+        restore(path, *trained(steps=1))
+        assert state["tokens"] == 10 * state["step"]
+        found.add(state["step"])
+        remove_leftovers(directory)
+        assert not list(directory.glob(".*"))
+        save_second(directory)
+        assert names(directory) == ["step-00000003"]
+    assert found == {1, 3}
+
+
+def test_a_disk_that_is_full_at_any_call_leaves_the_last_one_and_no_trace(tmp_path):
+    """Half of the write that fails is done. Until the rename: after it, the new one is there."""
+    calls = [name for name, _ in calls_of_a_save(tmp_path / "recorded")]
+    for number in range(0, calls.index("rename"), 2):
+        directory = tmp_path / str(number)
+        checkpoints = saved(directory, 1)
+        with raising_at(number, errno.ENOSPC), pytest.raises(WriteError, match="No space left.*Make room") as caught:
+            save_second(directory)
+        assert "\n" not in str(caught.value) and "step-00000003 could not be written" in str(caught.value)
+        assert names(directory) == ["step-00000001"]
+        assert checkpoints.newest_whole()[1]["step"] == 1
+
+
+def test_a_disk_that_is_full_while_the_model_is_exported_is_no_other_error(tmp_path):
+    """safetensors has an error class of its own for it."""
+    def full(directory):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    checkpoints = saved(tmp_path, 1)
+    with pytest.raises(WriteError, match="No space left"):
+        checkpoints.save(2, *trained(), {}, full)
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_files_are_on_disk_before_the_name_appears(tmp_path, monkeypatch):

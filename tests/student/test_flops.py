@@ -10,7 +10,8 @@ from transformers import AutoModel, ModernBertConfig
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config
 from student.flops import count_flops, forward_flops, named_peak, peak_flops, step_flops
-from student.meter import Meter, peak_memory, share_of_baseline
+from student.memory import peak_memory
+from student.meter import Meter, share_of_baseline
 from student.model import Student
 from student.trainer import train
 

@@ -2,12 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_store import write_store
 
 from shards.schema import StoreError
 from student.config import StudentConfig
 from student.errors import RunError
-from student.run import Run, default_name, run_identity
+from student.run import Run, default_name, read_json, run_identity
+from student.step import resolved_dtype
 from student.trainer import train
 
 
@@ -94,9 +96,38 @@ def test_a_finished_run_that_was_moved_says_where_it_is(ids_store, settings, tmp
     assert result["already_finished"] and result["export"] == str(moved / "export")
 
 
+def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=0)
+    train(StudentConfig(store=store.path, objective="mlm", **settings))
+    write_store(tmp_path / "store", k=0, train_windows=160)
+    with pytest.raises(RunError, match="The store has grown since: the run goes on with --store (.*json)") as caught:
+        train(StudentConfig(store=store.path, objective="mlm", **settings))
+    plan = str(caught.value).rpartition(" ")[2]
+    assert train(StudentConfig(store=plan, objective="mlm", **settings))["already_finished"]
+
+
+def test_another_k_is_named(settings, tmp_path):
+    stores = [write_store(tmp_path / str(k), k=k) for k in (24, 48)]
+    train(StudentConfig(store=stores[0].path, **settings))
+    with pytest.raises(RunError, match=r"store k \(there 24, now 48\)"):
+        train(StudentConfig(store=stores[1].path, **settings))
+
+
+def test_the_precision_that_auto_stood_for_stays(ids_store, settings):
+    """A run begun on a CPU in float32 is not continued in bfloat16 on a GPU, unless asked to by no name."""
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(config)
+    assert read_json(config.output / "config.json")["settings"]["dtype"] == "float32"
+    assert resolved_dtype("auto", torch.device("cuda", 0)) == "bfloat16"
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "float32"}))
+    with pytest.raises(RunError, match=r"dtype \(there float32, now bfloat16\)"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "bfloat16"}))
+
+
 def test_operational_settings_may_change(ids_store, settings):
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
-    changed = settings | {"micro_batch": 3, "save_every": 1, "log_every": 2}
+    changed = settings | {"micro_batch": 3, "save_every": 1, "log_every": 2, "keep_last": 3}
+    changed |= {"activation_checkpointing": True}
     assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["already_finished"]
 
 

@@ -1,0 +1,184 @@
+"""Several processes that train one student: what each does of a batch, what they add up, how they end together.
+
+torchrun or `accelerate launch` starts them; accelerate joins them, by nccl on GPUs and by gloo on CPUs. Each takes
+a contiguous share of every effective batch, so that order and masks do not depend on how many there are. Gradients
+are summed while the backward pass of the last micro-batch is under way; beside them a few numbers a step are, on the
+CPU in a group of their own, so that no GPU is waited for.
+
+A process that ends ends the others: their next sum finds its connection closed. One that hangs without ending does
+so after TIMEOUT. Left out: models that do not fit into one GPU's memory.
+"""
+
+import atexit
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from student.errors import PeerError, RunError
+
+TIMEOUT = timedelta(minutes=30)    # longer than the first process takes over a checkpoint, which the others await
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run; by default it is alone."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device | None = None
+    """this process's own"""
+    group: Any = None
+    """for sums of a few numbers"""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def share(self, windows: int) -> tuple[int, int]:
+        """First and last (exclusive) window of a batch that this process takes. RunError where some get none."""
+        if windows < self.size:
+            raise RunError(
+                f"batch_windows is {windows}, and there are {self.size} processes: each needs a window of every"
+                f" step. Raise --batch-windows, or start fewer processes."
+            )
+        return self._bound(windows, self.rank), self._bound(windows, self.rank + 1)
+
+    def micro_batches_before(self, windows: int, micro_batch: int) -> int:
+        """Micro-batches of a step that earlier ranks take: where this one begins to count its own."""
+        bounds = [self._bound(windows, rank) for rank in range(self.rank + 1)]
+        return sum(-(-(last - first) // micro_batch) for first, last in zip(bounds, bounds[1:], strict=False))
+
+    def _bound(self, windows: int, rank: int) -> int:
+        return windows * rank // self.size
+
+    def whole(self, batch):
+        """This share of a batch, with counts, tokens and digest of the whole one."""
+        digest = divmod(batch.digest, 2**32)    # in halves: sums are float64
+        *counts, tokens, high, low = map(int, self.sum([*batch.counts, batch.tokens, *digest]))
+        return batch._replace(counts=tuple(counts), tokens=tokens, digest=(high * 2**32 + low) % 2**64)
+
+    def sum(self, values: list) -> list:
+        """Numbers added up over all processes, in float64."""
+        return values if self.size == 1 else self._reduced(values, dist.ReduceOp.SUM)
+
+    def agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
+        """The signal that some process was sent, if any was."""
+        if self.size == 1:
+            return requested
+        number = int(self._reduced([requested or 0], dist.ReduceOp.MAX)[0])
+        return signal.Signals(number) if number else None
+
+    def _reduced(self, values: list, operation) -> list:
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, operation, group=self.group)
+        return total.tolist()
+
+    def gather(self, value) -> list:
+        """Every process's value, by rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def tell(self, value):
+        """The first process's value, in all of them."""
+        told = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(told, src=0, group=self.group)
+        return told[0]
+
+    def first_then_all(self, work: Callable):
+        """work(), by the first process and then by the others. Where it fails there, the others raise PeerError."""
+        if not self.is_first:
+            if not self.tell(None):
+                raise PeerError("the first process of this run ended; its own message says why.")
+            return work()
+        try:
+            result = work()
+        except BaseException:
+            self.tell(False)
+            raise
+        self.tell(True)
+        return result
+
+    def as_one(self, error: Exception) -> Exception:
+        """What to raise for an error that all processes meet at once, so that one of them tells it."""
+        return error if self.is_first else PeerError("the first process of this run says why.")
+
+    def parallel(self, model):
+        """The model, as one whose backward pass also sums its gradients over all processes."""
+        if self.size == 1:
+            return model
+        # Also allows for weights without a gradient. Without it buckets are laid out anew after the first step, and
+        # three or more ranks would add up in another order after a resume.
+        fixed_buckets = {"find_unused_parameters": True}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")    # torch 2.12 lacks the new
+            parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
+        parallel.register_comm_hook(None, _summed)
+        return parallel
+
+    def accumulating(self, parallel, last: bool):
+        """The context of one micro-batch's forward and backward pass; gradients are summed over ranks in the last."""
+        return nullcontext() if last or self.size == 1 else parallel.no_sync()
+
+
+@contextmanager
+def joined(device: torch.device):
+    """Join the processes that a launcher started with this one; yields Ranks.
+
+    device  what --device means to one process; each gets a GPU of its own
+    Raises  RunError   too few GPUs
+            PeerError  another process ended, or hangs
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield Ranks(device=device)
+        return
+    from accelerate import PartialState  # only here: one process does without
+
+    _check_devices(device)
+    state = PartialState(cpu=device.type == "cpu", timeout=TIMEOUT)
+    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    try:
+        yield Ranks(state.process_index, state.num_processes, state.device, group)
+    except RuntimeError as error:
+        if _is_about_peers(error):
+            raise PeerError(
+                f"another process of this run ended or did not answer for {TIMEOUT}; its own message says why. The same"
+                f" command continues from the last whole checkpoint."
+            ) from error
+        raise
+    # At the end of the process only: a launcher's rendezvous serves once, and another run may follow. After an error
+    # never: NCCL could wait for peers that are gone.
+    atexit.unregister(state.destroy_process_group)
+    atexit.register(state.destroy_process_group)
+
+
+def _check_devices(device: torch.device) -> None:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device.type == "cuda" and here > torch.cuda.device_count():
+        raise RunError(
+            f"{here} processes on a machine where torch sees {torch.cuda.device_count()} GPUs. Start one for each GPU"
+            f" at most, like  torchrun --nproc-per-node {torch.cuda.device_count()}"
+        )
+
+
+def _is_about_peers(error: BaseException) -> bool:
+    plain = type(error) is RuntimeError and any(word in str(error) for word in ("gloo", "pair closure", "Connection"))
+    return isinstance(error, dist.DistError) or plain
+
+
+def _summed(state, bucket):
+    """A communication hook of DistributedDataParallel, which would divide by the number of processes."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])

@@ -1,0 +1,34 @@
+"""Stopping on request: SIGINT and SIGTERM let the step under way end. Left out: what is saved then (trainer.py)."""
+
+import signal
+import threading
+import time
+
+SAME_REQUEST_SECONDS = 1.0    # schedulers signal a launcher and its processes, and the launcher signals them too
+
+
+class StopSignals:
+    """Notes the first SIGINT or SIGTERM, so that the step under way ends; a second request acts at once."""
+
+    def __init__(self):
+        self.requested: signal.Signals | None = None
+        self._before: dict = {}
+        self._noted = 0.0
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error):
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _note(self, number, frame):
+        now = time.monotonic()
+        if self.requested is None:
+            self.requested, self._noted = signal.Signals(number), now
+        elif now - self._noted >= SAME_REQUEST_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

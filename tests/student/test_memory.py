@@ -1,0 +1,131 @@
+"""Too little memory, played on the CPU; and the option that needs less."""
+
+import pytest
+import torch
+from tiny_store import log_of
+
+from student.config import StudentConfig
+from student.errors import TrainingError
+from student.memory import largest_that_fits, peak_memory
+from student.model import Student
+from student.trainer import train
+
+
+def allow(monkeypatch, most, after=0):
+    """Let the model's forward pass fail for more windows than `most`, but for the first `after` calls."""
+    forward, calls = Student.forward, []
+
+    def limited(self, input_WL, *rest, **counted):
+        if counted:    # no real pass: its operations are counted
+            return forward(self, input_WL, *rest, **counted)
+        calls.append(len(input_WL))
+        if len(input_WL) > most and len(calls) > after:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of ...")
+        return forward(self, input_WL, *rest)
+
+    monkeypatch.setattr(Student, "forward", limited)
+    return calls
+
+
+@pytest.mark.parametrize(("most", "advice"), [(5, "--micro-batch 3 fits"), (1, "--micro-batch 1 fits")])
+def test_the_error_names_a_micro_batch_that_does_fit(ids_store, settings, monkeypatch, most, advice):
+    calls = allow(monkeypatch, most)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"micro_batch": 12})
+    with pytest.raises(TrainingError, match=f"step 1: CUDA out of memory, with --micro-batch 12. {advice}") as caught:
+        train(config)
+    assert "\n" not in str(caught.value) and calls[-1] <= most
+    assert not log_of(config.output) and not list(config.output.glob("checkpoints/step-*"))
+
+
+def test_what_was_advised_trains_the_run_to_its_end(ids_store, settings, monkeypatch):
+    """From the last whole checkpoint, as the micro-batch is not what makes it another run."""
+    allow(monkeypatch, 4, after=5)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"micro_batch": 12, "eval_windows": 4})
+    with pytest.raises(TrainingError, match="--micro-batch 3 fits.*Last whole checkpoint: .*step-0000000"):
+        train(config)
+    advised = settings | {"micro_batch": 3, "eval_windows": 4}
+    assert train(StudentConfig(store=ids_store.path, objective="mlm", **advised))["steps"] == 8
+
+
+def test_where_nothing_fits_the_error_says_so(ids_store, settings, monkeypatch):
+    allow(monkeypatch, 0)
+    with pytest.raises(TrainingError, match="Not even one window fits"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+
+
+def test_the_largest_of_the_halves_is_found():
+    tried = []
+    assert largest_that_fits(100, lambda windows: tried.append(windows) or windows <= 12) == 12
+    assert tried == [50, 25, 12]
+    assert largest_that_fits(1, lambda windows: True) is None
+
+
+def test_trying_leaves_no_trace(ids_store, settings, monkeypatch):
+    """A try that fits updates nothing: weights, optimiser and curve are as without it."""
+    from student.step import Stepper
+
+    curves = []
+    for output, tries in (("plain", False), ("tried", True)):
+        update = Stepper.update
+
+        def with_tries(self, step, batch, tries=tries, update=update):
+            if tries:
+                with torch.random.fork_rng():
+                    assert self.fits(batch.micro[0], batch.counts)
+            return update(self, step, batch)
+
+        monkeypatch.setattr(Stepper, "update", with_tries)
+        changes = {"output": settings["output"].with_name(output), "max_steps": 3}
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings | changes))
+        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(changes["output"]).values()])
+        monkeypatch.undo()
+    assert curves[0] == curves[1]
+
+
+def test_activation_checkpointing_changes_no_bit(lsp_store, settings):
+    """With dropout, whose random numbers must be the same in the second forward pass."""
+    curves = []
+    for checkpointing in (False, True):
+        output = settings["output"].with_name(str(checkpointing))
+        changes = {"activation_checkpointing": checkpointing, "output": output, "dropout": 0.2, "store": lsp_store.path}
+        train(StudentConfig(**settings | changes))
+        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(output).values()])
+    assert curves[0] == curves[1]
+
+
+def test_activation_checkpointing_keeps_less_for_the_backward_pass(lsp_store, settings):
+    from student.model import build_student
+    from student.objectives import OBJECTIVES
+    from student.step import Stepper
+    from student.trainer import training_windows
+
+    kept = {}
+    for checkpointing in (False, True):
+        config = StudentConfig(**settings | {"activation_checkpointing": checkpointing, "encoder": "bert-4x32"})
+        objective = OBJECTIVES["mlsm"](lsp_store)
+        stepper = Stepper(config, build_student(config, lsp_store, objective), objective)
+        kept[checkpointing] = saved_bytes(stepper, training_windows(lsp_store))
+    assert kept[True] < kept[False] / 2
+
+
+def saved_bytes(stepper, windows):
+    """Bytes that autograd keeps from a forward pass of 4 windows, weights left out."""
+    weights = {weight.data_ptr() for weight in stepper.model.parameters()}
+    saved = {}
+
+    def note(tensor):
+        if tensor.data_ptr() not in weights:
+            saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    ids_WL = torch.from_numpy(windows.read(range(4)).ids.astype("int64"))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        stepper.model(ids_WL, None, torch.arange(6))
+    return sum(saved.values())
+
+
+def test_peak_memory_is_logged_in_bytes(ids_store, settings):
+    before = peak_memory(torch.device("cpu"))
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1})
+    train(config)
+    assert 50e6 < before <= log_of(config.output)[1]["peak_memory_bytes"] <= peak_memory(torch.device("cpu")) < 1e11

@@ -1,0 +1,201 @@
+"""Several processes, started by torchrun, over gloo. The oracle is one process, or the same run unbroken."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_store import log_of
+
+from student.config import StudentConfig
+from student.errors import Interrupted
+from student.ranks import Ranks
+from student.trainer import train
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "encoder": "bert-2x32", "max_steps": 12, "batch_windows": 13, "micro_batch": 3, "lr": 1e-3, "seed": 1,
+    "eval_windows": 20, "save_every": 3, "eval_every": 4, "device": "cpu",
+}  # fmt: skip
+EXACT = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
+
+
+def launch(*command, processes=2):
+    """torchrun, in a session of its own, with one thread for each process."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    settings |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.Popen(
+        [*torchrun, *map(str, command)], cwd=ROOT, env=os.environ | settings, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def run_jobs(directory, jobs):
+    """Train them on two processes; returns what came of each, by job and rank."""
+    (directory / "jobs.json").write_text(json.dumps(jobs, default=str))
+    process = launch(ROOT / "tests" / "student" / "several.py", directory / "jobs.json")
+    said, _ = process.communicate(timeout=300)
+    outcomes = [[directory / f"job-{number}-rank-{rank}.json" for rank in (0, 1)] for number in range(len(jobs))]
+    assert outcomes[0][0].exists(), said
+    return [[json.loads(file.read_text()) if file.exists() else None for file in files] for files in outcomes]
+
+
+def job(store, output, changes=(), **happens):
+    return {"settings": SETTINGS | {"store": store.path, "output": output} | dict(changes)} | happens
+
+
+def alone(store, output, changes=()):
+    train(StudentConfig(**job(store, output, changes)["settings"]))
+    return output
+
+
+@pytest.fixture(scope="module")
+def finished(lsp_store, tmp_path_factory):
+    """Outcomes and directory of the runs that two processes can do one after the other."""
+    runs = tmp_path_factory.mktemp("runs")
+    begin_alone(lsp_store, runs / "from-one")
+    jobs = [
+        job(lsp_store, runs / "two", {"dropout": 0.0}),
+        job(lsp_store, runs / "mtl", {"dropout": 0.0, "objective": "mtl", "max_steps": 3}),
+        job(lsp_store, runs / "again", {"dropout": 0.0}),
+        job(lsp_store, runs / "unbroken", {"max_steps": 60, "dropout": 0.1}),
+        job(lsp_store, runs / "from-one", {"dropout": 0.0}),
+        job(lsp_store, runs / "to-one", {"dropout": 0.0}, signal=[1, 5]),
+        job(lsp_store, runs / "poisoned", poison=[1, 3]),
+        job(lsp_store, runs / "small", {"batch_windows": 1}),
+        job(lsp_store, runs / "two", {"dropout": 0.0, "lr": 0.5}),
+        job(lsp_store, runs / "two", {"dropout": 0.0}),
+        job(lsp_store, runs / "failed", fail=[1, 4]),
+    ]
+    return runs, run_jobs(runs, jobs)
+
+
+def begin_alone(store, output):
+    def stop(*args, step, **figures):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="step 5"):
+        train(StudentConfig(**job(store, output, {"dropout": 0.0})["settings"]), stop)
+
+
+def assert_same_curve(ours, theirs):
+    """Order and masks equal; losses, norms and weights within what another order of sums may change."""
+    one, other = log_of(theirs), log_of(ours)
+    assert sorted(one) == sorted(other)
+    for step, line in one.items():
+        assert all(other[step][name] == line[name] for name in ("batch", "tokens", "lr"))
+        assert other[step]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+        assert other[step]["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-4)
+        assert other[step].get("held_out", {}) == pytest.approx(line.get("held_out", {}), rel=1e-5)
+    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (ours, theirs))
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-3, atol=2e-5)
+
+
+def assert_identical(ours, theirs):
+    one, other = log_of(theirs), log_of(ours)
+    assert sorted(one) == sorted(other)
+    for name in EXACT:
+        assert [line.get(name) for line in one.values()] == [line.get(name) for line in other.values()], name
+    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (ours, theirs))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("name", "changes"), [("two", {}), ("mtl", {"objective": "mtl", "max_steps": 3})])
+def test_two_processes_equal_one(finished, lsp_store, tmp_path, name, changes):
+    runs, _ = finished
+    assert_same_curve(runs / name, alone(lsp_store, tmp_path / "one", {"dropout": 0.0} | changes))
+
+
+def test_the_same_number_of_processes_is_bit_for_bit_the_same(finished):
+    runs, _ = finished
+    assert_identical(runs / "again", runs / "two")
+
+
+def test_a_run_goes_on_with_another_number_of_processes(finished, lsp_store):
+    runs, outcomes = finished
+    assert outcomes[4] == [{"steps": 12, "seconds": pytest.approx(0, abs=60)}] * 2
+    assert_same_curve(runs / "from-one", runs / "two")
+    assert {outcome["error"] for outcome in outcomes[5]} == {"Interrupted"}
+    assert max(log_of(runs / "to-one")) == 5, "a signal to any process stops all at the same step"
+    alone(lsp_store, runs / "to-one", {"dropout": 0.0})
+    assert_same_curve(runs / "to-one", runs / "two")
+
+
+def test_an_error_that_all_meet_is_told_once(finished):
+    _, outcomes = finished
+    poisoned, small, changed, done = outcomes[6:10]
+    assert poisoned[0]["error"] == "TrainingError" and "step 3: loss nan" in poisoned[0]["message"]
+    assert small[0]["error"] == "RunError" and "Raise --batch-windows, or start fewer" in small[0]["message"]
+    assert changed[0]["error"] == "RunError" and "lr (there 0.001, now 0.5)" in changed[0]["message"]
+    assert [outcome[1]["error"] for outcome in (poisoned, small, changed)] == ["PeerError"] * 3
+    assert [outcome["steps"] for outcome in done] == [12, 12]
+
+
+def test_a_process_that_ends_ends_the_others(finished):
+    runs, outcomes = finished
+    assert_peer_is_missed(outcomes[10][0], runs / "failed")
+
+
+def test_nobody_waits_for_ever_for_a_process_that_hangs(lsp_store, tmp_path):
+    [[first, _]] = run_jobs(tmp_path, [job(lsp_store, tmp_path / "run", hang=[1, 4], timeout=5)])
+    assert_peer_is_missed(first, tmp_path / "run")
+    assert first["seconds"] > 5
+
+
+def assert_peer_is_missed(outcome, run):
+    assert outcome["error"] == "PeerError" and "its own message says why" in outcome["message"]
+    assert outcome["seconds"] < 40
+    assert max(log_of(run)) == 3
+
+
+def test_a_signal_and_a_kill_of_all_and_then_as_if_unbroken(finished, lsp_store, tmp_path):
+    runs, _ = finished
+    flags = SETTINGS | {"store": lsp_store.path, "output": tmp_path / "run", "max_steps": 60, "dropout": 0.1}
+    (tmp_path / "plain.yaml").write_text("train-student: {}")
+    flags = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    flags = ["train-student", "--recipe", tmp_path / "plain.yaml", *flags]
+    process = launch("cli.py", *flags)
+    wait_for_step(process, tmp_path / "run", 5)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    stopped = max(log_of(tmp_path / "run"))
+    assert said.count("mlsm: error:") == 1 and f"stopped after step {stopped} of 60" in said
+    assert (tmp_path / "run" / "checkpoints" / f"step-{stopped:08d}").is_dir()
+
+    process = launch("cli.py", *flags)
+    wait_for_step(process, tmp_path / "run", stopped + 8)
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        one.kill()
+    process.communicate()
+
+    process = launch("cli.py", *flags)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and said.count("student exported to") == 1 and "warning" not in said, said
+    assert_identical(tmp_path / "run", runs / "unbroken")
+
+
+def wait_for_step(process, run, step):
+    deadline = time.monotonic() + 120
+    while not (run / "log.jsonl").exists() or (run / "log.jsonl").read_text().count("grad_norm") < step:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("windows", [5, 12, 13])
+def test_shares_are_a_partition_and_micro_batches_are_counted_through(size, windows):
+    ranks = [Ranks(rank, size) for rank in range(size)]
+    shares = [one.share(windows) for one in ranks]
+    assert [window for first, last in shares for window in range(first, last)] == list(range(windows))
+    taken = [-(-(last - first) // 2) for first, last in shares]
+    assert [one.micro_batches_before(windows, 2) for one in ranks] == [sum(taken[:rank]) for rank in range(size)]

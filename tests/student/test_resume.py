@@ -1,0 +1,135 @@
+"""Going on: at once at any step, and after a disk that was full. The oracle is the loader, and an unbroken run."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_store import log_of
+
+from student.checkpoint import Checkpoints, restore
+from student.config import StudentConfig
+from student.errors import Interrupted, RunError
+from student.model import build_student
+from student.objectives import OBJECTIVES
+from student.ranks import Ranks
+from student.step import build_optimizer
+from student.trainer import train
+
+ROOT = Path(__file__).resolve().parents[2]
+MILLION = 1_000_000
+
+
+def stop_after(last):
+    def progress(*args, step, **figures):
+        if step >= last:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return progress
+
+
+def start_line(run):
+    """Of the newest process."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("event") == "start"][-1]
+
+
+def move_to_step(config, store, step):
+    """Make the newest checkpoint of a run that of a later step."""
+    checkpoints = Checkpoints(config.output / "checkpoints", [])
+    path, state = checkpoints.newest_whole()
+    model = build_student(config, store, OBJECTIVES[config.objective](store))
+    optimizer = build_optimizer(model, config)
+    restore(path, model, optimizer)
+    checkpoints.save(step, model, optimizer, {name: state[name] for name in ("tokens", "seconds", "held_out")}, None)
+
+
+def test_a_run_is_ready_at_once_after_a_million_steps(lsp_store, settings):
+    config = StudentConfig(store=lsp_store.path, **settings | {"max_steps": 2 * MILLION})
+    with pytest.raises(Interrupted):
+        train(config, stop_after(2))
+    move_to_step(config, lsp_store, MILLION)
+    with pytest.raises(Interrupted, match="step 1000002 of"):
+        train(config, stop_after(MILLION + 2))
+    line = start_line(config.output)
+    assert line["step"] == MILLION and line["ready_seconds"] <= 2 and line["restore_seconds"] <= 2
+    log = log_of(config.output)
+    assert log[MILLION + 2]["data_wait_seconds"] < 1
+    windows = lsp_store.split("train")
+    ids, epochs = windows.stream(config.seed, MILLION * 12, MILLION * 12 + 12)
+    assert set(epochs) == {80_000} and len(set(ids)) == 12, "12 x 1,000,000 windows are 80,000 epochs of 150"
+
+
+def test_the_order_far_into_a_run_costs_what_it_does_at_its_beginning(lsp_store):
+    seconds = []
+    for start in (0, 10**12):
+        windows = lsp_store.split("train")
+        begun = time.process_time()
+        windows.stream(1, start, start + 1024)
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 0.5 and seconds[1] < 10 * seconds[0] + 0.05
+
+
+def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(ids_store, settings, tmp_path):
+    """A limit on the size of files stands in for the disk: the checkpoint's weights do not fit."""
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dropout": 0.1})
+    train(replace(config, output=tmp_path / "unbroken"))
+    with pytest.raises(Interrupted):
+        train(config, stop_after(4))
+    before = contents(config.output / "checkpoints")
+    said, code = under_limit(config, 64_000)
+    assert code == 74, said
+    assert said.count("mlsm: error:") == 1 and "step-00000006 could not be written" in said and "Make room" in said
+    assert "Traceback" not in said
+    assert contents(config.output / "checkpoints") == before and not list(config.output.rglob(".*.tmp"))
+    train(config)
+    for name in ("loss", "grad_norm", "batch"):
+        ours, theirs = (log_of(run) for run in (config.output, tmp_path / "unbroken"))
+        assert [line[name] for line in ours.values()] == [line[name] for line in theirs.values()]
+    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (config.output, tmp_path / "unbroken"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def under_limit(config, most_bytes):
+    """Run the command where no file may grow beyond a size; returns what it said and its exit code."""
+    given = ("store", "objective", "dropout", "encoder", "max_steps", "batch_windows", "micro_batch", "lr", "seed")
+    given += ("eval_windows", "save_every", "eval_every", "device", "output")
+    command = [part for name in given for part in (f"--{name}", str(getattr(config, name)))]
+    recipe = config.output.with_name("plain.yaml")
+    recipe.write_text("train-student: {}")
+    process = subprocess.run(
+        [sys.executable, "cli.py", "train-student", "--recipe", str(recipe), *command],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
+    )  # fmt: skip
+    return process.stderr, process.returncode
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_checkpoint_that_only_one_machine_has_is_one_clear_line(ids_store, settings, monkeypatch):
+    """Of several machines each must see the run's directory."""
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    with pytest.raises(Interrupted):
+        train(config, stop_after(4))
+    tell = Ranks.tell
+
+    def elsewhere(self, value):
+        if isinstance(value, tuple):
+            shutil.rmtree(value[0])
+        return tell(self, value)
+
+    monkeypatch.setattr(Ranks, "tell", elsewhere)
+    with pytest.raises(RunError, match="not on this machine. Give an --output on a file system"):
+        train(config)
