@@ -103,7 +103,7 @@ class StudentConfig:
     """arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU. Weights stay float32"""
 
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1"""
+    """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
 
     compile: bool = False
     """torch.compile the student: faster after a first step of minutes; rounds differently"""

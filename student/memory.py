@@ -24,6 +24,16 @@ def free_unused(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
+    """Advice to someone whose micro-batch did not fit."""
+    smaller = largest_that_fits(micro_batch, fits)
+    advice = f"--micro-batch {smaller} fits" if smaller else "Not even one window fits: take a smaller --encoder"
+    return (
+        f"with --micro-batch {micro_batch}. {advice}; the effective batch stays as it is. --activation-checkpointing"
+        f" needs less, too."
+    )
+
+
 def largest_that_fits(micro_batch: int, fits: Callable[[int], bool]) -> int | None:
     """The first of a half, a quarter, ... of a micro-batch that fits; None where not even one window does."""
     while micro_batch > 1:

@@ -20,7 +20,7 @@ from shards import disk
 from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
-from student.errors import RunError
+from student.errors import RunError, WriteError
 
 
 class Run:
@@ -67,6 +67,17 @@ class Run:
         """Remove temporaries of a killed process."""
         for directory in (self.directory, self.checkpoint_directory):
             remove_leftovers(directory)
+
+    def log(self, line: dict) -> None:
+        """Append a line to the log."""
+        try:
+            with open(self.log_file, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise WriteError(
+                f"{self.log_file} could not be written: {error}. Checkpoints were not touched. Make room, and run the"
+                f" same command: it continues from the newest."
+            ) from error
 
     def drop_log_after(self, step: int) -> None:
         """Forget log lines of later steps, which will be done again, and a line cut by a kill."""

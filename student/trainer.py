@@ -6,7 +6,6 @@ on a CPU. Several processes share every step (ranks.py); the first of them write
 computes (step.py).
 """
 
-import json
 import logging
 import math
 import time
@@ -23,10 +22,10 @@ from student.batches import Loader, pinned, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import Interrupted, RunError, TrainingError, WriteError
+from student.errors import Interrupted, RunError, TrainingError
 from student.held_out import HeldOut
 from student.masking import build_masking
-from student.memory import largest_that_fits
+from student.memory import what_fits
 from student.meter import Meter, share_of_baseline
 from student.ranks import Ranks, joined
 from student.run import Run
@@ -188,13 +187,8 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             reason = str(error).partition(". ")[0]
         # Only here: the error's traceback holds on to tensors of the step.
-        fitting = largest_that_fits(self.config.micro_batch, lambda windows: self._fits(step, batch, windows))
-        advice = f"--micro-batch {fitting} fits" if fitting else "Not even one window fits: take a smaller --encoder"
-        saved = self.saved or "none"
-        raise TrainingError(
-            f"step {step + 1}: {reason}, with --micro-batch {self.config.micro_batch}. {advice}; the effective batch"
-            f" stays as it is. --activation-checkpointing needs less, too. Last whole checkpoint: {saved}."
-        )
+        advice = what_fits(self.config.micro_batch, lambda windows: self._fits(step, batch, windows))
+        raise TrainingError(f"step {step + 1}: {reason}, {advice} Last whole checkpoint: {self.saved or 'none'}.")
 
     def _fits(self, step, batch, windows: int) -> bool:
         first, _ = self.ranks.share(self.config.batch_windows)
@@ -294,14 +288,7 @@ class Trainer:
         if not self.ranks.is_first:
             return
         line = {"step": self.steps} | figures
-        try:
-            with open(self.run.log_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise WriteError(
-                f"{self.run.log_file} could not be written: {error}. Last whole checkpoint: {self.saved or 'none'}."
-                f" Make room, and run the same command: it continues from there."
-            ) from error
+        self.run.log(line)
         self.trackers.log(line)
 
     def _report(self, **figures) -> None:

@@ -7,7 +7,7 @@ from tiny_store import write_store
 
 from shards.schema import StoreError
 from student.config import StudentConfig
-from student.errors import RunError
+from student.errors import RunError, WriteError
 from student.run import Run, default_name, read_json, run_identity
 from student.step import resolved_dtype
 from student.trainer import train
@@ -143,6 +143,13 @@ def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
     assert name(encoder="models/tiny/config.json").startswith("mlm-tiny-seed42-")
     run = Run(StudentConfig(objective="mlm"), ids_store, {})
     assert run.directory.parts[:2] == ("runs", "students") and run.config_file.exists()
+
+
+def test_a_log_on_a_full_disk_is_one_clear_line(ids_store, tmp_path):
+    run = Run(StudentConfig(objective="mlm", output=tmp_path / "run"), ids_store, {})
+    run.log_file = Path("/dev/full")
+    with pytest.raises(WriteError, match="/dev/full could not be written.*No space left.*Make room"):
+        run.log({"step": 1})
 
 
 def test_a_log_line_cut_by_a_kill_is_dropped(ids_store, tmp_path):

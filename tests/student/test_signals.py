@@ -1,0 +1,19 @@
+import os
+import signal
+
+import pytest
+
+import student.signals
+from student.signals import StopSignals
+
+
+def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
+    """A scheduler and the launcher it started both signal a process."""
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.requested is signal.SIGINT
+        monkeypatch.setattr(student.signals, "SAME_REQUEST_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
