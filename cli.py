@@ -310,7 +310,7 @@ def _recipe_settings(recipe, verb, settings_class, is_asked_for):
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"recipe {path}: not readable as YAML: {_one_line(error)}") from None
-    known = {field.name for field in dataclasses.fields(settings_class)}
+    known = _names_of(settings_class)
     sections = values if isinstance(values, dict) else {None: values}
     if not all(isinstance(section, dict | None) for section in sections.values()):
         raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
@@ -369,7 +369,13 @@ def _as_yaml(name, settings):
 
     from pipeline.config import plain
 
-    return yaml.safe_dump({name: plain(settings)}, sort_keys=False)
+    values = plain(settings)
+    return yaml.safe_dump({name: {key: values[key] for key in values if key in _names_of(settings)}}, sort_keys=False)
+
+
+def _names_of(settings):
+    """Names of what can be set; the other fields are fixed."""
+    return [field.name for field in dataclasses.fields(settings) if field.init]
 
 
 def _take_flag(argv, flag):

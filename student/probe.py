@@ -146,6 +146,7 @@ def train_probe(config: ProbeConfig, progress=silent) -> dict:
     Returns  the summary of `train`, of the probe
     Raises   as `train`; RunError where there is no student, or student and store do not belong together
     """
+    config = config.with_rate()
     if config.student is None:
         config = replace(config, student=str(newest_student()))
         logger.info("student %s (the newest finished run)", config.student)
@@ -161,6 +162,7 @@ def probe_task(config: ProbeConfig, store) -> Task:
     student, facts = load_student(source)
     _check_fits(config, store, source, student, facts)
     lineage_of_student = json.loads(Path(find_file(source, LINEAGE_FILE)).read_text(encoding="utf-8"))
+    _warn_of_documents(config, lineage_of_student)
     frozen = weights_fingerprint(student)
 
     def build() -> ProbedStudent:
@@ -235,6 +237,16 @@ def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dic
         raise RunError(
             f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: where that family's"
             f" masked language model keeps its decoder is not known here. Take --probe-input softmax."
+        )
+
+
+def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
+    """A student reads as it has learned to read."""
+    learned = lineage_of_student.get("settings", {}).get("documents_apart", False)
+    if learned != config.documents_apart:
+        logger.warning(
+            "the student was trained %s --documents-apart, the probe is not: its outputs will be poorer",
+            "with" if learned else "without",
         )
 
 

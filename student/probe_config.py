@@ -1,6 +1,6 @@
 """Settings of a linear probe. Imports nothing heavy, so that `--help` stays instant."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +30,9 @@ class ProbeConfig(StudentConfig):
     max_steps: int = 10_000
     """optimiser steps"""
 
-    lr: float = 1e-2
-    """peak learning rate of AdamW"""
+    lr: float | None = None
+    """peak learning rate of AdamW; unset: 0.001 for logits; for softmax 100 / max_steps, at most 0.5, as weights
+    of probabilities have a long way to go and AdamW moves them by about the rate"""
 
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay of the probe's matrix"""
@@ -46,9 +47,17 @@ class ProbeConfig(StudentConfig):
     dropout: float | None = field(init=False, default=None)
 
     def __post_init__(self):
-        super().__post_init__()
         if self.probe_input not in PROBE_INPUTS:
             raise ValueError(f"probe_input is {' or '.join(PROBE_INPUTS)}, found {self.probe_input}")
+        if self.lr is None:
+            self.with_rate()    # checks the rest
+        else:
+            super().__post_init__()
+
+    def with_rate(self) -> "ProbeConfig":
+        """The same with its learning rate set."""
+        rate = 1e-3 if self.probe_input == "logits" else min(0.5, 100 / max(self.max_steps, 1))
+        return self if self.lr is not None else replace(self, lr=rate)
 
     def identity(self) -> dict:
         """The settings that decide what is trained; of the student its content counts, not its place."""

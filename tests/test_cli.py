@@ -73,10 +73,11 @@ def test_bundled_recipes_resolve(recipe, verb):
     mlsm(verb, "--recipe", recipe, "--print-config", check=0)
 
 
-def test_a_printed_configuration_is_a_recipe(tmp_path):
-    first = mlsm("encode-lsp", "--k", "77", "--print-config", check=0).stdout
+@pytest.mark.parametrize(("verb", "flag"), [("encode-lsp", "--k"), ("train-probe", "--max-steps")])
+def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
+    first = mlsm(verb, flag, "77", "--print-config", check=0).stdout
     (tmp_path / "mine.yaml").write_text(first)
-    again = mlsm("encode-lsp", "--recipe", tmp_path / "mine.yaml", "--print-config", check=0).stdout
+    again = mlsm(verb, "--recipe", tmp_path / "mine.yaml", "--print-config", check=0).stdout
     assert again == first
 
 

@@ -197,6 +197,11 @@ def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids
     assert train_probe(ProbeConfig(**probing))["steps"] == 8
 
 
+def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(probing, caplog):
+    train_probe(ProbeConfig(**probing | {"documents_apart": True}))
+    assert "trained without --documents-apart" in caplog.text
+
+
 def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path):
     student, export = exported("bert-2x32", Mtl(lsp_store), lsp_store, tmp_path / "mtl")
     train_probe(ProbeConfig(**probing | {"student": str(export), "probe_input": "logits"}))
@@ -217,6 +222,11 @@ def test_only_a_softmax_probe_is_a_probed_lsp_model(probing):
 def test_settings_of_a_probe():
     with pytest.raises(ValueError, match="probe_input is softmax or logits, found lsp"):
         ProbeConfig(probe_input="lsp")
+    with pytest.raises(ValueError, match="max_steps"):
+        ProbeConfig(max_steps=0)
+    rates = [ProbeConfig(probe_input=name).with_rate().lr for name in ("softmax", "logits")]
+    assert rates == [0.01, 0.001] and ProbeConfig(lr=0.7).with_rate().lr == 0.7
+    assert [ProbeConfig(max_steps=steps).with_rate().lr for steps in (500, 10)] == [0.2, 0.5]
     with pytest.raises(TypeError):
         ProbeConfig(encoder="bert-2x32")
     assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()
