@@ -21,6 +21,7 @@ from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders import attention_inputs, build_encoder, encoder_config
 from student.errors import RunError
+from student.held_out import HeldOut
 from student.masking import Masking
 from student.objectives import Mlm
 from student.trainer import train
@@ -93,6 +94,18 @@ def test_eager_attention_gets_a_mask_that_it_can_add():
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_masks_suit_bfloat16(name):
+    encoder, ids = scrambled(FAMILIES[name]), random_ids()
+    inputs = attention_inputs(encoder, None, DOCUMENTS)
+    exact = encoder(ids, **inputs).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = encoder(ids, **inputs).last_hidden_state
+    real = DOCUMENTS >= 0
+    assert torch.corrcoef(torch.stack((exact[real].flatten(), rounded[real].float().flatten())))[0, 1] > 0.99
+
+
 @pytest.mark.parametrize(("hf_config", "reason"), [
     (LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
                       attention_window=4), "not known how.*longformer.*take one of bert"),
@@ -133,6 +146,8 @@ def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
         assert torch.equal(micro.documents_WL[:, 5:], 2 * real[:, 5:] - 1)    # 1, and -1 at padding
     assert [micro.documents_WL for micro in as_one.micro] == [None, None]
     assert apart.digest == as_one.digest
+    held_out = HeldOut(packed_store, split, Mlm(packed_store), windows=5, **reading, documents_apart=True)
+    assert [len(micro.documents_WL) for micro in held_out.batch.micro] == [4, 1]
 
 
 def test_the_option_changes_what_is_trained(packed_store, settings, tmp_path):

@@ -73,6 +73,18 @@ def test_transformers_picks_sdpa_where_it_has_it(family, ids_store):
     assert encoder.config._attn_implementation == expected
 
 
+def test_every_family_trains_in_bfloat16(family, ids_store):
+    """The arithmetic of a GPU by default. DeBERTa as transformers has it fails there."""
+    encoder = build_encoder(config_of(family, ids_store, dropout=0.0), seed=0)
+    ids = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+    exact = encoder(ids).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = encoder(ids).last_hidden_state
+    rounded.float().square().sum().backward()
+    assert torch.allclose(rounded.float(), exact, atol=0.1)
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in encoder.parameters())
+
+
 @pytest.mark.parametrize(("wrong", "meant"), [("bert-bse", "bert-base"), ("DeBERTa-base", "deberta-base")])
 def test_a_typing_error_gets_a_suggestion(wrong, meant, ids_store):
     with pytest.raises(RunError, match=f"no Hugging Face config.*Did you mean {meant}") as caught:
