@@ -4,7 +4,8 @@ An objective says which stores it learns from, how many outputs it has, which ta
 *summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
 term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
 
-To add one: a class here and its entry in OBJECTIVES. Left out: what is masked (masking.py).
+To add one: a class here and its entry in OBJECTIVES. Left out: what is masked (masking.py), the arithmetic of the
+gradient (losses.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from student.errors import RunError
+from student.losses import sparse_cross_entropy
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class SparseTargets(NamedTuple):
     counts: tuple[int]
     """rows that are not empty"""
     entries_E: torch.Tensor
-    """int64 positions of the stored entries in the flattened (M K) logits"""
+    """int64 positions of the stored entries in the flattened (M k) logits of the LSPs"""
     weights_E: torch.Tensor
     """float32 probabilities; every non-empty row sums to one"""
     coded_M: torch.Tensor
@@ -138,7 +140,7 @@ class Objective:
 class Mlsm(Objective):
     """Masked latent semantic modeling: KL(P || Q) to the stored LSP distribution P (MLSM paper, section 3).
 
-    Per token, over the stored entries of P: sum P log P - sum P z + logsumexp(z), z being the k logits.
+    Per token, over the stored entries of P: sum P log P - sum P log Q, Q being the softmax of the k logits.
     A token without a code carries no loss.
     """
 
@@ -149,7 +151,7 @@ class Mlsm(Objective):
 
     def __init__(self, store, kappa: float = 1.0, first_lsp: int = 0):
         super().__init__(store)
-        self.lsps, self.first_lsp, self.outputs = store.k, first_lsp, first_lsp + store.k
+        self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
 
     def read_targets(self, windows, read, window_M, position_M) -> SparseTargets:
@@ -158,17 +160,16 @@ class Mlsm(Objective):
         weights_E = rows.weights.astype(np.float64)
         return SparseTargets(
             counts=(int(coded_M.sum()),),
-            entries_E=torch.from_numpy(_row_of_entry(rows) * self.outputs + self.first_lsp + rows.indices),
+            entries_E=torch.from_numpy(_row_of_entry(rows) * self.lsps + rows.indices),
             weights_E=torch.from_numpy(np.ascontiguousarray(rows.weights)),
             coded_M=torch.from_numpy(coded_M.astype(np.float32)),
             negative_entropy=_negative_entropy(weights_E),
         )
 
     def loss_sums(self, logits_MK, targets: SparseTargets):
-        logits_MK = logits_MK.float()
-        normaliser = torch.logsumexp(logits_MK[:, self.lsp_columns], dim=1) @ targets.coded_M
-        expected = logits_MK.flatten()[targets.entries_E] @ targets.weights_E
-        return (normaliser - expected + targets.negative_entropy)[None]
+        logits_Mk = logits_MK[:, self.lsp_columns]
+        cross_entropy = sparse_cross_entropy(logits_Mk, targets.entries_E, targets.weights_E, targets.coded_M)
+        return (cross_entropy + targets.negative_entropy)[None]
 
     def measure(self, logits_MK, targets: SparseTargets) -> dict:
         return {"loss": self.loss_sums(logits_MK, targets)[0]}
@@ -181,14 +182,11 @@ class Mlsm(Objective):
         mean_K = _smoothed_mean(train_windows, self.lsps)
         count = sum(targets.counts[0] for targets in held_out)
         cross_entropy = -sum(
-            float(targets.weights_E.double().numpy() @ np.log(mean_K[self._lsp_of_entry(targets)]))
+            float(targets.weights_E.double().numpy() @ np.log(mean_K[targets.entries_E.numpy() % self.lsps]))
             for targets in held_out
         )
         negative_entropy = sum(targets.negative_entropy for targets in held_out)
         return {"loss": (negative_entropy + cross_entropy) / max(count, 1)}
-
-    def _lsp_of_entry(self, targets: SparseTargets):
-        return targets.entries_E.numpy() % self.outputs - self.first_lsp
 
 
 class NaiveMlsm(Mlsm):
@@ -219,7 +217,10 @@ class Mlm(Objective):
         return TokenTargets(counts=(len(labels_M),), labels_M=torch.from_numpy(labels_M))
 
     def loss_sums(self, logits_MK, targets: TokenTargets):
-        return F.cross_entropy(logits_MK.float(), targets.labels_M, reduction="sum")[None]
+        labels_M = targets.labels_M
+        entries_M = labels_M + self.outputs * torch.arange(len(labels_M), device=labels_M.device)
+        ones_M = torch.ones(len(labels_M), device=labels_M.device)
+        return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)[None]
 
     def measure(self, logits_MK, targets: TokenTargets) -> dict:
         return {"loss": self.loss_sums(logits_MK, targets)[0], "accuracy": _correct(logits_MK, targets.labels_M)}
@@ -279,13 +280,9 @@ class Kd(Objective):
         )
 
     def loss_sums(self, logits_MK, targets: TeacherTargets):
-        logits_MK = logits_MK.float()
-        entries = targets.entries_E
-        others_MK = logits_MK.flatten().index_fill(0, entries, -math.inf).view_as(logits_MK)
-        others_M = torch.logsumexp(others_MK, dim=1).masked_fill(targets.tail_M == 0, 0.0)
-        expected = logits_MK.flatten()[entries] @ targets.weights_E + others_M @ targets.tail_M
-        normaliser = torch.logsumexp(logits_MK, dim=1) @ targets.coded_M
-        return (normaliser - expected + targets.negative_entropy)[None]
+        entries_E, weights_E = targets.entries_E, targets.weights_E
+        cross_entropy = sparse_cross_entropy(logits_MK, entries_E, weights_E, targets.coded_M, targets.tail_M)
+        return (cross_entropy + targets.negative_entropy)[None]
 
     def measure(self, logits_MK, targets: TeacherTargets) -> dict:
         cross_entropy = F.cross_entropy(logits_MK.float(), targets.labels_M, reduction="none") @ targets.coded_M

@@ -176,8 +176,8 @@ def test_kd_equals_the_dense_definition_with_its_gradient(rows, seed):
     expected = dense_bucket_kl(rows, logits, 11)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
     if expected.requires_grad:
-        gradient, = torch.autograd.grad(loss, logits)
-        by_definition, = torch.autograd.grad(expected, logits)
+        gradient, = torch.autograd.grad(0.5 * loss, logits)
+        by_definition, = torch.autograd.grad(0.5 * expected, logits)
         assert torch.allclose(gradient, by_definition, atol=1e-5)
 
 
@@ -190,8 +190,8 @@ def test_kd_of_a_teacher_that_stores_everything_has_no_bucket():
         F.log_softmax(logits.double(), dim=1), torch.from_numpy(rows.weights).double().view(4, 6), reduction="sum"
     )
     assert loss.item() == pytest.approx(dense.item(), abs=1e-5)
-    gradient, = torch.autograd.grad(loss, logits)
-    assert torch.allclose(gradient, torch.autograd.grad(dense, logits)[0], atol=1e-6)
+    gradient, = torch.autograd.grad(2 * loss, logits)
+    assert torch.allclose(gradient, 2 * torch.autograd.grad(dense, logits)[0], atol=1e-6)
 
 
 def test_kd_reads_a_store_of_logits(logits_store):
@@ -287,6 +287,40 @@ def test_a_micro_batch_without_masked_tokens_adds_nothing(store_for, name):
     assert figures.pop("perplexity", 1.0) == 1.0 and set(figures.values()) == {0.0}
 
 
+def test_the_average_of_a_teacher_has_a_bucket_too():
+    """Half of the row and nine tenths of the average lie on token 0; the rest is the bucket."""
+    rows = SparseRows(np.array([0, 1]), np.array([0], np.int32), np.ones(1, np.float32), np.array([0.5], np.float32))
+    kd, targets = kd_targets(rows, 4)
+    average = np.array([0.9, 0.05, 0.03, 0.02])
+    train = SimpleNamespace(tokens=10**9, store=SimpleNamespace(k=4), mean_distribution=lambda: average)
+    expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
+    assert kd.baseline(train, None, [targets])["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):
+    mlm = Mlm(ids_store)
+    targets = read_all(ids_store, mlm)
+    logits = random_logits(mlm, targets)
+    loss, = mlm.loss_sums(logits, targets)
+    expected = F.cross_entropy(logits.double(), targets.labels_M, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    gradient, = torch.autograd.grad(3 * loss, logits, retain_graph=True)
+    assert torch.allclose(gradient, 3 * torch.autograd.grad(expected, logits)[0], atol=1e-6)
+    with pytest.raises(RuntimeError, match="modified"):    # what was kept has become the gradient: refused, not wrong
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_any_size_have_finite_losses_and_gradients(store_for, name):
+    objective = OBJECTIVES[name](store_for(name))
+    targets = read_all(store_for(name), objective)
+    logits = random_logits(objective, targets)
+    huge = (logits.detach() * 1e4).requires_grad_()
+    loss = objective.loss_sums(huge, targets).sum()
+    loss.backward()
+    assert loss.isfinite() and huge.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["mlsm", "kd"])
 def test_tokens_without_a_row_add_nothing(name):
     rows = sparse_rows(np.zeros((3, 7)))
@@ -295,7 +329,7 @@ def test_tokens_without_a_row_add_nothing(name):
     loss, = objective.loss_sums(logits, targets)
     loss.backward()
     assert targets.counts == (0,) and loss.item() == 0 and (logits.grad == 0).all()
-    assert float(objective.measure(logits, targets)["loss"]) == 0
+    assert objective.measure(logits.detach(), targets)["loss"].item() == 0
 
 
 def masking(store):
