@@ -2,8 +2,7 @@
 
 torch sends a float32 product on a CPU to MKL, which on an AMD EPYC (Zen 5) does not use AVX-512; oneDNN, which torch
 carries too, took less than half the time for the products of a BERT of 6 x 256. The operator is a private one, so
-it is tried once, and everything works without it. Elsewhere (a GPU, autocast,
-torch.compile) the layers are torch's own.
+it is tried once, and everything works without it. On a GPU, under autocast or torch.compile, layers are torch's own.
 
 Shapes: N rows, d inputs, K outputs.
 """

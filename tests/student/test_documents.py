@@ -146,7 +146,8 @@ def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
         assert torch.equal(micro.documents_WL[:, 5:], 2 * real[:, 5:] - 1)    # 1, and -1 at padding
     assert [micro.documents_WL for micro in as_one.micro] == [None, None]
     assert apart.digest == as_one.digest
-    held_out = HeldOut(packed_store, split, Mlm(packed_store), windows=5, **reading, documents_apart=True)
+    reading = {"masking": masking, "micro_batch": 4, "documents_apart": True}
+    held_out = HeldOut(packed_store, given[0], Mlm(packed_store), windows=5, **reading)
     assert [len(micro.documents_WL) for micro in held_out.batch.micro] == [4, 1]
 
 
