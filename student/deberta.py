@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
+from student.dropout import attend
+
 
 def use_fast_layers(encoder) -> None:
     """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay."""
@@ -47,7 +49,7 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         bias_WHLL = self._position_bias(query, key, rel_embeddings, length)
         bias_WHLL = bias_WHLL.masked_fill(~attention_mask.bool(), torch.finfo(bias_WHLL.dtype).min)
         dropout = self.dropout.p if self.training else 0.0
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias_WHLL, dropout_p=dropout, scale=1.0)
+        context = attend(query, key, value, bias_WHLL, dropout, 1.0)
         return context.transpose(1, 2).flatten(2), None
 
     def _can_shift(self, length: int, rel_embeddings) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
+
+from student.dropout import attend
 
 
 class LastLayer:
@@ -60,12 +61,8 @@ def _bert(layer, hidden_WLd, where_M, most_masked, attention_mask=None, *args, *
     flat = hidden_WLd.flatten(0, 1)
     query = _heads(attention.query(flat[queries_Wm]), attention)
     key, value = (_heads(project(hidden_WLd), attention) for project in (attention.key, attention.value))
-    context = F.scaled_dot_product_attention(
-        query, key, value,
-        attn_mask=_mask_of_queries(attention_mask, queries_Wm),
-        dropout_p=attention.dropout.p if layer.training else 0.0,
-        scale=attention.scaling,
-    )
+    mask, dropout = _mask_of_queries(attention_mask, queries_Wm), attention.dropout.p if layer.training else 0.0
+    context = attend(query, key, value, mask, dropout, attention.scaling)
     context_Md = context.transpose(1, 2).flatten(2).flatten(0, 1)[slots_M]
     return layer.feed_forward_chunk(layer.attention.output(context_Md, flat[where_M]))
 

@@ -12,6 +12,7 @@ import torch
 from shards.counter import hash_u64
 from student.batches import to_device
 from student.config import StudentConfig
+from student.dropout import use_fast_dropout
 from student.errors import RunError
 from student.memory import free_unused
 from student.ranks import Ranks
@@ -89,6 +90,8 @@ class Stepper:
 
 
 def _prepare(model, config: StudentConfig) -> None:
+    if next(model.parameters()).device.type == "cpu":
+        use_fast_dropout(model.encoder)
     if config.activation_checkpointing:
         model.checkpoint_activations()
     if config.compile:
