@@ -37,7 +37,7 @@ class StudentConfig:
     """What to train, on which store, and how."""
 
     store: str | None = None
-    """directory or URL of the store (one target) that `encode-lsp` or `encode-ids` has written"""
+    """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written"""
 
     objective: Literal[OBJECTIVES] = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
