@@ -24,11 +24,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AutoModel, BertConfig
+from transformers.utils import logging as transformers_logging
 
 from benchmarks.data import bench_file, conditions, minilm_directory
 from benchmarks.student_step import LENGTH, LSPS, interleave, loader_of, our_step, write_store
 from pipeline.solvers.fista import STEPS, fista_steps
 from student.config import StudentConfig
+from student.flops import peak_flops, step_flops
 from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import build_optimizer
@@ -40,6 +42,7 @@ ENCODERS = ("bert-12x768", "deberta-base") if GPU else ("bert-6x256",)
 
 
 def main() -> None:
+    transformers_logging.set_verbosity_error()    # of the teacher's weights above its layer
     teacher, atoms_Kd = gpu_teacher() if GPU else cpu_teacher()
     with tempfile.TemporaryDirectory() as directory:
         store = write_store(Path(directory))
@@ -52,13 +55,33 @@ def main() -> None:
 def measure(store, encoder: str, teacher, atoms_Kd) -> dict:
     """Seconds of both steps in turns, as ratio and rates."""
     config = StudentConfig(encoder=encoder, batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000)
-    rivals = {"official": official_step(store, config, teacher, atoms_Kd), "ours": our_step(store, config, "mlsm")}
+    ours = our_step(store, config, "mlsm")
+    memory = peak_bytes(ours)
+    rivals = {"official": official_step(store, config, teacher, atoms_Kd), "ours": ours}
     seconds = {name: np.array(times) for name, times in interleave(rivals).items()}
     ratios = seconds["official"] / seconds["ours"]
     rates = {name: WINDOWS * LENGTH / float(np.median(times)) for name, times in seconds.items()}
     ratio, spread = statistics.median(ratios), [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
     print(f"{encoder}: ours {rates['ours']:.0f} tokens/s, official {rates['official']:.0f}: {ratio:.2f} x")
-    return {"vs_official_step": ratio, "spread": spread, "tokens_per_second": rates}
+    cost = cost_of_ours(store, config, float(np.median(seconds["ours"]))) | {"peak_memory_bytes": memory}
+    return {"vs_official_step": ratio, "spread": spread, "tokens_per_second": rates, "ours": cost}
+
+
+def peak_bytes(step) -> int | None:
+    """Most bytes of a GPU's tensors in three steps; None on a CPU."""
+    if not GPU:
+        return None
+    for number in range(3):
+        step(number)
+    return torch.cuda.max_memory_allocated()
+
+
+def cost_of_ours(store, config: StudentConfig, seconds: float) -> dict:
+    """FLOP/s of our step, and MFU where the device's peak is known."""
+    student = build_student(config, store, OBJECTIVES["mlsm"](store))
+    flops = step_flops(student, config, LENGTH) / seconds
+    peak = peak_flops(torch.device("cuda" if GPU else "cpu"), torch.bfloat16 if GPU else None)
+    return {"flops_per_second": flops, "mfu": None if peak is None else flops / peak}
 
 
 def official_step(store, config: StudentConfig, teacher, atoms_Kd):
