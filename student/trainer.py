@@ -176,6 +176,7 @@ class Trainer:
             "loss": loss,
             "lr": learning_rate(self.config, step),
             "grad_norm": grad_norm,
+            "mask_rate": self.loader.masking.rate_at(step),
             "tokens": self.tokens,
             **self.meter.figures(steps=self.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
             "batch": f"{batch.digest:016x}",
