@@ -47,6 +47,7 @@ def happening(job):
         if "fail" in happens:
             sys.exit("rank fails")
         if "hang" in happens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)    # the launcher's, at the end, is not to be waited for
             time.sleep(1000)
         if "poison" in happens:
             batch = batch._replace(counts=(float("nan"),) * len(batch.counts))
