@@ -78,6 +78,9 @@ class StudentConfig:
     weight_decay: float = 0.01
     """AdamW's decoupled weight decay, on everything but norms and biases"""
 
+    decay_all: bool = False
+    """weight decay on norms and biases too, as in the official code"""
+
     grad_clip: float = 1.0
     """largest norm of the gradient over all parameters"""
 

@@ -21,11 +21,16 @@ from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, Disen
 from student.dropout import attend
 
 
-def use_fast_layers(encoder) -> None:
-    """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay."""
-    fast = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
+def adapt_deberta(encoder) -> None:
+    """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay.
+
+    And let it and DeBERTa-v2 take an attention mask for every pair of positions.
+    """
+    ours = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
     for module in encoder.modules():
-        module.__class__ = fast.get(type(module), type(module))
+        module.__class__ = ours.get(type(module), type(module))
+    if encoder.config.model_type in ("deberta", "deberta-v2"):
+        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
 
 
 class FusedLayerNorm(DebertaLayerNorm):
@@ -52,6 +57,17 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         context = attend(query, key, value, bias_WHLL, dropout, 1.0)
         return context.transpose(1, 2).flatten(2), None
 
+    def transpose_for_scores(self, x):
+        """(W, L, H e) to (W, H, L, e), in autocast's type.
+
+        transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and
+        it fails when it fills scores with the smallest number of the queries' type (its issue 35332).
+        """
+        kind = x.device.type
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        return super().transpose_for_scores(x)
+
     def _can_shift(self, length: int, rel_embeddings) -> bool:
         shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
         return shifts and not self.talking_head and length <= self.max_relative_positions
@@ -59,9 +75,8 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
     def _projections(self, hidden_states):
         """Query, divided by the scale, key and value: (W, H, L, e)."""
         query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)
-        query = query + self.transpose_for_scores(self.q_bias[None, None, :])
-        value = value + self.transpose_for_scores(self.v_bias[None, None, :])
-        return (query / self._scale()).to(key.dtype), key, value.to(key.dtype)
+        query = (query + self.transpose_for_scores(self.q_bias[None, None, :])) / self._scale()
+        return query, key, value + self.transpose_for_scores(self.v_bias[None, None, :])
 
     def _scale(self) -> float:
         return math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
@@ -73,11 +88,17 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         bias = 0
         if "c2p" in self.pos_att_type:    # column L + i - j of row i; with columns reversed, L - 1 - i + j
             position_key = self.transpose_for_scores(self.pos_proj(positions)).flip(-2)
-            bias = _shifted(query @ position_key.transpose(-1, -2).to(query.dtype), length - 1)
+            bias = _shifted(query @ position_key.transpose(-1, -2), length - 1)
         if "p2c" in self.pos_att_type:    # column L + i - j of row j
             position_query = self.transpose_for_scores(self.pos_q_proj(positions)) / self._scale()
-            bias = bias + _shifted(key @ position_query.transpose(-1, -2).to(key.dtype), length).transpose(-1, -2)
+            bias = bias + _shifted(key @ position_query.transpose(-1, -2), length).transpose(-1, -2)
         return bias
+
+
+def _without_pairwise_mask(embeddings, args, kwargs):
+    """DeBERTa multiplies the embeddings of padding with the mask's zeros, which a mask of pairs does not have."""
+    mask = kwargs.get("mask")
+    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
 
 
 def _shifted(table, first: int):

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
-from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
 
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 from student.errors import RunError
@@ -36,17 +35,10 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
     """
     no_pooler = without_pooler(hf_config)
     if continue_from is not None:
-        encoder = _load_weights(continue_from, hf_config, no_pooler)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            encoder = AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
-    if hf_config.model_type in ("deberta", "deberta-v2"):
-        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
-    for module in encoder.modules():
-        if isinstance(module, DisentangledSelfAttention):
-            module.transpose_for_scores = _in_autocast_dtype(module.transpose_for_scores)
-    return encoder
+        return _load_weights(continue_from, hf_config, no_pooler)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
 
 
 def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
@@ -241,25 +233,6 @@ def _pairwise_mask(encoder, see_WLL):
     if encoder.config._attn_implementation == "sdpa":
         return see_W1LL
     return torch.zeros(see_W1LL.shape, device=see_WLL.device).masked_fill(~see_W1LL, torch.finfo(torch.float32).min)
-
-
-def _without_pairwise_mask(embeddings, args, kwargs):
-    """DeBERTa multiplies the embeddings of padding with the mask's zeros, which a mask of pairs does not have."""
-    mask = kwargs.get("mask")
-    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
-
-
-def _in_autocast_dtype(transpose):
-    """DeBERTa adds float32 biases to its queries behind the products, and so fails in bfloat16: it fills what is masked
-    with the smallest number of the queries' type, which the scores cannot hold (transformers, issue 35332)."""
-
-    def transposed(x):
-        kind = x.device.type
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        return transpose(x)
-
-    return transposed
 
 
 def _check_documents_apart(hf_config) -> None:

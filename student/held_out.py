@@ -68,4 +68,7 @@ class HeldOut:
         loader = Loader(split, masking, self.objective.read_targets, **reading)
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
-        return batch if all(batch.counts) else None
+        if not all(batch.counts):
+            logger.warning("no evaluation: of %d held-out windows no token is masked that carries loss", count)
+            return None
+        return batch

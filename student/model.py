@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from shards.counter import hash_u64
 from student.config import StudentConfig
-from student.deberta import use_fast_layers
+from student.deberta import adapt_deberta
 from student.encoders import attention_inputs, build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
@@ -57,7 +57,7 @@ class Student(nn.Module):
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
         self._last_layer = LastLayer(encoder)
-        use_fast_layers(encoder)
+        adapt_deberta(encoder)
         use_onednn(self)
 
     def forward(self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None):

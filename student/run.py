@@ -11,9 +11,12 @@
 Left out: what is trained (trainer.py).
 """
 
+import fcntl
 import json
+import logging
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 from shards import disk
@@ -21,6 +24,8 @@ from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import remove_leftovers
 from student.config import StudentConfig
 from student.errors import RunError, WriteError
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -62,6 +67,23 @@ class Run:
     def finish(self, result: dict) -> None:
         """Write the summary: from now on the run is finished."""
         replace_json(self.result_file, result)
+
+    @contextmanager
+    def locked(self):
+        """Keep other processes from training this run meanwhile. RunError where one does.
+
+        On a file system without locks nothing is kept; two machines may share one that has them or not.
+        """
+        with open(self.directory / "lock", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"another process is training {self.directory}. Wait for it, stop it, or give another --output."
+                ) from None
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s); start no second process of this run", self.directory, error)
+            yield
 
     def clean(self) -> None:
         """Remove temporaries of a killed process."""

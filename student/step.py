@@ -112,11 +112,12 @@ def term_scales(weights: tuple, counts: tuple) -> list[float]:
 
 
 def build_optimizer(model, config: StudentConfig):
-    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, do not decay."""
+    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, decay if asked for."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    small_decay = config.weight_decay if config.decay_all else 0.0
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": small_decay},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
 

@@ -114,9 +114,16 @@ def _tensorboard(title, directory, settings, step):
     """Event files under tracking/tensorboard. A new one makes TensorBoard forget what is to be done again."""
     from accelerate.tracking import TensorBoardTracker
 
-    known = step if any(directory.glob("tensorboard/events.*")) else 0
+    newest = directory / "tensorboard.step"    # of those that have reached the files; fewer after a kill
+    known = min(step, int("0" + newest.read_text())) if newest.exists() else 0
     first = known + 1 if known else 0
-    tracker = TensorBoardTracker("tensorboard", directory, purge_step=first)
+
+    class Board(TensorBoardTracker):
+        def log(self, values, step, **kwargs):
+            super().log(values, step=step, **kwargs)    # and flushes
+            newest.write_text(str(step))
+
+    tracker = Board("tensorboard", directory, purge_step=first)
     tracker.main_process_only = False
     tracker.start()
     if not known:
@@ -149,6 +156,6 @@ def _trackio(title, directory, settings, step):
 def _id(directory: Path) -> str:
     """Eight hexadecimal digits that belong to this run's directory for good."""
     file = directory / "id"
-    if not file.exists():
+    if not file.exists() or len(file.read_text()) != 8:    # written by halves before a kill
         file.write_text(uuid.uuid4().hex[:8])
     return file.read_text()

@@ -9,7 +9,7 @@ computes (step.py).
 import logging
 import math
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -70,7 +70,7 @@ def _train(config: StudentConfig, ranks: Ranks, progress, prepare, started: floa
     places = run.places() | {"store": str(store.path), "plan": store.plan_id}
     if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
         return result | places | {"already_finished": True}
-    with _own_randomness(ranks.device), StopSignals() as signals:
+    with _locked(run, ranks), _own_randomness(ranks.device), StopSignals() as signals:
         trainer = Trainer(config, store, task, task.build().to(ranks.device), run, ranks=ranks,
                           progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
@@ -82,10 +82,7 @@ def _open(config: StudentConfig, ranks: Ranks, prepare):
     check_trackers(config.track)
     store = _open_store(config)
     task = prepare(config, store)
-    run = Run(config, store, task.architecture, create=ranks.is_first)
-    if ranks.is_first and run.result() is None:
-        run.clean()
-    return store, task, run
+    return store, task, Run(config, store, task.architecture, create=ranks.is_first)
 
 
 class Trainer:
@@ -154,13 +151,22 @@ class Trainer:
         kept = self.steps in self.checkpoints.kept_steps
         evaluated = kept or _every(self.config.eval_every, self.steps)
         if evaluated:
-            line["held_out"] = self.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
+            line["held_out"] = self.figures = self._evaluated()
             line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
         if evaluated or _every(self.config.log_every, self.steps):
             self._log(**line)
         if kept or _every(self.config.save_every, self.steps):
             self._save()
         self._report(loss=line["loss"])
+
+    def _evaluated(self) -> dict:
+        try:
+            return self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"evaluation after step {self.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
+                f" the effective batch stays as it is. Last whole checkpoint: {self.saved or 'none'}."
+            ) from error
 
     def _update(self, step, batch, waited) -> dict:
         """Do the step and count it; returns its line for the log."""
@@ -317,6 +323,16 @@ def _open_store(config: StudentConfig):
 
 def _every(interval: int, step: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+@contextmanager
+def _locked(run: Run, ranks: Ranks):
+    """The run's directory for this run's processes alone, without what killed ones have left there."""
+    with ExitStack() as held:
+        ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
+        if ranks.is_first:
+            run.clean()
+        yield
 
 
 @contextmanager

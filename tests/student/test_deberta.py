@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DebertaConfig, DebertaModel
 
-from student.deberta import ShiftedSelfAttention, use_fast_layers
+from student.deberta import ShiftedSelfAttention, adapt_deberta
 
 LENGTH = 12
 PADDED = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
@@ -27,7 +27,7 @@ def models(**settings):
     for weight in stock.parameters():
         torch.nn.init.normal_(weight, std=0.2)    # biases are born as zeros, which would hide mistakes
     ours = copy.deepcopy(stock)
-    use_fast_layers(ours)
+    adapt_deberta(ours)
     return stock, ours
 
 

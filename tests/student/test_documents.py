@@ -19,6 +19,7 @@ from transformers import (
 
 from student.batches import Loader
 from student.config import StudentConfig
+from student.deberta import adapt_deberta
 from student.encoders import attention_inputs, build_encoder, encoder_config
 from student.errors import RunError
 from student.held_out import HeldOut
@@ -48,6 +49,7 @@ DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11 + [2] * 4, [0] * 13 + [1] * 5 + [-1
 
 def scrambled(hf_config):
     encoder = build_encoder(hf_config, seed=0).eval()
+    adapt_deberta(encoder)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in encoder.parameters():    # norms and biases too, and attention far from uniform

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModel, BartConfig, BertConfig, DebertaC
 from student.config import NAMED_ENCODERS, StudentConfig
 from student.encoders import build_encoder, encoder_config
 from student.errors import RunError
+from student.model import Student
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 # Without embeddings and pooler, counted by hand from the papers. A BERT layer has 12 d^2 + 13 d.
@@ -75,7 +76,7 @@ def test_transformers_picks_sdpa_where_it_has_it(family, ids_store):
 
 def test_every_family_trains_in_bfloat16(family, ids_store):
     """The arithmetic of a GPU by default. DeBERTa as transformers has it fails there."""
-    encoder = build_encoder(config_of(family, ids_store, dropout=0.0), seed=0)
+    encoder = Student(build_encoder(config_of(family, ids_store, dropout=0.0), 0), 7, tied=False, seed=0).encoder
     ids = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
     exact = encoder(ids).last_hidden_state
     with torch.autocast("cpu", torch.bfloat16):

@@ -6,6 +6,7 @@ from tiny_store import log_of
 
 from student.config import StudentConfig
 from student.errors import TrainingError
+from student.held_out import HeldOut
 from student.memory import largest_that_fits, peak_memory
 from student.model import Student
 from student.trainer import train
@@ -51,6 +52,16 @@ def test_where_nothing_fits_the_error_says_so(ids_store, settings, monkeypatch):
     allow(monkeypatch, 0)
     with pytest.raises(TrainingError, match="Not even one window fits"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
+
+
+def test_too_little_memory_for_an_evaluation_is_one_line_too(ids_store, settings, monkeypatch):
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(HeldOut, "evaluate", full)
+    with pytest.raises(TrainingError, match="evaluation after step 2: CUDA out of memory. Take a smaller") as caught:
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"eval_every": 2, "checkpoints": (1,)}))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_largest_of_the_halves_is_found():

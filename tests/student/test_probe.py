@@ -231,3 +231,12 @@ def test_settings_of_a_probe():
         ProbeConfig(encoder="bert-2x32")
     assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()
     assert ProbeConfig(probe_input="logits").identity() != ProbeConfig().identity()
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2"], indirect=True)
+def test_a_deberta_student_of_documents_apart_is_read_as_it_was_trained(family, lsp_store, settings, tmp_path):
+    """Its embeddings must not be multiplied with a mask of pairs, which fits by chance where width equals length."""
+    _, export = exported(str(family), Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    apart = {"documents_apart": True, "store": str(lsp_store.path), "max_steps": 2, "lr": 0.05}
+    settings = {name: value for name, value in settings.items() if name != "encoder"}
+    assert train_probe(ProbeConfig(**settings | apart | {"student": str(export)}))["steps"] == 2

@@ -15,7 +15,7 @@ from tiny_store import log_of
 import student.tracking
 from student.config import TRACKERS, StudentConfig
 from student.errors import RunError
-from student.tracking import Trackers, figures_of
+from student.tracking import Trackers, _id, figures_of
 from student.trainer import train
 
 INSTALLED = tuple(name for name in TRACKERS if find_spec("accelerate") and find_spec(name))
@@ -130,6 +130,33 @@ def test_a_run_that_was_not_tracked_before_is_shown_whole(ids_store, settings):
     train(config)
     losses = tensorboard_points(config.output / "tracking", "loss")
     assert [step for step, _ in losses] == list(range(1, 9))
+
+
+def test_a_run_that_was_not_tracked_for_a_while_lacks_nothing(ids_store, settings):
+    pytest.importorskip("tensorboard")
+    common = settings | {"store": str(ids_store.path), "objective": "mlm", "save_every": 1}
+
+    def stop_at(last):
+        def stop(*args, step, **figures):
+            if step >= last:
+                raise KeyboardInterrupt
+
+        return stop
+
+    for last, track in ((2, ("tensorboard",)), (5, ())):
+        with pytest.raises(KeyboardInterrupt):
+            train(StudentConfig(**common, track=track), stop_at(last))
+    config = StudentConfig(**common, track=("tensorboard",))
+    train(config)
+    losses = tensorboard_points(config.output / "tracking", "loss")
+    assert [step for step, _ in losses] == list(range(1, 9))
+
+
+def test_an_id_that_was_cut_is_made_anew(tmp_path):
+    first = _id(tmp_path)
+    assert len(first) == 8 and _id(tmp_path) == first
+    (tmp_path / "id").write_text("")
+    assert len(_id(tmp_path)) == 8
 
 
 def test_nothing_is_imported_unless_asked_for(ids_store, settings, monkeypatch):

@@ -17,8 +17,9 @@ import student.trainer
 from student.config import OBJECTIVES, StudentConfig
 from student.encoders import weights_fingerprint
 from student.errors import Interrupted, RunError, TrainingError
+from student.model import build_student
 from student.objectives import Mlm
-from student.step import learning_rate
+from student.step import build_optimizer, learning_rate
 from student.trainer import train
 
 # What must not depend on interruptions; times do.
@@ -280,6 +281,11 @@ def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
     assert result["held_out"] == {} and result["improvement"] is None
 
 
+def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, settings, caplog):
+    result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"mask_rate": 0.03}))
+    assert result["held_out"] == {} and "no evaluation: of 20 held-out windows no token is masked" in caplog.text
+
+
 @pytest.mark.parametrize(("objective", "k"), [("mlm", 0), ("mlsm", 24)])
 def test_a_store_without_training_windows_is_one_clear_line(settings, tmp_path, objective, k):
     store = write_store(tmp_path / "store", k=k, train_windows=0)
@@ -292,6 +298,49 @@ def test_an_epoch_smaller_than_the_batch_fills_up_from_the_next(settings, tmp_pa
     config = StudentConfig(store=store.path, objective="mlm", **settings)
     assert train(config)["tokens"] > 8 * 12 * 10
     assert len({line["batch"] for line in log_of(config.output).values()}) == 8
+
+
+def test_norms_and_biases_decay_if_asked_for(ids_store):
+    for decay_all, expected in ((False, 0.0), (True, 0.01)):
+        config = StudentConfig(encoder="bert-2x32", decay_all=decay_all)
+        model = build_student(config, ids_store, Mlm(ids_store))
+        matrices, rest = build_optimizer(model, config).param_groups
+        assert matrices["weight_decay"] == 0.01 and rest["weight_decay"] == expected
+        assert {weight.ndim for weight in rest["params"]} == {1}
+
+
+TRAINED_ELSEWHERE = """
+    import json, sys, time
+    import torch
+    from student.config import StudentConfig
+    from student.trainer import train
+
+    torch.set_num_threads(1)
+
+    def wait_at_step_3(stage, done, total, *, step=0, **figures):
+        if step == 3:
+            print("waiting", flush=True)
+            sys.stdin.readline()
+
+    train(StudentConfig(**json.loads(sys.argv[1])), wait_at_step_3)
+"""
+
+
+def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp_path):
+    unbroken = train_unbroken(ids_store, settings, tmp_path)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    command = [sys.executable, "-c", textwrap.dedent(TRAINED_ELSEWHERE), json.dumps(config.to_json())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
+        assert first.stdout.readline() == "waiting\n"
+        begun = config.output / "checkpoints" / ".step-00000009.tmp"    # a save under way
+        begun.mkdir(parents=True)
+        with pytest.raises(RunError, match="another process is training.*Wait for it"):
+            train(config)
+        assert begun.exists()
+        first.communicate("go on\n")
+    assert first.returncode == 0
+    assert_same_run(unbroken.output, config.output)
 
 
 def test_learning_rate_rises_and_falls_linearly():
