@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 from evaluation.summaries import duration
 
-OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden"}
+OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden", "--student", "--continue-from"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
@@ -154,7 +155,7 @@ def main(argv=None):
         if debug:
             raise
         code = _exit_code(error)
-        if not (is_follower() and type(error).__name__ == "PeerError"):
+        if not (is_follower() and _is_told(error, code)):
             _complain(_one_line(error), code)
     sys.exit(code)
 
@@ -178,6 +179,7 @@ def run(argv):
 def _run_verb(name, verb, argv):
     recipe = None if name in TOOLS else _take_value(argv, "--recipe")
     print_config = name not in TOOLS and _take_flag(argv, "--print-config")
+    given = recipe is not None
     settings, recipe = parse_settings(name, verb, argv, recipe)
     if print_config:
         print(_as_yaml(name, settings), end="")
@@ -185,7 +187,8 @@ def _run_verb(name, verb, argv):
     _quiet_libraries(downloads=not name.startswith("train-"))
     with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
         if name not in TOOLS:
-            progress.note(f"{name}, recipe {recipe}" if recipe else name)
+            implied = "" if given else " (the demonstration's settings; --recipe NAME|FILE for others)"
+            progress.note(f"{name}, recipe {recipe}{implied}" if recipe else name)
         _pass_on_notes(progress)
         result = _load(verb.function)(settings, progress)
     if not is_follower():
@@ -268,7 +271,8 @@ def parse_settings(name, verb, argv, recipe=None):
     """Recipe and flags to a settings object.
 
     Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher,
-    --tokenizer or --hidden ask for other material: real text must not be cut to the demonstration's two million tokens.
+    --tokenizer, --hidden, --student or --continue-from ask for other material: real text must not be cut to the
+    demonstration's two million tokens, nor real weights be trained with its rates.
     Returns  (settings, name of the recipe or None)
     """
     is_asked_for = recipe is not None
@@ -298,8 +302,19 @@ def _parse_flags(name, verb, argv, default):
     except SystemExit as end:
         if not end.code:  # --help
             raise
-        text = " ".join(messages.getvalue().translate(dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")).split())
-        raise ValueError(text.removeprefix(f"Value error Error parsing {type(default).__name__}: ")) from None
+        said = _message_of(messages.getvalue(), type(default).__name__)
+        raise ValueError(f"{said} All flags:  mlsm {name} --help") from None
+
+
+def _message_of(framed, settings_name):
+    """The message inside of tyro's frame, without its title, its parts on single flags and its hint."""
+    lines = [line.strip("│ ") for line in framed.splitlines() if line.startswith("│")] or framed.splitlines()
+    parts = " ".join(" ".join(lines).split())
+    for part in ("─", "Argument helptext", "Perhaps you meant", "For full helptext"):
+        parts = parts.partition(part)[0]
+    guess = re.search(r"Perhaps you meant:? *[─ ]*(--[\w-]+)", " ".join(lines))
+    parts = parts.strip().rstrip(".").removeprefix(f"Error parsing {settings_name}: ")
+    return f"{parts}. Did you mean {guess[1]}?" if guess else f"{parts}."
 
 
 def _recipe_settings(recipe, verb, settings_class, is_asked_for):
@@ -338,10 +353,13 @@ def _field(key):
 def _typed(settings_class, name, value):
     """YAML's types to the dataclass's: lists become tuples, strings become paths where a path is meant."""
     hint = str(next(field.type for field in dataclasses.fields(settings_class) if field.name == name))
-    if isinstance(value, list):
-        return tuple(value)
     if "tuple" in hint and value is not None:
-        return (value,)
+        values = value if isinstance(value, list) else [value]
+        return tuple(map(float, values)) if "float" in hint else tuple(values)
+    if isinstance(value, bool) != (hint == "<class 'bool'>"):
+        raise ValueError(f"{name} is {'a switch, true or false' if 'bool' in hint else 'no switch'}, found {value!r}")
+    if hint == "<class 'int'>" and isinstance(value, str) and float(value).is_integer():  # YAML: 1e5 is a string
+        return int(float(value))
     if "Path" in hint and isinstance(value, str):
         return Path(value)
     if hint in ("<class 'float'>", "float | None") and isinstance(value, str):  # YAML: 1e-4, without a dot
@@ -448,6 +466,12 @@ def _one_line(error):
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
+
+
+def _is_told(error, code):
+    """Whether the first process of this machine tells a follower's error, too."""
+    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
+    return same_for_all or type(error).__name__ == "PeerError"
 
 
 def _complain_of_quarantine(reports):

@@ -187,7 +187,7 @@ def _trained_rows(result):
         (
             "trained",
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
-            + (f", first step after {first_step:.1f} s" if first_step else ""),
+            + (f", first step {first_step:.1f} s after loading" if first_step else ""),
         ),
     ]
     return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])

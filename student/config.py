@@ -51,7 +51,8 @@ class StudentConfig:
     needed); or a Hugging Face config: Hub id, config.json or directory (./bert-base if it has one of these names)"""
 
     continue_from: Path | None = None
-    """directory or export that AutoModel loads: the encoder is that one, with its weights, instead of fresh"""
+    """run, export or directory of safetensors that AutoModel loads: the encoder is that one, with its weights,
+    whatever `encoder` says"""
 
     documents_apart: bool = False
     """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
@@ -140,6 +141,12 @@ class StudentConfig:
     """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
     def __post_init__(self):
+        for name in ("continue_from", "output"):    # from Python a string will do
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Path(getattr(self, name)))
+        for name, kind in (("checkpoints", int | float), ("track", str)):
+            if isinstance(getattr(self, name), kind):
+                object.__setattr__(self, name, (getattr(self, name),))
         for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every", "keep_last"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
         for name in ("save_every", "eval_every", "weight_decay", "seed"):
@@ -165,7 +172,9 @@ class StudentConfig:
 
     def identity(self) -> dict:
         """The settings that decide what is trained, as plain JSON values."""
-        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL}
+        unused = {"encoder"} if self.continue_from is not None else set()
+        unused |= {"kappa"} if self.objective != "mtl" else set()
+        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused}
 
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
@@ -182,9 +191,15 @@ class StudentConfig:
         return self.objective
 
     @property
+    def initial_weights(self) -> Path | None:
+        """The directory that `continue_from` means: of a run, its export."""
+        whole_run = self.continue_from is not None and (self.continue_from / "export").is_dir()
+        return self.continue_from / "export" if whole_run else self.continue_from
+
+    @property
     def encoder_source(self) -> str:
         """Where the architecture comes from: `continue_from` if that is set, else `encoder`."""
-        return self.encoder if self.continue_from is None else str(self.continue_from)
+        return self.encoder if self.continue_from is None else str(self.initial_weights)
 
     def checkpoint_steps(self) -> list[int]:
         """Optimiser steps after which a checkpoint is kept; the last step is always one of them."""

@@ -79,7 +79,12 @@ def encoder_config(config: StudentConfig, store):
     Raises RunError where there is no such config, it is no encoder, or its tokenizer or vocabulary is another.
     """
     if config.continue_from is not None and not config.continue_from.is_dir():
-        raise RunError(f"--continue-from {config.continue_from} is not a directory. Give an export of a run.")
+        raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
+    if config.continue_from is not None and not any(config.initial_weights.glob("*.safetensors")):
+        raise RunError(
+            f"--continue-from {config.initial_weights} holds no safetensors file. Others could execute code and are not"
+            f" loaded: save the model again with transformers' save_pretrained."
+        )
     named = _named_config(config.encoder) if config.continue_from is None else None
     hf_config = _load_config(config.encoder_source, store) if named is None else named
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:

@@ -107,7 +107,7 @@ class Student(nn.Module):
 
 def build_student(config: StudentConfig, store, objective) -> Student:
     """The untrained student of a run, float32, on the CPU."""
-    encoder = build_encoder(encoder_config(config, store), config.seed, config.continue_from)
+    encoder = build_encoder(encoder_config(config, store), config.seed, config.initial_weights)
     return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
 
 

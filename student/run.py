@@ -22,7 +22,7 @@ from pathlib import Path
 from shards import disk
 from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import remove_leftovers
-from student.config import StudentConfig
+from student.config import OPERATIONAL, StudentConfig
 from student.errors import RunError, WriteError
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def run_identity(config: StudentConfig, store, encoder_config: dict) -> dict:
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = config.identity()
     if config.continue_from is not None:    # its content counts, not its place
-        weights = sorted(config.continue_from.glob("*.safetensors"))
+        weights = sorted(config.initial_weights.glob("*.safetensors"))
         settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
     return {
         "settings": settings,
@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RunError(f"{path} is not JSON ({error}). Give another --output, or delete it.") from None
+        raise RunError(f"{path} is not JSON ({error}). Give another --output, or delete {path.parent}.") from None
 
 
 def replace_json(path: Path, value: dict) -> None:
@@ -152,13 +152,18 @@ def _replace_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         disk.rename(temporary, path)
+    except OSError as error:
+        raise WriteError(f"{path} could not be written: {error}. Make room, and run the same command.") from error
     finally:
         disk.discard(temporary)
     disk.fsync_path(path.parent)
 
 
 def _operational(config: StudentConfig) -> dict:
-    return {name: value for name, value in config.to_json().items() if name not in config.identity()}
+    settings = {name: value for name, value in config.to_json().items() if name in OPERATIONAL}
+    if config.store is not None and "://" not in str(config.store):
+        settings["store"] = os.path.abspath(config.store)
+    return settings
 
 
 def _check_same_run(directory: Path, found: dict, expected: dict, store) -> None:

@@ -35,7 +35,7 @@ def student_task(config: StudentConfig, store) -> Task:
     hf_config = encoder_config(config, store)
 
     def build() -> Student:
-        encoder = build_encoder(hf_config, config.seed, config.continue_from)
+        encoder = build_encoder(hf_config, config.seed, config.initial_weights)
         return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
 
     return Task("train-student", objective, hf_config.to_diff_dict(), build, export_student)

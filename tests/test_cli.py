@@ -1,6 +1,7 @@
 """The command line as a person uses it: real processes, exit codes, one clear line for an error."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,10 +16,10 @@ from shards.verify import verify
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def mlsm(*arguments, cwd=ROOT, check=None):
+def mlsm(*arguments, cwd=ROOT, check=None, **environment):
     """Run `python cli.py …`; `check` is the expected exit code."""
     command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
-    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
     if check is not None:
         assert run.returncode == check, run.stdout + run.stderr
     return run
@@ -93,6 +94,8 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),
         (["train-student", "--store", "/nowhere/store"], 3, "is not a store"),
         (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
+        (["train-student", "--objective", "mlsmm"], 2, "error: invalid choice 'mlsmm' for argument"),
+        (["train-student", "--mask-rte", "2"], 2, "options: --mask-rte, 2. Did you mean --mask-rate?"),
         (["train-probe"], 2, "no finished mlsm"),
         (["export-student"], 2, "no run with a checkpoint"),
         (["export-student", "--checkpoint", "half"], 2, "found half"),
@@ -256,6 +259,37 @@ def test_numbers_without_a_dot_in_a_recipe(tmp_path):
     (tmp_path / "r.yaml").write_text("train-student: {lr: 1e-4}\n")
     run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", check=0)
     assert yaml.safe_load(run.stdout)["train-student"]["lr"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("max-steps: 1e3", None),
+        ("checkpoints: [0.5, '1']", None),
+        ("checkpoints: [a]", "could not convert string to float"),
+        ("documents-apart: maybe", "documents_apart is a switch, true or false, found 'maybe'"),
+        ("max-steps: yes", "max_steps is no switch, found True"),
+    ],
+)
+def test_types_in_a_recipe(tmp_path, setting, message):
+    (tmp_path / "r.yaml").write_text(f"train-student: {{{setting}}}\n")
+    run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", check=2 if message else 0)
+    if message:
+        assert message in error_line(run)
+    else:
+        found = yaml.safe_load(run.stdout)["train-student"]
+        assert found["max_steps"] in (1000, 100_000) and found["checkpoints"][-1] == 1.0
+
+
+def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
+    run = mlsm("train-student", "--continue-from", tmp_path, "--print-config", check=0)
+    assert yaml.safe_load(run.stdout)["train-student"]["max_steps"] == 100_000
+
+
+def test_a_follower_leaves_errors_that_all_meet_to_the_first_process(tmp_path):
+    arguments = ("train-student", "--store", "/nowhere/store")
+    assert "is not a store" in error_line(mlsm(*arguments, cwd=tmp_path, check=3, RANK="0", LOCAL_RANK="0"))
+    assert mlsm(*arguments, cwd=tmp_path, check=3, RANK="1", LOCAL_RANK="1").stderr == ""
 
 
 def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):

@@ -117,6 +117,13 @@ def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
         encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
 
 
+def test_weights_that_could_execute_code_are_refused(ids_store, tmp_path):
+    build_encoder(TINY_BERT, seed=0).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(RunError, match="holds no safetensors file"):
+        encoder_config(settings_for("bert-2x32", continue_from=tmp_path), ids_store)
+
+
 def test_weights_to_continue_from_lie_in_a_directory(ids_store, tmp_path, monkeypatch):
     """The name of a model on the Hub has no weights that the run's identity could hold."""
     monkeypatch.chdir(tmp_path)

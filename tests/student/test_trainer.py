@@ -363,6 +363,8 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     first = train(StudentConfig(**common))
     again = common | {"continue_from": Path(first["export"]), "output": tmp_path / "again", "max_steps": 1}
     train(StudentConfig(**again))
+    of_run = StudentConfig(**again | {"continue_from": first["run"], "encoder": "bert-base"})
+    assert train(of_run)["already_finished"], "a run means its export, and leaves no choice of encoder"
     start = json.loads((tmp_path / "again" / "log.jsonl").read_text().splitlines()[0])
     exported = AutoModel.from_pretrained(first["export"], dtype=torch.float32, add_pooling_layer=False)
     assert start["initial_encoder"] == weights_fingerprint(exported)
