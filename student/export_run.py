@@ -127,7 +127,7 @@ def _task(run: Path, description: dict, store) -> Task:
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, store)
-    objective = OBJECTIVES[settings["objective"]](store, settings["kappa"])
+    objective = OBJECTIVES[settings["objective"]](store)
 
     def build() -> Student:
         encoder = build_encoder(AutoConfig.for_model(**architecture), settings["seed"])

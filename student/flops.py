@@ -53,7 +53,7 @@ def count_flops(module, **inputs) -> int:
     # does not. As fake tensors, because transformers looks for padding in real ones.
     # Not compiled: torch.compile would give up on the forward pass here, and leave it alone from then on.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with eager, FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FlopCounterMode(display=False) as counter:
         tensors = [*module.named_parameters(), *module.named_buffers()]
         state = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors}
         fakes = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from shards import disk
 from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import remove_leftovers
-from student.config import OPERATIONAL, StudentConfig
+from student.config import StudentConfig
 from student.errors import RunError, WriteError
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _replace_text(path: Path, text: str) -> None:
 
 
 def _operational(config: StudentConfig) -> dict:
-    settings = {name: value for name, value in config.to_json().items() if name in OPERATIONAL}
+    settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
     if config.store is not None and "://" not in str(config.store):
         settings["store"] = os.path.abspath(config.store)
     return settings
