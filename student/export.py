@@ -22,7 +22,7 @@ import torch
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForMaskedLM
 
-from student.lsp_model import lsp_facts, quiet_transformers, save_lsp_head
+from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -36,6 +36,14 @@ HEAD_LAYOUTS = {
     "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
 }
 LINEAGE_FILE = "lineage.json"
+PROBE_FILE = "probe.safetensors"
+# Every name, as a pattern, that a file of an export of any kind, family and tokenizer may have.
+EXPORT_FILES = (
+    "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
+    "model.safetensors.index.json", HEAD_FILE, CONFIG_FILE, PROBE_FILE, LINEAGE_FILE, "README.md",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spm.model", "spiece.model", "sentencepiece.bpe.model",
+)
 # Settings of a store that tell how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher", "teacher": "teacher's fingerprint", "layer": "layer of the teacher",

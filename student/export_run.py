@@ -8,6 +8,7 @@ export (export.py, probe.py), the Hub (hub.py).
 import json
 import shutil
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -19,7 +20,7 @@ from student.checkpoint import Checkpoints
 from student.config import StudentConfig
 from student.encoders import build_encoder
 from student.errors import RunError
-from student.export import LINEAGE_FILE, export_student
+from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
 from student.hub import PRIVATE_FILES, Revision, push
 from student.model import Student
@@ -45,7 +46,7 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     checkpoints, description = _open_run(run)
     path, state = _find(checkpoints, config.checkpoint)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
-    _check_output(output)
+    _check_output(output, run)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
     if not config.dry_run:
         _publish(output, lambda directory: _export(run, description, path, state, directory), path)
@@ -84,10 +85,18 @@ def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     return found
 
 
-def _check_output(output: Path) -> None:
-    in_use = output.exists() and (not output.is_dir() or any(output.iterdir()))
-    if in_use and not (output / LINEAGE_FILE).is_file():
-        raise RunError(f"{output} is in use and holds no export. Nothing was changed. Give another --output.")
+def _check_output(output: Path, run: Path) -> None:
+    """RunError where writing the output would replace anything but an export."""
+    remedy = "Nothing was changed. Give another --output."
+    if output.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {remedy}")
+    if not output.exists():
+        return
+    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    if (names or not output.is_dir()) and not (output / LINEAGE_FILE).is_file():
+        raise RunError(f"{output} is in use and holds no export. {remedy}")
+    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
+        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {remedy}")
 
 
 def _publish(output: Path, fill, checkpoint: Path) -> None:

@@ -30,6 +30,7 @@ from student.errors import RunError
 from student.export import (
     LINEAGE_FILE,
     LSP_LOADING,
+    PROBE_FILE,
     CardText,
     auto_loading,
     has_known_head,
@@ -55,7 +56,6 @@ from student.trainer import silent, train
 
 logger = logging.getLogger(__name__)
 
-PROBE_FILE = "probe.safetensors"
 PROBE_FACT = "probe_input"    # in lsp_config.json
 _FROZEN = slice(None)         # all outputs of a loaded student are LSPs
 

@@ -150,6 +150,32 @@ def test_what_cannot_be_exported_is_one_clear_line(finished, tmp_path, monkeypat
         ExportConfig(checkpoint="half")
 
 
+@pytest.mark.parametrize("mine", [".git/HEAD", "notes.txt", "resume/student.safetensors"])
+def test_an_export_with_more_in_it_is_not_replaced(mine, finished, tmp_path):
+    out = ExportConfig(run=finished, output=tmp_path / "out")
+    export_run(out)
+    (tmp_path / "out" / mine).parent.mkdir(exist_ok=True)
+    (tmp_path / "out" / mine).write_text("mine")
+    with pytest.raises(RunError, match=f"what no export writes: {mine.split('/')[0]}\\. Nothing was changed"):
+        export_run(out)
+    assert (tmp_path / "out" / mine).read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", [".", "export", "checkpoints/new", "checkpoints/step-00000002", "../link/export"])
+def test_an_output_in_a_run_is_refused(place, finished):
+    (finished.parent / "link").symlink_to(finished)
+    before = files(finished)
+    with pytest.raises(RunError, match="lies in the run"):
+        export_run(ExportConfig(run=finished, output=finished / place))
+    assert files(finished) == before
+
+
+def test_every_file_of_every_export_can_be_replaced(family, lsp_store, tmp_path):
+    for objective in (Mlsm(lsp_store), Mtl(lsp_store)):
+        _, export = exported(family, objective, lsp_store, tmp_path / objective.name)
+        exporting._check_output(export, tmp_path / "run")
+
+
 def test_a_run_without_the_encoders_configuration_says_what_can_be_exported(lsp_store, settings):
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
