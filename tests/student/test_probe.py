@@ -22,6 +22,7 @@ from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
+from student.run import read_json, replace_json
 from student.trainer import train
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
@@ -198,9 +199,58 @@ def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids
     assert train_probe(ProbeConfig(**probing))["steps"] == 8
 
 
-def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(probing, caplog):
-    train_probe(ProbeConfig(**probing | {"documents_apart": True}))
-    assert "trained without --documents-apart" in caplog.text
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(apart, probing, caplog):
+    lineage = Path(probing["student"]) / "lineage.json"
+    lineage.write_text(json.dumps(json.loads(lineage.read_text()) | {"settings": {"documents_apart": not apart}}))
+    train_probe(ProbeConfig(**probing | {"documents_apart": apart}))
+    theirs, ours = ("without", "with") if apart else ("with", "without")
+    assert f"student was trained {theirs} --documents-apart, the probe is {ours}:" in caplog.text
+    caplog.clear()
+    train_probe(ProbeConfig(**probing | {"documents_apart": not apart, "output": probing["output"] / "2"}))
+    assert "documents-apart" not in caplog.text
+
+
+@pytest.mark.parametrize("probe_input", ["softmax", "logits"])
+def test_a_probe_is_not_probed(probe_input, probing, tmp_path):
+    train_probe(ProbeConfig(**probing | {"probe_input": probe_input}))
+    for source in (probing["output"], probing["output"] / "export"):
+        with pytest.raises(RunError, match="is a probe; give the student that it probes"):
+            train_probe(ProbeConfig(**probing | {"student": str(source), "output": tmp_path / "second"}))
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, lsp_store, settings, monkeypatch):
+    def refused(student):
+        with pytest.raises(RunError) as caught:
+            train_probe(ProbeConfig(**probing | {"student": str(student), "store": None, "output": None}))
+        return str(caught.value)
+
+    run = settings["output"]
+    monkeypatch.chdir(run.parent)
+    for mistyped in (run / "nothing", "./nothing", "runs/students/nothing", "export/nothing", "nothing/"):
+        assert f"no such directory: {mistyped}" in refused(mistyped)
+    for on_the_hub in ("someone/student", "student"):
+        assert "Name a store of its tokenizer" in refused(on_the_hub)
+    with pytest.raises(RunError, match="is no directory, and no repository on the Hub"):
+        LspModel.from_pretrained("someone/student")
+    train(StudentConfig(store=lsp_store.path, **settings))
+    (run / "export").rename(run.parent / "taken")
+    assert f"{run} is unfinished; finish it, or:  mlsm export-student {run}" in refused(run)
+
+
+def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
+    run = settings["output"]
+    train(StudentConfig(store=lsp_store.path, **settings))
+    description = read_json(run / "config.json")
+    description["operational"]["store"] = lsp_store.path.name
+    replace_json(run / "config.json", description)
+    probe = probing | {"student": str(run), "output": run.parent / "probe", "store": None}
+    monkeypatch.chdir(run.parent)
+    with pytest.raises(RunError, match=f"trained on {lsp_store.path.name}, relative to another directory.*--store"):
+        train_probe(ProbeConfig(**probe))
+    monkeypatch.chdir(lsp_store.path.parent)
+    assert train_probe(ProbeConfig(**probe))["steps"] == 8
 
 
 def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path):
