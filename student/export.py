@@ -14,6 +14,7 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -167,7 +168,7 @@ def auto_loading(auto_class: str) -> str:
 
 
 LSP_LOADING = """\
-Distributions over the latent semantic properties of text:
+Distributions over the latent semantic properties of text; this needs the package `mlsm`:
 
 ```python
 from student.lsp_model import LspModel
@@ -178,6 +179,15 @@ lsps.tokens, lsps.top(5)
 A pooler that `AutoModel` adds is newly initialised; none was trained. `lsp_head.safetensors` maps the last hidden
 state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
 and norm epsilon of the encoder's config."""
+
+
+def loading_code(directory: Path) -> str:
+    """The code of an export's card that loads it, with its directory for PATH; empty where the card has none."""
+    card = directory / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    section = text.partition("\n## Loading\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.sub(r"\bPATH\b", lambda _: repr(str(directory)), "\n".join(blocks))
 
 
 def _card(text: CardText, lineage: dict) -> str:

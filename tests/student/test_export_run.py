@@ -1,6 +1,8 @@
 import json
+import re
 import resource
 import shutil
+import textwrap
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from evaluation.summaries import exported as show_export
 from student import export_run as exporting
 from student.config import StudentConfig
 from student.encoders import encoder_config
@@ -281,3 +284,20 @@ def test_a_dry_run_lists_what_a_checkpoint_that_is_not_kept_would_be(unfinished,
     export_run(replace(config, dry_run=False, push_to_hub=None))
     there = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     assert row == {"branch": "main", "directory": str(tmp_path / "out"), "files": there} and len(there) > 5
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "mlm"])
+def test_the_summary_has_the_lines_of_the_card_which_load_the_export(objective, lsp_store, settings, tmp_path):
+    train(StudentConfig(store=lsp_store.path, **settings | {"objective": objective, "checkpoints": (1.0,)}))
+    config = ExportConfig(run=settings["output"], output=tmp_path / "o'ut")
+    summary = show_export(export_run(config), config)
+    loading = summary.partition("Load it:")[2]
+    names = {}
+    exec(textwrap.dedent(loading.replace("The bank raised its rates.", "w1 w2")), names)
+    assert names["model"].config.hidden_size == 32 and names["tokenizer"].vocab_size == lsp_store.vocab_size
+    assert ("lsps" in names) == (objective == "mlsm")
+    code = re.findall(r"```python\n(.*?)```", (tmp_path / "o'ut" / "README.md").read_text(), re.DOTALL)
+    for line in "".join(code).splitlines():
+        assert f"  {line.replace('PATH', repr(str(config.output)))}\n" in loading + "\n"
+    dry = replace(config, dry_run=True)
+    assert "Load it" not in show_export(export_run(dry), dry)
