@@ -7,6 +7,7 @@ One function a verb, named by cli.VERBS. Left out: doing anything, and errors (c
 
 import sys
 from pathlib import Path
+from textwrap import indent
 
 
 def command():
@@ -164,6 +165,10 @@ def exported(report, settings):
     verb = "would be" if report["dry_run"] else "is"
     rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]
     lines = [f"\nThe checkpoint {verb} exported.", table(rows)]
+    if not report["dry_run"]:
+        from student.export import loading_code
+
+        lines.append("\nLoad it:\n\n" + indent(loading_code(Path(report["export"])).strip(), "  "))
     if "revisions" in report:
         lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
         lines.append(table([(row["branch"], _files_of(row)) for row in report["revisions"]]))

@@ -14,6 +14,7 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ import torch
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForMaskedLM
 
-from student.lsp_model import lsp_facts, quiet_transformers, save_lsp_head
+from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -36,6 +37,14 @@ HEAD_LAYOUTS = {
     "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
 }
 LINEAGE_FILE = "lineage.json"
+PROBE_FILE = "probe.safetensors"
+# Every name, as a pattern, that a file of an export of any kind, family and tokenizer may have.
+EXPORT_FILES = (
+    "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
+    "model.safetensors.index.json", HEAD_FILE, CONFIG_FILE, PROBE_FILE, LINEAGE_FILE, "README.md",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spm.model", "spiece.model", "sentencepiece.bpe.model",
+)
 # Settings of a store that tell how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher", "teacher": "teacher's fingerprint", "layer": "layer of the teacher",
@@ -159,7 +168,7 @@ def auto_loading(auto_class: str) -> str:
 
 
 LSP_LOADING = """\
-Distributions over the latent semantic properties of text:
+Distributions over the latent semantic properties of text; this needs the package `mlsm`:
 
 ```python
 from student.lsp_model import LspModel
@@ -170,6 +179,15 @@ lsps.tokens, lsps.top(5)
 A pooler that `AutoModel` adds is newly initialised; none was trained. `lsp_head.safetensors` maps the last hidden
 state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
 and norm epsilon of the encoder's config."""
+
+
+def loading_code(directory: Path) -> str:
+    """The code of an export's card that loads it, with its directory for PATH; empty where the card has none."""
+    card = directory / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    section = text.partition("\n## Loading\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.sub(r"\bPATH\b", lambda _: repr(str(directory)), "\n".join(blocks))
 
 
 def _card(text: CardText, lineage: dict) -> str:

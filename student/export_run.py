@@ -7,9 +7,13 @@ export (export.py, probe.py), the Hub (hub.py).
 
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -18,13 +22,13 @@ from shards.reader import Store
 from student.checkpoint import Checkpoints
 from student.config import StudentConfig
 from student.encoders import build_encoder
-from student.errors import RunError
-from student.export import LINEAGE_FILE, export_student
+from student.errors import RunError, WriteError
+from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
 from student.hub import PRIVATE_FILES, Revision, push
 from student.model import Student
 from student.objectives import OBJECTIVES
-from student.probe import probe_task
+from student.probe import probe_task, recorded_store
 from student.probe_config import ProbeConfig
 from student.run import read_json
 from student.task import Task
@@ -39,20 +43,26 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     api      huggingface_hub.HfApi, or what stands in for it
     Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
              address (None before it is) and revisions: {branch, directory, files: name -> bytes}
-    Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses
+    Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
+             where the output cannot be written
     """
     run = config.run or newest_run()
     checkpoints, description = _open_run(run)
     path, state = _find(checkpoints, config.checkpoint)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
-    _check_output(output)
+    _check_output(output, run)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
-    if not config.dry_run:
-        _publish(output, lambda directory: _export(run, description, path, state, directory), path)
+    with _reading(path):
+        write = _writer(run, description, path, state, config.store)
+        if not config.dry_run:
+            _publish(output, write)
     if config.push_to_hub is not None:
-        main = path if config.dry_run else output
-        revisions = [*_branches(checkpoints), Revision("main", main, f"Step {state['step']}")]
-        report |= _pushed(config, revisions, progress, api)
+        main = Revision("main", path if config.dry_run and _is_kept(path) else output, f"Step {state['step']}")
+        branches = _branches(checkpoints)
+        if config.dry_run:
+            report |= _rehearsed(config.push_to_hub, branches, main, write)
+        else:
+            report |= _pushed(config, [*branches, main], progress, api)
     return report | {"dry_run": config.dry_run}
 
 
@@ -84,37 +94,69 @@ def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     return found
 
 
-def _check_output(output: Path) -> None:
-    in_use = output.exists() and (not output.is_dir() or any(output.iterdir()))
-    if in_use and not (output / LINEAGE_FILE).is_file():
-        raise RunError(f"{output} is in use and holds no export. Nothing was changed. Give another --output.")
+def _check_output(output: Path, run: Path) -> None:
+    """RunError where writing the output would replace anything but an export."""
+    remedy = "Nothing was changed. Give another --output."
+    if output.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {remedy}")
+    if not output.exists():
+        return
+    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    if (names or not output.is_dir()) and not (output / LINEAGE_FILE).is_file():
+        raise RunError(f"{output} is in use and holds no export. {remedy}")
+    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
+        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {remedy}")
 
 
-def _publish(output: Path, fill, checkpoint: Path) -> None:
+@contextmanager
+def _reading(checkpoint: Path):
+    """Where a checkpoint goes while it is read, RunError says so."""
     try:
-        publish_directory(output, fill)
-    except FileNotFoundError:
+        yield
+    except OSError:
         if checkpoint.exists():
             raise
         raise RunError(f"the run replaced {checkpoint} while it was read. Run the same command again.") from None
+
+
+@contextmanager
+def _writing(directory: Path):
+    try:
+        yield
+    except (OSError, SafetensorError) as error:    # the latter is what save_pretrained raises on a full disk
+        raise WriteError(
+            f"{directory} could not be written: {_reason(error)}. Nothing was changed. Make room, and run the"
+            f" same command."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """One reason; shutil.copytree raises a list, (source, copy, reason) of every file."""
+    is_list = isinstance(error, shutil.Error) and isinstance(error.args[0], list)
+    return error.args[0][0][-1] if is_list else str(error)
+
+
+def _publish(output: Path, write) -> None:
+    with _writing(output):
+        publish_directory(output, write)
 
 
 def _is_kept(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def _export(run: Path, description: dict, path: Path, state: dict, directory: Path) -> None:
+def _writer(run: Path, description: dict, path: Path, state: dict, store: str | None):
+    """write(directory), which writes the export into an existing directory; all that it needs has been read."""
     if _is_kept(path):
         private = shutil.ignore_patterns(*(pattern.removesuffix("/*") for pattern in PRIVATE_FILES))
-        shutil.copytree(path, directory, ignore=private, dirs_exist_ok=True)
-        return
-    store = _open_store(run, description)
+        return lambda directory: shutil.copytree(path, directory, ignore=private, dirs_exist_ok=True)
+    store = _open_store(run, description, store)
     task = _task(run, description, store)
     model = task.build()
     model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
     lineage = {name: state[name] for name in ("step", "tokens", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
-    task.export(model.eval(), directory, task.objective, store, lineage)
+    return lambda directory: task.export(model.eval(), directory, task.objective, store, lineage)
 
 
 def _task(run: Path, description: dict, store) -> Task:
@@ -146,17 +188,19 @@ def _probe_task(run: Path, description: dict, store) -> Task:
     return task
 
 
-def _open_store(run: Path, description: dict):
-    path, expected = description["operational"]["store"], description["store"]
-    store = Store.open(path, expected["plan"])
+def _open_store(run: Path, description: dict, place: str | None):
+    place = place or recorded_store(run, description["operational"]["store"])
+    expected = description["store"]
+    store = Store.open(place, expected["plan"])
     if store.target_id != expected["target"]:
-        raise RunError(f"{path} is no longer the store of {run}. Put that back, or give the step of a kept checkpoint.")
+        raise RunError(f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint.")
     return store
 
 
 def _baseline(run: Path) -> dict:
-    """Held-out figures of the constant prediction, from the newest start line of the run's log."""
-    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    """Held-out figures of the constant prediction, from the newest start line of the run's log; none without one."""
+    log = run / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     starts = [json.loads(line) for line in lines if '"baseline"' in line]
     return starts[-1]["baseline"] if starts else {}
 
@@ -167,8 +211,20 @@ def _branches(checkpoints: Checkpoints) -> list[Revision]:
 
 
 def _pushed(config: ExportConfig, revisions: list[Revision], progress, api) -> dict:
-    address = None
-    if not config.dry_run:
-        address = push(config.push_to_hub, revisions, private=config.private, progress=progress, api=api)
-    rows = [{"branch": r.branch, "directory": str(r.directory), "files": r.files()} for r in revisions]
-    return {"repository": config.push_to_hub, "address": address, "revisions": rows}
+    address = push(config.push_to_hub, revisions, private=config.private, progress=progress, api=api)
+    return {"repository": config.push_to_hub, "address": address, "revisions": [_row(r) for r in revisions]}
+
+
+def _rehearsed(repository: str, branches: list[Revision], main: Revision, write) -> dict:
+    """What would be pushed. What would be `main` and is not a kept checkpoint is written for its sizes, and removed."""
+    rows = [*map(_row, branches), _row(main)]
+    if main.directory not in [branch.directory for branch in branches]:
+        with TemporaryDirectory() as temporary:
+            with _writing(Path(temporary)):
+                write(Path(temporary))
+            rows[-1]["files"] = main._replace(directory=Path(temporary)).files()
+    return {"repository": repository, "address": None, "revisions": rows}
+
+
+def _row(revision: Revision) -> dict:
+    return {"branch": revision.branch, "directory": str(revision.directory), "files": revision.files()}

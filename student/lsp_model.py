@@ -15,6 +15,7 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 """
 
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -176,9 +177,26 @@ def load_encoder(source, revision: str | None = None) -> nn.Module:
 
 
 def export_of(source):
-    """The export of a finished run's directory; anything else as it is."""
-    export = Path(source) / "export"
-    return export if export.is_dir() else source
+    """The export of a finished run's directory; anything else as it is.
+
+    Raises RunError where a run is unfinished, or there is no such directory and the name cannot be one on the Hub
+    """
+    path = Path(source)
+    if (path / "export").is_dir():
+        return path / "export"
+    if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
+        raise RunError(f"{source} is unfinished; finish it, or:  mlsm export-student {source}")
+    if not path.is_dir() and not _may_be_on_the_hub(str(source)):
+        raise RunError(
+            f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
+        )
+    return source
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    """Whether it is NAME or SOMEONE/NAME, and SOMEONE no directory here."""
+    lies_here = "/" in name and Path(name).parent.is_dir()
+    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name) is not None and not lies_here
 
 
 def find_file(source, name: str, revision: str | None = None) -> str:
@@ -186,10 +204,16 @@ def find_file(source, name: str, revision: str | None = None) -> str:
     try:
         return cached_file(source, name, revision=revision)
     except OSError:
+        if not Path(source).is_dir():
+            raise RunError(
+                f"{source} is no directory, and no repository on the Hub with {name} that can be reached. Expected the"
+                f" export of an mlsm, naive-mlsm or mtl student: a finished run, its export, a kept checkpoint or a Hub"
+                f" id."
+            ) from None
         raise RunError(
             f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, naive-mlsm or mtl"
-            f" student: a finished run, its export, a kept checkpoint or a Hub id. An unfinished run's newest"
-            f" checkpoint:  mlsm export-student RUN"
+            f" student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:"
+            f"  mlsm export-student RUN"
         ) from None
 
 

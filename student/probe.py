@@ -24,12 +24,14 @@ from torch import nn
 from transformers import AutoTokenizer
 from transformers.modeling_outputs import MaskedLMOutput
 
+from shards.reader import is_url
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.errors import RunError
 from student.export import (
     LINEAGE_FILE,
     LSP_LOADING,
+    PROBE_FILE,
     CardText,
     auto_loading,
     has_known_head,
@@ -55,7 +57,6 @@ from student.trainer import silent, train
 
 logger = logging.getLogger(__name__)
 
-PROBE_FILE = "probe.safetensors"
 PROBE_FACT = "probe_input"    # in lsp_config.json
 _FROZEN = slice(None)         # all outputs of a loaded student are LSPs
 
@@ -150,6 +151,7 @@ def train_probe(config: ProbeConfig, progress=silent) -> dict:
     if config.student is None:
         config = replace(config, student=str(newest_student()))
         logger.info("student %s (the newest finished run)", config.student)
+    export_of(config.student)    # what it has to say is said before a store is looked for
     if config.store is None:
         config = replace(config, store=_store_of(Path(config.student)))
         logger.info("store %s (the student's own)", config.store)
@@ -216,11 +218,20 @@ def _store_of(student: Path) -> str:
         if (directory / "config.json").is_file():
             settings = read_json(directory / "config.json").get("operational", {})
             if settings.get("store"):
-                return settings["store"]
+                return recorded_store(directory, settings["store"])
     raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
 
 
+def recorded_store(run: Path, place: str) -> str:
+    """The store that a run's config.json names. RunError where that is relative and was meant from elsewhere."""
+    if is_url(place) or Path(place).is_absolute() or Path(place).exists():
+        return place
+    raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
+
+
 def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dict) -> None:
+    if PROBE_FACT in facts:
+        raise RunError(f"{source} is a probe; give the student that it probes:  --student")
     theirs = AutoTokenizer.from_pretrained(source).get_vocab()
     ours = AutoTokenizer.from_pretrained(store.tokenizer_dir).get_vocab()
     if theirs != ours:
@@ -244,9 +255,10 @@ def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
     """A student reads as it has learned to read."""
     learned = lineage_of_student.get("settings", {}).get("documents_apart", False)
     if learned != config.documents_apart:
+        theirs, ours = ("with", "without") if learned else ("without", "with")
         logger.warning(
-            "the student was trained %s --documents-apart, the probe is not: its outputs will be poorer",
-            "with" if learned else "without",
+            "the student was trained %s --documents-apart, the probe is %s: the student's outputs will be poorer",
+            theirs, ours,
         )
 
 
@@ -256,6 +268,7 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
     if model.probe_input == "softmax":
         what = "distribution over LSPs"
         loading = (
+            "Scores over the vocabulary; this needs the package `mlsm`:\n\n"
             "```python\nfrom student.probe import ProbedLspModel\nmodel = ProbedLspModel.from_pretrained(PATH)\n"
             "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
             "`AutoModel` loads the encoder alone."

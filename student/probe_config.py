@@ -1,8 +1,10 @@
-"""Settings of a linear probe. Imports nothing heavy, so that `--help` stays instant."""
+"""Settings of a linear probe. Imports nothing heavy but tyro, whose markers keep fixed settings from being flags."""
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
+
+from tyro.conf import Fixed, Suppress
 
 from student.config import StudentConfig
 
@@ -40,11 +42,11 @@ class ProbeConfig(StudentConfig):
     output: Path | None = None
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
-    objective: str = field(init=False, default="mlm")
-    kappa: float = field(init=False, default=1.0)
-    encoder: str = field(init=False, default="")
-    continue_from: Path | None = field(init=False, default=None)
-    dropout: float | None = field(init=False, default=None)
+    objective: Suppress[Fixed[str]] = field(init=False, default="mlm")
+    kappa: Suppress[Fixed[float]] = field(init=False, default=1.0)
+    encoder: Suppress[Fixed[str]] = field(init=False, default="")
+    continue_from: Suppress[Fixed[Path | None]] = field(init=False, default=None)
+    dropout: Suppress[Fixed[float | None]] = field(init=False, default=None)
 
     def __post_init__(self):
         if self.probe_input not in PROBE_INPUTS:

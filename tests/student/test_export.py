@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ def as_kd(store, monkeypatch):
     monkeypatch.setattr(store, "kind", "logits")
     monkeypatch.setattr(store, "report", lambda: {"mass_kept": 1.0})
     return Kd(store)
+
+
+def assert_code_of_ours_names_its_package(card):
+    for before in re.split(r"```python\nfrom student\.", card)[:-1]:
+        assert "needs the package `mlsm`:" in before.rstrip().splitlines()[-1]
 
 
 def assert_encoder_is_loadable(model, export):
@@ -100,6 +106,7 @@ def test_the_card_tells_figures_lineage_and_how_to_load(objective, lsp_store, tm
     for part in ("1.5000 | 2.0000", "AutoModel", "| layer of the teacher | `3` |", "99 real tokens", *ids):
         assert part in card.text
     assert ("LspModel" in card.text) == (objective.lsp_columns is not None)
+    assert_code_of_ours_names_its_package(card.text)
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage.items() >= LINEAGE.items() and lineage["objective"] == objective.name
     assert lineage["store"]["target"] == lsp_store.target_id and lineage["store"]["settings"]["layer"] == 3

@@ -1,5 +1,10 @@
 import json
+import re
+import resource
 import shutil
+import textwrap
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,10 +12,11 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from evaluation.summaries import exported as show_export
 from student import export_run as exporting
 from student.config import StudentConfig
 from student.encoders import encoder_config
-from student.errors import RunError
+from student.errors import RunError, WriteError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel
@@ -150,6 +156,32 @@ def test_what_cannot_be_exported_is_one_clear_line(finished, tmp_path, monkeypat
         ExportConfig(checkpoint="half")
 
 
+@pytest.mark.parametrize("mine", [".git/HEAD", "notes.txt", "resume/student.safetensors"])
+def test_an_export_with_more_in_it_is_not_replaced(mine, finished, tmp_path):
+    out = ExportConfig(run=finished, output=tmp_path / "out")
+    export_run(out)
+    (tmp_path / "out" / mine).parent.mkdir(exist_ok=True)
+    (tmp_path / "out" / mine).write_text("mine")
+    with pytest.raises(RunError, match=f"what no export writes: {mine.split('/')[0]}\\. Nothing was changed"):
+        export_run(out)
+    assert (tmp_path / "out" / mine).read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", [".", "export", "checkpoints/new", "checkpoints/step-00000002", "../link/export"])
+def test_an_output_in_a_run_is_refused(place, finished):
+    (finished.parent / "link").symlink_to(finished)
+    before = files(finished)
+    with pytest.raises(RunError, match="lies in the run"):
+        export_run(ExportConfig(run=finished, output=finished / place))
+    assert files(finished) == before
+
+
+def test_every_file_of_every_export_can_be_replaced(family, lsp_store, tmp_path):
+    for objective in (Mlsm(lsp_store), Mtl(lsp_store)):
+        _, export = exported(family, objective, lsp_store, tmp_path / objective.name)
+        exporting._check_output(export, tmp_path / "run")
+
+
 def test_a_run_without_the_encoders_configuration_says_what_can_be_exported(lsp_store, settings):
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
@@ -161,11 +193,13 @@ def test_a_run_without_the_encoders_configuration_says_what_can_be_exported(lsp_
 
 
 def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkeypatch):
-    def gone(run, description, path, state, directory):
-        shutil.rmtree(path)
-        (path / "config.json").read_text()
+    copytree = shutil.copytree
 
-    monkeypatch.setattr(exporting, "_export", gone)
+    def gone(path, *arguments, **named):
+        shutil.rmtree(path)
+        copytree(path, *arguments, **named)
+
+    monkeypatch.setattr(shutil, "copytree", gone)
     with pytest.raises(RunError, match="while it was read. Run the same command again"):
         export_run(ExportConfig(run=finished, output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -178,3 +212,92 @@ def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, 
     export, = [export_run(ExportConfig())["export"]]
     assert export.startswith("runs/exports/mlsm-bert-2x32-seed2-") and export.endswith("-step-00000008")
     assert AutoModel.from_pretrained(export)(IDS).last_hidden_state.shape == (2, 16, 32)
+
+
+@pytest.fixture
+def unfinished(lsp_store, settings):
+    """A run that was stopped after step 3, whose checkpoint is not kept."""
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1.0,)})
+    with pytest.raises(Stopped):
+        train(config, stop_after(4))
+    return config.output
+
+
+@contextmanager
+def files_of_at_most(size):
+    """Writing more into a file fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+@pytest.mark.parametrize(("run", "dry_run"), [("finished", False), ("unfinished", False), ("unfinished", True)])
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(run, dry_run, size, request, tmp_path):
+    run, out = request.getfixturevalue(run), tmp_path / "exports" / "out"
+    out.parent.mkdir()
+    config = ExportConfig(run=run, output=out, push_to_hub="someone/student" if dry_run else None, dry_run=dry_run)
+    with files_of_at_most(size), pytest.raises(WriteError) as caught:
+        export_run(config)
+    message = str(caught.value)
+    assert "\n" not in message and message.count("File too large") == 1 and "Make room" in message
+    assert dry_run != message.startswith(f"{out} could not be written: ")
+    assert not list(out.parent.iterdir())
+
+
+def test_a_copy_of_files_that_fail_has_one_reason(finished, tmp_path, monkeypatch):
+    """copytree goes on after an error and raises the list of all."""
+    def full(*arguments, **named):
+        raise shutil.Error([(name, name, f"[Errno 28] No space left on device: '{name}'") for name in "ab"])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(WriteError, match=r"out could not be written: \[Errno 28\] No space left on device: 'a'\. Noth"):
+        export_run(ExportConfig(run=finished, output=tmp_path / "out"))
+
+
+def test_without_a_log_there_is_no_baseline(unfinished, tmp_path):
+    (unfinished / "log.jsonl").unlink()
+    assert export_run(ExportConfig(run=unfinished, output=tmp_path / "out"))["step"] == 3
+    assert json.loads((tmp_path / "out" / "lineage.json").read_text())["baseline"] == {}
+
+
+def test_a_store_that_the_run_names_from_elsewhere_can_be_named(unfinished, lsp_store, ids_store, tmp_path):
+    description = read_json(unfinished / "config.json")
+    description["operational"]["store"] = "stores/far"
+    replace_json(unfinished / "config.json", description)
+    with pytest.raises(RunError, match="trained on stores/far, relative to another directory.*--store"):
+        export_run(ExportConfig(run=unfinished, output=tmp_path / "out"))
+    with pytest.raises(ValueError, match="has no plan|is not the store of"):
+        export_run(ExportConfig(run=unfinished, output=tmp_path / "out", store=str(ids_store.path)))
+    assert not (tmp_path / "out").exists()
+    export_run(ExportConfig(run=unfinished, output=tmp_path / "out", store=str(lsp_store.path)))
+    assert LspModel.from_pretrained(tmp_path / "out").facts["lsps"] == lsp_store.k
+
+
+def test_a_dry_run_lists_what_a_checkpoint_that_is_not_kept_would_be(unfinished, tmp_path):
+    config = ExportConfig(run=unfinished, output=tmp_path / "out", push_to_hub="someone/student", dry_run=True)
+    row, = export_run(config)["revisions"]
+    assert not (tmp_path / "out").exists()
+    export_run(replace(config, dry_run=False, push_to_hub=None))
+    there = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    assert row == {"branch": "main", "directory": str(tmp_path / "out"), "files": there} and len(there) > 5
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "mlm"])
+def test_the_summary_has_the_lines_of_the_card_which_load_the_export(objective, lsp_store, settings, tmp_path):
+    train(StudentConfig(store=lsp_store.path, **settings | {"objective": objective, "checkpoints": (1.0,)}))
+    config = ExportConfig(run=settings["output"], output=tmp_path / "o'ut")
+    summary = show_export(export_run(config), config)
+    loading = summary.partition("Load it:")[2]
+    names = {}
+    exec(textwrap.dedent(loading.replace("The bank raised its rates.", "w1 w2")), names)
+    assert names["model"].config.hidden_size == 32 and names["tokenizer"].vocab_size == lsp_store.vocab_size
+    assert ("lsps" in names) == (objective == "mlsm")
+    code = re.findall(r"```python\n(.*?)```", (tmp_path / "o'ut" / "README.md").read_text(), re.DOTALL)
+    for line in "".join(code).splitlines():
+        assert f"  {line.replace('PATH', repr(str(config.output)))}\n" in loading + "\n"
+    dry = replace(config, dry_run=True)
+    assert "Load it" not in show_export(export_run(dry), dry)

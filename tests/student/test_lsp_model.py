@@ -93,8 +93,12 @@ def test_it_loads_a_revision_from_the_hub(lsp_store, tmp_path, monkeypatch):
 
 def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
     _, export = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "export")
-    for source in (export, tmp_path / "nothing", "nobody/nothing"):
-        with pytest.raises(RunError, match="no lsp_head.safetensors.*Expected") as caught:
+    sources = {
+        export: "has no lsp_head.safetensors", tmp_path / "nothing": "no such directory",
+        "nobody/nothing": "no repository on the Hub with lsp_head.safetensors",
+    }
+    for source, message in sources.items():
+        with pytest.raises(RunError, match=f"{message}.*Expected") as caught:
             LspModel.from_pretrained(source)
         assert "\n" not in str(caught.value)
 

@@ -13,6 +13,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from cli import VERBS, parse_settings
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.errors import RunError
@@ -21,6 +22,7 @@ from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
+from student.run import read_json, replace_json
 from student.trainer import train
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
@@ -109,6 +111,8 @@ def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_
     assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
     assert weights_fingerprint(LspModel.from_pretrained(export).student) == weights_fingerprint(source)
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
+    before, *_ = (export / "README.md").read_text().split("```python\nfrom student.")
+    assert before.rstrip().endswith("needs the package `mlsm`:")
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage["student"]["objective"] == "mlsm" and lineage["student"]["step"] == 60
 
@@ -197,9 +201,58 @@ def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids
     assert train_probe(ProbeConfig(**probing))["steps"] == 8
 
 
-def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(probing, caplog):
-    train_probe(ProbeConfig(**probing | {"documents_apart": True}))
-    assert "trained without --documents-apart" in caplog.text
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(apart, probing, caplog):
+    lineage = Path(probing["student"]) / "lineage.json"
+    lineage.write_text(json.dumps(json.loads(lineage.read_text()) | {"settings": {"documents_apart": not apart}}))
+    train_probe(ProbeConfig(**probing | {"documents_apart": apart}))
+    theirs, ours = ("without", "with") if apart else ("with", "without")
+    assert f"student was trained {theirs} --documents-apart, the probe is {ours}:" in caplog.text
+    caplog.clear()
+    train_probe(ProbeConfig(**probing | {"documents_apart": not apart, "output": probing["output"] / "2"}))
+    assert "documents-apart" not in caplog.text
+
+
+@pytest.mark.parametrize("probe_input", ["softmax", "logits"])
+def test_a_probe_is_not_probed(probe_input, probing, tmp_path):
+    train_probe(ProbeConfig(**probing | {"probe_input": probe_input}))
+    for source in (probing["output"], probing["output"] / "export"):
+        with pytest.raises(RunError, match="is a probe; give the student that it probes"):
+            train_probe(ProbeConfig(**probing | {"student": str(source), "output": tmp_path / "second"}))
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, lsp_store, settings, monkeypatch):
+    def refused(student):
+        with pytest.raises(RunError) as caught:
+            train_probe(ProbeConfig(**probing | {"student": str(student), "store": None, "output": None}))
+        return str(caught.value)
+
+    run = settings["output"]
+    monkeypatch.chdir(run.parent)
+    for mistyped in (run / "nothing", "./nothing", "runs/students/nothing", "export/nothing", "nothing/"):
+        assert f"no such directory: {mistyped}" in refused(mistyped)
+    for on_the_hub in ("someone/student", "student"):
+        assert "Name a store of its tokenizer" in refused(on_the_hub)
+    with pytest.raises(RunError, match="is no directory, and no repository on the Hub"):
+        LspModel.from_pretrained("someone/student")
+    train(StudentConfig(store=lsp_store.path, **settings))
+    (run / "export").rename(run.parent / "taken")
+    assert f"{run} is unfinished; finish it, or:  mlsm export-student {run}" in refused(run)
+
+
+def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
+    run = settings["output"]
+    train(StudentConfig(store=lsp_store.path, **settings))
+    description = read_json(run / "config.json")
+    description["operational"]["store"] = lsp_store.path.name
+    replace_json(run / "config.json", description)
+    probe = probing | {"student": str(run), "output": run.parent / "probe", "store": None}
+    monkeypatch.chdir(run.parent)
+    with pytest.raises(RunError, match=f"trained on {lsp_store.path.name}, relative to another directory.*--store"):
+        train_probe(ProbeConfig(**probe))
+    monkeypatch.chdir(lsp_store.path.parent)
+    assert train_probe(ProbeConfig(**probe))["steps"] == 8
 
 
 def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path):
@@ -231,6 +284,24 @@ def test_settings_of_a_probe():
         ProbeConfig(encoder="bert-2x32")
     assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()
     assert ProbeConfig(probe_input="logits").identity() != ProbeConfig().identity()
+
+
+def test_what_a_probe_has_not_is_neither_a_flag_nor_a_setting_of_a_recipe(tmp_path, capsys):
+    fixed = {"objective": "kd", "kappa": "2", "encoder": "bert-2x32", "continue-from": "x", "dropout": "0.1"}
+    with pytest.raises(SystemExit):
+        parse_settings("train-probe", VERBS["train-probe"], ["--help"])
+    shown = capsys.readouterr().out
+    assert "--student" in shown and not [name for name in fixed if f"--{name}" in shown]
+    for name, value in fixed.items():
+        for flag in ([f"--{name}", value], [f"--{name}={value}"]):
+            with pytest.raises(ValueError, match=f"Unrecognized options: --{name}"):
+                parse_settings("train-probe", VERBS["train-probe"], flag)
+        recipe = tmp_path / "mine.yaml"
+        recipe.write_text(f"train-probe: {{{name}: {value}}}\n")
+        with pytest.raises(ValueError, match=f"has no setting {name}"):
+            parse_settings("train-probe", VERBS["train-probe"], [], str(recipe))
+    settings, _ = parse_settings("train-probe", VERBS["train-probe"], ["--lr", "0.5"])
+    assert (settings.objective, settings.encoder, settings.dropout, settings.lr) == ("mlm", "", None, 0.5)
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"], indirect=True)
