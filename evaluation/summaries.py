@@ -133,9 +133,10 @@ def training(result, settings):
     lines = [
         f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
         table(store_rows(store.path, store.report()) + _student_rows(result)),
-        "\nLoad it:\n\n  from transformers import AutoModel",
-        f"  model = AutoModel.from_pretrained({result['export']!r})",
+        _how_to_load(result["export"]),
     ]
+    if result["objective"] in ("mlsm", "naive-mlsm"):
+        lines.append(f"\nWords from its LSPs:  {command()} train-probe --student {result['run']}")
     if store.settings.get("teacher_name") == "bundled":
         lines += [
             "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
@@ -147,16 +148,12 @@ def training(result, settings):
 
 def probing(result, settings):
     """The summary of train-probe: what it predicts, how to load it."""
-    loads = ("student.probe", "ProbedLspModel")
-    if settings.probe_input == "logits":
-        loads = ("transformers", "AutoModelForMaskedLM")
     matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
     rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
     return "\n".join([
         f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
         table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
-        f"\nLoad it:\n\n  from {loads[0]} import {loads[1]}",
-        f"  model = {loads[1]}.from_pretrained({result['export']!r})",
+        _how_to_load(result["export"]),
     ])
 
 
@@ -166,13 +163,18 @@ def exported(report, settings):
     rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]
     lines = [f"\nThe checkpoint {verb} exported.", table(rows)]
     if not report["dry_run"]:
-        from student.export import loading_code
-
-        lines.append("\nLoad it:\n\n" + indent(loading_code(Path(report["export"])).strip(), "  "))
+        lines.append(_how_to_load(report["export"]))
     if "revisions" in report:
         lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
         lines.append(table([(row["branch"], _files_of(row)) for row in report["revisions"]]))
     return "\n".join(lines)
+
+
+def _how_to_load(export):
+    """The card's lines that load an export."""
+    from student.export import loading_code
+
+    return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
 
 
 def _files_of(revision):

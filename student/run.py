@@ -161,8 +161,9 @@ def _replace_text(path: Path, text: str) -> None:
 
 def _operational(config: StudentConfig) -> dict:
     settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
-    if config.store is not None and "://" not in str(config.store):
-        settings["store"] = os.path.abspath(config.store)
+    for name in ("store", "student"):    # found again from another directory; a URL or a name on the Hub stays
+        if settings.get(name) is not None and os.path.isdir(settings[name]):
+            settings[name] = os.path.abspath(settings[name])
     return settings
 
 

@@ -1,9 +1,11 @@
 """The command line as a person uses it: real processes, exit codes, one clear line for an error."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -193,11 +195,12 @@ def test_the_two_commands_end_with_a_summary(session):
 
 def test_the_printed_lines_load_the_student(session):
     directory, *_, (_, trained) = session
-    marks = ("  from transformers", "  model = ")
-    lines = [line.strip() for line in trained.stdout.splitlines() if line.startswith(marks)]
-    code = "\n".join([*lines, "import torch", "print(model(torch.tensor([[2, 7, 3]])).last_hidden_state.shape)"])
-    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
-    assert run.returncode == 0 and len(lines) == 2, run.stderr
+    printed = trained.stdout.partition("Load it:\n\n")[2].splitlines()
+    lines = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line[:2].isspace() or not line, printed)))
+    code = "\n".join([lines, "import torch", "print(model(torch.tensor([[2, 7, 3]])).last_hidden_state.shape)"])
+    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True,
+                         env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert run.returncode == 0 and "from transformers import AutoModel" in code, run.stderr
     assert "[1, 3, 32]" in run.stdout
 
 
