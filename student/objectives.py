@@ -27,7 +27,7 @@ ENOUGH_MASS = 0.98    # of a teacher's distribution, below which distillation wa
 _HOLDS = {
     "ids": "token ids only",
     "lsp": "LSP distributions",
-    "logits": "a teacher's distributions over its vocabulary",
+    "logits": "a teacher's distributions over its vocabulary (encode-logits)",
 }
 
 

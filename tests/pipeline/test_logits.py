@@ -341,7 +341,7 @@ def test_the_command_and_the_tools_name_things_rightly(place, tmp_path):
     flags = ["--teacher", place.teacher, "--corpus", *place.corpus, "--top-n", 12, "--max-length", 32]
     encode = ["encode-logits", *flags, "--max-tokens", 20_000, "--unit-tokens", 8_000]
     texts = [mlsm(*encode, cwd=tmp_path).stdout]
-    assert "is finished" in texts[0] and "entries stored" in texts[0] and "show-shards" in texts[0]
+    assert "is finished" in texts[0] and "entries stored" in texts[0] and "--objective kd" in texts[0]
     assert "was finished already" in mlsm(*encode, cwd=tmp_path).stdout
     texts.append(mlsm("show-shards", cwd=tmp_path).stdout)
     texts.append(mlsm("show-shards", "--document", 2, cwd=tmp_path).stdout)
@@ -351,7 +351,7 @@ def test_the_command_and_the_tools_name_things_rightly(place, tmp_path):
         assert not any(word in text for word in ("LSP", "KKT", "solver", "atom", "non-zeros")), text
     assert "dead words" in texts[1] and "head" in texts[1] and "(12 in all, tail" in texts[2]
     run = mlsm("train-student", "--max-steps", 1, cwd=tmp_path, code=3)
-    assert "no store" in run.stderr and "encode-lsp" in run.stderr
+    assert "no finished store of lsp" in run.stderr and "encode-lsp" in run.stderr
     store = next((tmp_path / "runs" / "stores").glob("logits-*"))
     run = mlsm("train-student", "--store", store, "--max-steps", 1, cwd=tmp_path, code=2)
     assert "encode-logits" in run.stderr and "encode-lsp" in run.stderr and run.stderr.count("mlsm: error:") == 1
