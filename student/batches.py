@@ -72,7 +72,8 @@ class Loader:
         share  first and last (exclusive) of its windows to read, for one of several processes; by default all
         """
         first, last = share or (0, batch_windows)
-        window_ids_W, epochs_W = stream(self.windows, seed, step * batch_windows + first, step * batch_windows + last)
+        begin = step * batch_windows
+        window_ids_W, epochs_W = self.windows.stream(seed, begin + first, begin + last)
         return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step), first)
 
     def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float, first_place: int = 0) -> Batch:
@@ -110,14 +111,6 @@ class Loader:
             targets=self.read_targets(self.windows, read, start + window_M, position_M),
             documents_WL=documents_WL,
         )
-
-
-def stream(windows, seed: int, start: int, stop: int):
-    """Windows [start, stop) of the endless sequence of epochs.
-
-    Returns  window ids and the epoch of each, int64 arrays
-    """
-    return windows.stream(seed, start, stop)
 
 
 def read_ahead(load: Callable[[int], Batch], start: int, stop: int):

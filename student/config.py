@@ -110,7 +110,7 @@ class StudentConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
 
     compile: bool = False
-    """torch.compile the student: faster after a first step of minutes; rounds differently"""
+    """torch.compile the student: its first step takes minutes, and it rounds differently"""
 
     activation_checkpointing: bool = False
     """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""

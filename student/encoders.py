@@ -235,7 +235,7 @@ def _positions(documents_WL):
 def _pairwise_mask(encoder, see_WLL):
     """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
     see_W1LL = see_WLL[:, None]
-    if encoder.config._attn_implementation == "sdpa":
+    if encoder.config._attn_implementation != "eager":    # SDPA, with torch's dropout or ours (dropout.py)
         return see_W1LL
     return torch.zeros(see_W1LL.shape, device=see_WLL.device).masked_fill(~see_W1LL, torch.finfo(torch.float32).min)
 

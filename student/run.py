@@ -72,7 +72,7 @@ class Run:
     def locked(self):
         """Keep other processes from training this run meanwhile. RunError where one does.
 
-        On a file system without locks nothing is kept; two machines may share one that has them or not.
+        Warns where the file system has no locks; then nothing keeps them.
         """
         with open(self.directory / "lock", "a") as file:
             try:

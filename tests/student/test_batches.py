@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from student.batches import Loader, read_ahead, stream
+from student.batches import Loader, read_ahead
 from student.masking import Masking
 from student.objectives import Mlm, Mlsm
 
@@ -15,7 +15,7 @@ def loader(store, objective, micro_batch=4, **masks):
 
 def test_the_stream_is_one_epoch_after_the_other(ids_store):
     windows = ids_store.split("train")
-    ids, epochs = stream(windows, 5, 140, 310)
+    ids, epochs = windows.stream(5, 140, 310)
     assert np.array_equal(epochs, [0] * 10 + [1] * 150 + [2] * 10)
     assert sorted(ids[10:160]) == list(range(150))
     expected = [windows.order(5, 0, 140, 150), windows.order(5, 1, 0, 150), windows.order(5, 2, 0, 10)]
@@ -25,7 +25,7 @@ def test_the_stream_is_one_epoch_after_the_other(ids_store):
 def test_a_batch_hides_what_it_asks_for(ids_store):
     reader = loader(ids_store, Mlm(ids_store))
     batch = reader.step(seed=1, step=3, batch_windows=10)
-    window_ids, _ = stream(reader.windows, 1, 30, 40)
+    window_ids, _ = reader.windows.stream(1, 30, 40)
     truth = reader.windows.read(window_ids)
     assert [len(micro.input_WL) for micro in batch.micro] == [4, 4, 2]
     assert batch.tokens == truth.lengths.sum()
@@ -73,7 +73,7 @@ def test_the_rate_follows_the_step(ids_store):
     reader = loader(ids_store, Mlm(ids_store), rate_end=0.6, max_steps=11)
     for step, rate in ((0, 0.15), (5, 0.375), (10, 0.6)):
         batch = reader.step(2, step, 12)
-        truth = reader.windows.read(stream(reader.windows, 2, 12 * step, 12 * step + 12)[0])
+        truth = reader.windows.read(reader.windows.stream(2, 12 * step, 12 * step + 12)[0])
         assert batch.counts[0] == sum(round(rate * (length - 2)) for length in truth.lengths)    # [CLS] and [SEP]
 
 

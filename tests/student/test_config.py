@@ -3,7 +3,9 @@ import sys
 
 import pytest
 
+import student.config
 from student.config import StudentConfig, named_size
+from student.objectives import OBJECTIVES
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,7 @@ def test_settings_import_nothing_heavy():
     code = "import sys, student.config; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_flags_choices_are_the_objectives_there_are():
+    assert tuple(OBJECTIVES) == student.config.OBJECTIVES

@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from transformers import AutoConfig
+from transformers import AutoConfig, BertConfig
 
 from student.dropout import Dropout, attend, drop, use_fast_dropout
-from student.encoders import build_encoder
+from student.encoders import attention_inputs, build_encoder
 
 
 def kept_of(shape, probability, seed=0):
@@ -77,6 +77,17 @@ def test_attention_averages_to_that_without_dropout(mask):
     error = draws.std(dim=0) / len(draws) ** 0.5
     assert ((draws.mean(dim=0) - expected).abs() <= 6 * error + 1e-5).all()
     assert torch.equal(attend(query, key, value, mask, 0.0, 0.3), expected)
+
+
+def test_documents_are_kept_apart_by_a_boolean_mask_as_with_torchs_sdpa():
+    encoder = build_encoder(BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1), 1).eval()
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    ids, apart = torch.arange(5, 11)[None], attention_inputs(encoder, None, documents)
+    before = encoder(ids, **apart).last_hidden_state
+    use_fast_dropout(encoder)
+    apart = attention_inputs(encoder, None, documents)
+    assert apart["attention_mask"].dtype == torch.bool
+    assert torch.allclose(encoder(ids, **apart).last_hidden_state, before, atol=1e-6)
 
 
 def test_an_encoder_drops_out_this_way_in_training_only(family):
