@@ -5,8 +5,7 @@ An objective says which stores it learns from, how many outputs it has, which ta
 term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
 
 To add one: a class here, its entry in OBJECTIVES, its name among the flag's choices (config.py).
-Left out: what is masked (masking.py), the arithmetic of the
-gradient (losses.py).
+Left out: what is masked (masking.py), the arithmetic of the gradient (losses.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
