@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 import uuid
 from contextlib import redirect_stdout
 from importlib.util import find_spec
@@ -117,6 +118,7 @@ def _tensorboard(title, directory, settings, step):
     newest = directory / "tensorboard.step"    # of those that have reached the files; fewer after a kill
     known = min(step, int("0" + newest.read_text())) if newest.exists() else 0
     first = known + 1 if known else 0
+    _wait_for_a_later_name(directory / "tensorboard")
 
     class Board(TensorBoardTracker):
         def log(self, values, step, **kwargs):
@@ -129,6 +131,12 @@ def _tensorboard(title, directory, settings, step):
     if not known:
         tracker.log({"settings": json.dumps(settings, indent=1)}, step=0)
     return tracker, first
+
+
+def _wait_for_a_later_name(directory: Path) -> None:
+    """Sleep until a new event file sorts behind the others: TensorBoard reads them by name, which has whole seconds."""
+    seconds = [int(file.name.split(".")[3]) for file in directory.glob("events.out.tfevents.*")]
+    time.sleep(min(1.0, max(0.0, max(seconds, default=0) + 1 - time.time())))
 
 
 def _wandb(title, directory, settings, step):

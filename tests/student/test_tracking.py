@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -15,7 +16,7 @@ from tiny_store import log_of
 import student.tracking
 from student.config import TRACKERS, StudentConfig
 from student.errors import RunError
-from student.tracking import Trackers, _id, figures_of
+from student.tracking import Trackers, _id, _tensorboard, figures_of
 from student.trainer import train
 
 INSTALLED = tuple(name for name in TRACKERS if find_spec("accelerate") and find_spec(name))
@@ -150,6 +151,19 @@ def test_a_run_that_was_not_tracked_for_a_while_lacks_nothing(ids_store, setting
     train(config)
     losses = tensorboard_points(config.output / "tracking", "loss")
     assert [step for step, _ in losses] == list(range(1, 9))
+
+
+def test_a_run_resumed_within_the_same_second_is_read_in_order(tmp_path):
+    """TensorBoard reads event files by name: the second they were made in, then host and process."""
+    pytest.importorskip("tensorboard")
+    board = tmp_path / "tensorboard"
+    board.mkdir()
+    now = int(time.time())
+    (board / f"events.out.tfevents.{now}.zzz.1.0").touch()
+    tracker, _ = _tensorboard("title", tmp_path, {}, 0)
+    tracker.finish()
+    (made,) = [file.name for file in board.iterdir() if ".zzz." not in file.name]
+    assert int(made.split(".")[3]) > now
 
 
 def test_an_id_that_was_cut_is_made_anew(tmp_path):
