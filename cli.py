@@ -36,12 +36,14 @@ def is_follower():
 
 
 class Verb(NamedTuple):
-    """One command: what it says of itself, its settings class, its function, what prints the result."""
+    """One command: what it says of itself, its settings class, its function, what prints the result, and whether
+    its settings come from recipes."""
 
     summary: str
     settings: str
     function: str
     show: str
+    recipes: bool = True
 
 
 VERBS = {
@@ -92,33 +94,37 @@ VERBS = {
         "student.export_config:ExportConfig",
         "student.export_run:export_run",
         "evaluation.summaries:exported",
+        recipes=False,
     ),
     "derive-shards": Verb(
         "a store with fewer entries a token from a stored one, without the teacher",
         "shards.config:DeriveConfig",
         "cli:derive_shards",
         "evaluation.summaries:encoding",
+        recipes=False,
     ),
     "verify-shards": Verb(
         "is a store whole? names what is damaged and what encodes it again",
         "shards.config:VerifyConfig",
         "cli:verify_shards",
         "evaluation.store_summaries:verification",
+        recipes=False,
     ),
     "show-shards": Verb(
         "what a store holds: statistics, a document with its targets, the settings of two stores",
         "shards.config:ShowConfig",
         "cli:show_shards",
         "evaluation.store_summaries:view",
+        recipes=False,
     ),
     "clean": Verb(
         "remove what killed processes left behind",
         "shards.config:CleanConfig",
         "cli:clean",
         "evaluation.store_summaries:cleaning",
+        recipes=False,
     ),
 }
-TOOLS = {"export-student", "derive-shards", "verify-shards", "show-shards", "clean"}  # they take no recipe
 
 COMMON = "  --debug              show the whole traceback of an error"
 RECIPES = """\
@@ -177,8 +183,8 @@ def run(argv):
 
 
 def _run_verb(name, verb, argv):
-    recipe = None if name in TOOLS else _take_value(argv, "--recipe")
-    print_config = name not in TOOLS and _take_flag(argv, "--print-config")
+    recipe = _take_value(argv, "--recipe") if verb.recipes else None
+    print_config = verb.recipes and _take_flag(argv, "--print-config")
     given = recipe is not None
     settings, recipe = parse_settings(name, verb, argv, recipe)
     if print_config:
@@ -186,7 +192,7 @@ def _run_verb(name, verb, argv):
         return 0
     _quiet_libraries(downloads=not name.startswith("train-"))
     with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
-        if name not in TOOLS:
+        if verb.recipes:
             implied = "" if given else " (the demonstration's settings; --recipe NAME|FILE for others)"
             progress.note(f"{name}, recipe {recipe}{implied}" if recipe else name)
         _pass_on_notes(progress)
@@ -254,12 +260,14 @@ def _with_store(settings, progress, kinds=("lsp", "ids", "logits")):
 
 
 def _overview():
-    verbs = "\n".join(f"  {name:<18} {verb.summary}" for name, verb in VERBS.items())
+    groups = [[f"  {name:<18} {verb.summary}" for name, verb in VERBS.items() if verb.recipes is wanted]
+              for wanted in (True, False)]
+    verbs, tools = map("\n".join, groups)
     return (
         f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
-        f"{verbs}\n\nEvery command has --help, and:\n{COMMON}\n\n"
-        f"The first seven also:\n{RECIPES}\n\n"
+        f"{verbs}\n\n{tools}\n\nEvery command has --help, and:\n{COMMON}\n\n"
+        f"Those of the first group also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
 
@@ -276,7 +284,7 @@ def parse_settings(name, verb, argv, recipe=None):
     Returns  (settings, name of the recipe or None)
     """
     is_asked_for = recipe is not None
-    if recipe is None and name not in TOOLS and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
+    if recipe is None and verb.recipes and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
     values = _recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
@@ -296,7 +304,7 @@ def _parse_flags(name, verb, argv, default):
                 prog=f"mlsm {name}",
                 args=argv,
                 default=default,
-                description=f"{verb.summary}\n\nAlso:\n{COMMON if name in TOOLS else RECIPES + chr(10) + COMMON}",
+                description=f"{verb.summary}\n\nAlso:\n{RECIPES + chr(10) + COMMON if verb.recipes else COMMON}",
                 config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as end:

@@ -10,8 +10,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def bench_file(name):
     """Path of a file of the bench data, in $MLSM_DATA/bench or ../shared/bench; skips the test without it."""
+    return _found("bench", name)
+
+
+def data_path(name):
+    """Path of a file or directory of the evaluation data, in $MLSM_DATA/data or ../shared/data; skips likewise."""
+    return _found("data", name)
+
+
+def _found(folder, name):
     places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
     for place in [*places, ROOT.parent / "shared"]:
-        if (place / "bench" / name).is_file():
-            return place / "bench" / name
-    pytest.skip(f"no bench/{name}: set MLSM_DATA to the directory that contains bench/")
+        if (place / folder / name).exists():
+            return place / folder / name
+    pytest.skip(f"no {folder}/{name}: set MLSM_DATA to the directory that contains {folder}/")

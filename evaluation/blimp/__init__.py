@@ -1,0 +1,1 @@
+"""BLiMP: which of two sentences does a masked language model find likelier?"""

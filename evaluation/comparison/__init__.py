@@ -1,0 +1,1 @@
+"""Averages, significance and figures from records of evaluations."""

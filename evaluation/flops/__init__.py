@@ -1,0 +1,1 @@
+"""What pre-training costs in floating-point operations, counted by formula and measured."""

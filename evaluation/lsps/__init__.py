@@ -1,0 +1,1 @@
+"""What each latent semantic property stands for: tokens, contexts, neighbours, senses."""

@@ -1,0 +1,72 @@
+"""Figures that look alike and are the same bytes each time: SVG and PNG, with their data as CSV.
+
+    figure, axes = new_figure(width=1.0)
+    axes.plot(layers, f1)
+    files = save_figure(figure, directory / "layers", header, rows)
+
+Drawn without a display or global state: pyplot is not imported. Left out: what is drawn.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+from pipeline.files import appearing_whole
+
+SIZE = (6.4, 4.0)    # inches of a figure one text column wide
+DOTS_PER_INCH = 150
+STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "svg.fonttype": "none",    # text stays text: searchable, small
+    "svg.hashsalt": "mlsm",    # otherwise ids are random
+}
+
+
+class PlotError(ValueError):
+    """matplotlib is not there."""
+
+
+def new_figure(width=1.0, rows=1, columns=1):
+    """A figure `width` text columns wide and its axes, one or an array of (rows, columns).
+
+    Raises  PlotError, which says what to install
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PlotError('figures need matplotlib. Run:  pip install "mlsm[eval]"   (or matplotlib)') from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0] * width, SIZE[1] * rows), layout="constrained")
+        return figure, figure.subplots(rows, columns)
+
+
+def save_figure(figure, stem, header, rows):
+    """Write <stem>.svg, .png and .csv, each whole or not at all. Returns their paths.
+
+    header, rows  what was drawn, for the CSV
+    """
+    import matplotlib
+
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png", ".csv")]
+    with matplotlib.rc_context(STYLE):
+        with appearing_whole(paths[0]) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        with appearing_whole(paths[1]) as file:
+            figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    with appearing_whole(paths[2]) as file:
+        file.write(_as_csv(header, rows).encode())
+    return paths
+
+
+def _as_csv(header, rows):
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    return text.getvalue()

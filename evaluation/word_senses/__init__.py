@@ -1,0 +1,1 @@
+"""The layer-choice diagnostic: how well do the LSPs of a layer tell word senses apart?"""
