@@ -1,5 +1,6 @@
 # make demo   install into .venv and run the two commands
-# make test   the same .venv with the test extras; lint and the whole suite
+# make test   the same .venv with the test extras; lint and the whole suite, a process a core (OpenMP's threads would
+#             only wait for one another)
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make lint   ruff alone
 
@@ -11,7 +12,7 @@ demo: .venv/installed
 	$(BIN)/python cli.py train-student
 
 test: .venv/installed-test lint
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 faults: .venv/installed-test
 	HF_HUB_OFFLINE=1 MLSM_FAULT_CASES=1000 $(BIN)/python -m pytest tests/faults
