@@ -19,12 +19,11 @@ import os
 import re
 import signal
 import sys
-import time
 import warnings
-from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.summaries import duration
+from evaluation.progress import Progress
+from recipes.reading import names_of, recipe_settings
 
 OWN_MATERIAL = {"--corpus", "--teacher", "--tokenizer", "--hidden", "--student", "--continue-from"}
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
@@ -287,7 +286,7 @@ def parse_settings(name, verb, argv, recipe=None):
     if recipe is None and verb.recipes and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
         recipe = "quickstart"
     settings_class = _load(verb.settings)
-    values = _recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
+    values = recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
     default = settings_class(**values)
     return _parse_flags(name, verb, argv, default), recipe
 
@@ -325,83 +324,13 @@ def _message_of(framed, settings_name):
     return f"{parts}. Did you mean {guess[1]}?" if guess else f"{parts}."
 
 
-def _recipe_settings(recipe, verb, settings_class, is_asked_for):
-    import yaml
-
-    path = _recipe_file(recipe)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"recipe {path}: not readable as YAML: {_one_line(error)}") from None
-    known = _names_of(settings_class)
-    sections = values if isinstance(values, dict) else {None: values}
-    if not all(isinstance(section, dict | None) for section in sections.values()):
-        raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
-    if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
-        raise ValueError(f"recipe {path} says nothing of {verb}. It has sections for: {', '.join(map(str, sections))}")
-    section = sections.get(verb) or {}
-    if verb == "learn-dictionary":  # the part of encode-lsp that it does
-        shared = sections.get("encode-lsp") or {}
-        section = {key: value for key, value in shared.items() if _field(key) in known} | section
-    unknown = sorted(key for key in section if _field(key) not in known)
-    if unknown:
-        raise ValueError(
-            f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
-        )
-    try:
-        return {_field(key): _typed(settings_class, _field(key), value) for key, value in section.items()}
-    except ValueError as error:
-        raise ValueError(f"recipe {path}, {verb}: {error}") from None
-
-
-def _field(key):
-    return key.replace("-", "_")
-
-
-def _typed(settings_class, name, value):
-    """YAML's types to the dataclass's: lists become tuples, strings become paths where a path is meant."""
-    hint = str(next(field.type for field in dataclasses.fields(settings_class) if field.name == name))
-    if "tuple" in hint and value is not None:
-        values = value if isinstance(value, list) else [value]
-        return tuple(map(float, values)) if "float" in hint else tuple(values)
-    if isinstance(value, bool) != (hint == "<class 'bool'>"):
-        raise ValueError(f"{name} is {'a switch, true or false' if 'bool' in hint else 'no switch'}, found {value!r}")
-    if hint == "<class 'int'>" and isinstance(value, str) and float(value).is_integer():  # YAML: 1e5 is a string
-        return int(float(value))
-    if "Path" in hint and isinstance(value, str):
-        return Path(value)
-    if hint in ("<class 'float'>", "float | None") and isinstance(value, str):  # YAML: 1e-4, without a dot
-        return float(value)
-    return value
-
-
-def _recipe_file(recipe):
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        return Path(recipe)
-    from importlib.resources import files
-
-    directory = files("recipes")
-    path = Path(str(directory / f"{recipe.replace('-', '_')}.yaml"))
-    if not path.is_file():
-        known = sorted(
-            entry.name[:-5].replace("_", "-") for entry in directory.iterdir() if entry.name.endswith(".yaml")
-        )
-        raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
-    return path
-
-
 def _as_yaml(name, settings):
     import yaml
 
     from pipeline.config import plain
 
     values = plain(settings)
-    return yaml.safe_dump({name: {key: values[key] for key in values if key in _names_of(settings)}}, sort_keys=False)
-
-
-def _names_of(settings):
-    """Names of what can be set; the other fields are fixed."""
-    return [field.name for field in dataclasses.fields(settings) if field.init]
+    return yaml.safe_dump({name: {key: values[key] for key in values if key in names_of(settings)}}, sort_keys=False)
 
 
 def _take_flag(argv, flag):
@@ -449,7 +378,7 @@ def _pass_on_notes(progress):
     """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
     handler = logging.Handler()
     handler.emit = lambda record: progress.note(record.getMessage())
-    for package in ("pipeline", "shards", "student"):
+    for package in ("evaluation", "pipeline", "shards", "student"):
         logger = logging.getLogger(package)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
@@ -498,73 +427,6 @@ def _complain_of_quarantine(reports):
 def _complain(message, code):
     print(f"mlsm: error: {message}", file=sys.stderr)
     return code
-
-
-# -- progress ---------------------------------------------------------------------------------------------
-
-
-class Progress:
-    """Renders `progress(stage, done, total, unit=..., **figures)`: bars on a terminal, lines elsewhere."""
-
-    SECONDS_BETWEEN_LINES = 10
-
-    def __init__(self, stream):
-        self._stream, self._bars, self._tasks = stream, None, {}
-        self._stage, self._began, self._first, self._last_line = None, 0.0, 0, 0.0
-        if stream.isatty():
-            self._bars = _rich_bars(stream)
-
-    def __enter__(self):
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_):
-        if self._bars:
-            self._bars.stop()
-
-    def note(self, text):
-        """A line that stays."""
-        if self._bars:
-            self._bars.console.print(text, highlight=False)
-        else:
-            print(text, file=self._stream, flush=True)
-
-    def __call__(self, stage, done, total, unit="tokens", **figures):
-        now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._began, self._first, self._last_line = stage, now, done, 0.0
-        rate = (done - self._first) / max(1e-9, now - self._began)
-        facts = [f"{rate:,.0f} {unit}/s"] if rate else []
-        facts += [
-            f"{name} {value:,.4g}" if isinstance(value, float | int) else f"{name} {value}"
-            for name, value in figures.items()
-        ]
-        if self._bars:
-            self._bar(stage, done, total, ", ".join(facts))
-        elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            left = f" of {total:,}, {duration((total - done) / rate)} left" if total and rate and total > done else ""
-            self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
-
-    def _bar(self, stage, done, total, facts):
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
-        self._bars.update(self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts)
-
-
-def _rich_bars(stream):
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description:>10}"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
-        console=Console(file=stream),
-    )
 
 
 if __name__ == "__main__":
