@@ -117,6 +117,13 @@ VERBS = {
         "evaluation.store_summaries:view",
         recipes=False,
     ),
+    "count-flops": Verb(
+        "operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses",
+        "evaluation.flops.config:CountFlopsConfig",
+        "evaluation.flops.count:count_flops",
+        "evaluation.flops.summary:counted",
+        recipes=False,
+    ),
     "clean": Verb(
         "remove what killed processes left behind",
         "shards.config:CleanConfig",
