@@ -89,6 +89,12 @@ VERBS = {
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
     ),
+    "sweep": Verb(
+        "a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k",
+        "evaluation.sweeps.config:SweepConfig",
+        "evaluation.sweeps.sweep:sweep",
+        "evaluation.sweeps.summary:swept",
+    ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
@@ -456,7 +462,7 @@ def _pass_on_notes(progress):
     """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
     handler = logging.Handler()
     handler.emit = lambda record: progress.note(record.getMessage())
-    for package in ("pipeline", "shards", "student"):
+    for package in ("evaluation", "pipeline", "shards", "student"):
         logger = logging.getLogger(package)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)

@@ -36,7 +36,7 @@ def draw(result, directory):
     axes.set_xlabel("R: times each encoded token is trained on (epochs x runs)")
     axes.set_ylabel("operations of a run, % of MLM")
     axes.set_title("dashed: teacher and solver at every step", fontsize=9)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.42), fontsize=8)
+    axes.legend(loc="upper left", fontsize=8)
     header = ["R", "offline", "online_our_solver", *online]
     rows = [[f"{r:.4g}", *(f"{value:.3f}" for value in (percent, ours, *online.values()))]
             for r, percent in zip(reuse, offline, strict=True)]  # fmt: skip
