@@ -14,9 +14,7 @@ import logging
 from itertools import product
 from pathlib import Path
 
-from evaluation.flops.encoders import Encoder
-from evaluation.flops.pretraining import teacher_flops
-from evaluation.flops.solver import solver_flops
+from evaluation.flops.lineage import store_flops
 from evaluation.plots import new_figure, save_figure
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.errors import SweepError
@@ -26,6 +24,7 @@ from pipeline.config import EncodeConfig
 from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from shards.manifest import fingerprint
+from shards.reader import Store
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ def _rows(settings, parts, f1_of, progress):
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
         trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
-        rows.append(_row(settings, layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
+        rows.append(_row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
     return rows
 
 
@@ -90,10 +89,7 @@ def _named(progress, part):
     return lambda stage, *args, **kwargs: progress(f"{stage} {part}", *args, **kwargs)
 
 
-def _row(settings, layer, k, report, trained):
-    teacher = Encoder.find(settings.teacher)
-    windows = report["tokens"] / settings.max_length
-    encoding = teacher_flops(teacher, layer, windows, settings.max_length)
+def _row(layer, k, report, trained):
     return {
         "layer": layer,
         "k": k,
@@ -104,7 +100,7 @@ def _row(settings, layer, k, report, trained):
         "improvement": trained["improvement"],
         "tokens_per_second": trained["tokens_per_second"],
         "student_flops": trained["flops"],
-        "encoding_flops": encoding + solver_flops(report["tokens"], k, teacher.width),
+        "encoding_flops": store_flops(Store.open(report["store"], report["plan"])),
         "finished_before": report["finished_before"] and trained.get("already_finished", False),
     }
 

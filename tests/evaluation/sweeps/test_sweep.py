@@ -73,8 +73,9 @@ def test_figures_are_those_of_the_runs(result):
         assert row["held_out_kl"] == kept["held_out_loss"] and row["student_flops"] == kept["flops"] > 0
         assert row["improvement"] == pytest.approx(1 - row["held_out_kl"] / row["marginal_kl"])
     one, three = (row["encoding_flops"] for row in result["rows"])
+    windows = Store.open(result["rows"][0]["store"]).report()["windows"]
     a_layer = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 32 * 32    # of a token: products with weights; scores and means
-    assert three - one == pytest.approx(2 * a_layer * Store.open(result["rows"][0]["store"]).report()["tokens"])
+    assert three - one == pytest.approx(2 * a_layer * windows * 32)
 
 
 def test_table_note_and_files(settings, result):
