@@ -1,50 +1,53 @@
-"""Settings of a sweep over layers or over k, the demonstration's where nothing is given. Imports nothing heavy."""
+"""Settings of a sweep over layers or over k; its parts are settings of both stages. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline.config import EncodeConfig
+from student.config import StudentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
     """Encode several layers (or k) in one pass of the teacher, then train one student on each, all else equal."""
 
-    layer: tuple[int, ...] = (2, 4, 6, 8, 9, 10, 11, 12)
+    layer: tuple[int, ...] = EncodeConfig.layer
     """Layers of the teacher; several of these, or several --k."""
-    k: tuple[int, ...] = (1024,)
+    k: tuple[int, ...] = EncodeConfig.k
     """Numbers of latent semantic properties."""
-    teacher: str = "bundled"
+    teacher: str = EncodeConfig.teacher
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
-    corpus: tuple[str, ...] = ("docstrings",)
+    corpus: tuple[str, ...] = EncodeConfig.corpus
     """As of encode-lsp."""
-    max_length: int = 128
+    max_length: int = EncodeConfig.max_length
     """Window length in tokens, special tokens included."""
-    max_tokens: int | None = 1_000_000
-    """Tokens that are encoded; a recipe's `null` means the whole corpus."""
-    unit_tokens: int = 262_144
+    max_tokens: int | None = None
+    """Tokens that are encoded; the whole corpus when not given."""
+    unit_tokens: int = EncodeConfig.unit_tokens
     """About this many tokens make one shard; an interruption costs at most about a shard of every store."""
-    lam: float = 0.05
+    lam: float = EncodeConfig.lam
     """Penalty of equation 2, in units of a correlation."""
     top_n: int = 32
     """Largest entries kept of each token's distribution."""
-    dictionary_tokens: int = 100_000
+    dictionary_tokens: int = EncodeConfig.dictionary_tokens
     """Hidden vectors in each dictionary's training sample."""
-    encoder: str = "bert-2x128"
+    encoder: str = StudentConfig.encoder
     """The students' encoder, as of train-student."""
-    dropout: float | None = 0.0
-    """The students' dropout; a recipe's `null` means what the encoder's config says."""
-    max_steps: int = 300
+    dropout: float | None = None
+    """The students' dropout; not given: what the encoder's config says."""
+    max_steps: int = StudentConfig.max_steps
     """Optimiser steps of each student."""
-    batch_windows: int = 64
+    batch_windows: int = StudentConfig.batch_windows
     """Windows per optimiser step."""
-    micro_batch: int = 64
+    micro_batch: int = StudentConfig.micro_batch
     """Windows per forward and backward pass."""
-    lr: float = 1e-3
+    lr: float = StudentConfig.lr
     """Peak learning rate."""
-    warmup: float = 0.05
+    warmup: float = StudentConfig.warmup
     """Share of the steps in which the rate rises."""
-    save_every: int = 50
+    save_every: int = StudentConfig.save_every
     """Optimiser steps between checkpoints to resume from."""
-    seed: int = 42
+    seed: int = EncodeConfig.seed
     """Of dictionaries and students: weights, order, masks."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
@@ -56,7 +59,7 @@ class SweepConfig:
     """Share of that GPU's peak that is assumed for them."""
     dry_run: bool = False
     """Say what would be done and what full scale costs, and stop."""
-    output: Path = Path("runs")
+    output: Path = EncodeConfig.output
     """Directory for stores, dictionaries, students, and the table under `sweeps`."""
     json: bool = False
     """Print the result as JSON."""

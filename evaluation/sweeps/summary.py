@@ -48,7 +48,7 @@ def _table(rows):
         figures = f"{'-':>12}{'-':>13}{'-':>10}"
         if row["held_out_kl"] is not None:
             figures = f"{row['held_out_kl']:>12.4f}{row['marginal_kl']:>13.4f}{row['improvement']:>10.1%}"
-        f1 = "" if row["f1"] is None else f"{row['f1']:>8.1f}"
+        f1 = "" if row["f1"] is None else f"{row['f1']:>8.1%}"
         lines.append(
             f"  {row['layer']:>5}{row['k']:>7,} {figures}{row['tokens_per_second']:>10,.0f}"
             f"{row['student_flops']:>15.2e}{row['encoding_flops']:>16.2e}{f1}"

@@ -11,6 +11,7 @@ diagnostic (choose-layer).
 
 import json
 import logging
+import math
 from itertools import product
 from pathlib import Path
 
@@ -42,12 +43,16 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, and rows: layer, k, store, run,
               held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
-              student_flops, encoding_flops (of this store alone), f1 (of the diagnostic, or None), finished_before.
-              With --dry-run only over, parts and full_scale
+              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None) and
+              finished_before. With --dry-run only over, parts and full_scale
     Raises    SweepError, and what encode_lsp and train raise
     """
-    scale = full_scale(settings.over, settings.gpu, settings.mfu)
     parts = list(product(settings.layer, settings.k))
+    if len(parts) == 1:
+        raise SweepError(
+            "a sweep needs several --layer or several --k. The demonstrations: --recipe sweep-layers, --recipe sweep-k."
+        )
+    scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, parts) if settings.diagnostic else {}
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
@@ -133,8 +138,8 @@ def _write(result, directory):
     panels[0].plot(values, [100 * (row["improvement"] or 0) for row in rows], marker="o")
     panels[0].set_ylabel("held-out KL, % below the marginal")
     if has_f1:
-        panels[1].plot(values, [row["f1"] for row in rows], marker="o")
-        panels[1].set_ylabel("word-sense F1 of the layer (choose-layer)")
+        panels[1].plot(values, [100 * (row["f1"] or math.nan) for row in rows], marker="o")
+        panels[1].set_ylabel("word-sense F1 on ALL, % (choose-layer)")
     for panel in panels:
         panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
         panel.set_xscale("log" if over == "k" else "linear")
