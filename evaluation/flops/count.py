@@ -60,8 +60,9 @@ def _counted(setting, settings):
 
 
 def _derived(setting):
-    formula = setting.student.is_analytic and setting.teacher.is_analytic
-    return {"vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked, "formula": formula}
+    apart = setting.teacher.is_analytic
+    return {"vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked,
+            "attention_apart": apart}  # fmt: skip
 
 
 def as_printed(row: str, flops: float) -> str:

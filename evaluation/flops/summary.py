@@ -15,11 +15,12 @@ _PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length"
 def counted(result, settings):
     """The summary of count-flops."""
     setting = result["setting"]
+    attention = "" if setting["attention_apart"] else " and (no formula) its attention"
     lines = [
         f"\nOne batch of {setting['windows']} x {setting['length']} tokens, |V| = {setting['vocabulary']:,}, "
         f"k = {setting['k']:,}, student {setting['student']}, teacher {setting['teacher']}; no weights were read.",
         "\nAs table 3 of the paper counts: logits at every position, "
-        + f"the teacher's linear layers{'' if setting['formula'] else ' and (no formula) its attention'}, no solver",
+        f"the teacher's linear layers{attention}, no solver",
         *_grid(result["table3"], result["table3_as_printed"]),
         *_paper_totals(settings),
         f"\nIn full: logits at the {setting['mask_rate']:.0%} masked positions only, attention products, the solver",

@@ -36,6 +36,7 @@ PERCENT = ("100", "131.9", "132.7", "107.1", "102.7")
 COLUMNS = ("mlm", "kd", "naive-mlsm", "mlsm-12", "mlsm-10")
 SIZE = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 50}
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "type_vocab_size": 0}
+SMALL = {"student": "bert-2x128", "teacher": "bundled", "k": 64, "windows": 4, "length": 16, "reuse": (1, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,8 @@ def test_others_are_measured(tmp_path):
     encoder = Encoder.find(str(tmp_path))
     assert not encoder.is_analytic and encoder.vocabulary == 50_400
     assert encoder.forward(2, 16).total == encoder.measured(2, 16) > 0
+    settings = CountFlopsConfig(**SMALL | {"teacher": str(tmp_path)}, layer=1, json=True)
+    assert "layers and (no formula) its attention, no solver" in counted(count_flops(settings), settings)
     talking = DebertaConfig(**SIZE, **RELATIVE, talking_head=True, pos_att_type=["c2p"])
     assert not Encoder("talking", talking).is_analytic
 
@@ -165,9 +168,6 @@ def test_what_cannot_be_counted_says_so(settings, message):
 def test_there_is_no_such_paradigm(paper):
     with pytest.raises(FlopsError, match="There are: mlm, kd"):
         paper.teacher_layers("electra")
-
-
-SMALL = {"student": "bert-2x128", "teacher": "bundled", "k": 64, "windows": 4, "length": 16, "reuse": (1, 4)}
 
 
 def test_the_command_counts_tells_and_draws(tmp_path):
