@@ -132,7 +132,7 @@ def _write(result, directory):
         file.write((json.dumps(result, indent=1) + "\n").encode())
     over, rows = result["over"], result["rows"]
     has_f1 = any(row["f1"] is not None for row in rows)
-    figure, axes = new_figure(columns=1 + has_f1)
+    figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
     panels = axes if has_f1 else [axes]
     values = [row[over] for row in rows]
     panels[0].plot(values, [100 * (row["improvement"] or 0) for row in rows], marker="o")
@@ -144,4 +144,5 @@ def _write(result, directory):
         panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
         panel.set_xscale("log" if over == "k" else "linear")
         panel.set_xticks(values, map(str, values))
+        panel.minorticks_off()
     save_figure(figure, directory / "sweep", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
