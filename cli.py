@@ -88,6 +88,12 @@ VERBS = {
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
     ),
+    "sweep": Verb(
+        "a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k",
+        "evaluation.sweeps.config:SweepConfig",
+        "evaluation.sweeps.sweep:sweep",
+        "evaluation.sweeps.summary:swept",
+    ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
@@ -114,6 +120,13 @@ VERBS = {
         "shards.config:ShowConfig",
         "cli:show_shards",
         "evaluation.store_summaries:view",
+        recipes=False,
+    ),
+    "count-flops": Verb(
+        "operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses",
+        "evaluation.flops.config:CountFlopsConfig",
+        "evaluation.flops.count:count_flops",
+        "evaluation.flops.summary:counted",
         recipes=False,
     ),
     "clean": Verb(

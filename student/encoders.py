@@ -85,7 +85,7 @@ def encoder_config(config: StudentConfig, store):
             f"--continue-from {config.initial_weights} holds no safetensors file. Others could execute code and are not"
             f" loaded: save the model again with transformers' save_pretrained."
         )
-    named = _named_config(config.encoder) if config.continue_from is None else None
+    named = named_config(config.encoder) if config.continue_from is None else None
     hf_config = _load_config(config.encoder_source, store) if named is None else named
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
         raise RunError(
@@ -130,7 +130,7 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     return encoder
 
 
-def _named_config(encoder: str):
+def named_config(encoder: str):
     """The config of an encoder that needs no file and no network; None where the name is of another kind."""
     if encoder == "deberta-base":
         return _deberta_base()

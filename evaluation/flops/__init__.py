@@ -1,1 +1,1 @@
-"""What pre-training costs in floating-point operations, counted by formula and measured."""
+"""Operations of pre-training: the paper's table 3, what it leaves out, and what one encoding for many runs saves."""

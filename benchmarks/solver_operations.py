@@ -1,0 +1,108 @@
+"""Operations of the solver's coordinate updates on real hidden states: the constants of evaluation/flops/solver.py.
+
+    python -m benchmarks.solver_operations
+
+The correlations are a matrix product of a known size. What follows depends on the data, so it is counted: the kernels
+of cd_cpu.py run as Python, with NumPy in place of the hot loops, each adding what it computes to a tally. The codes
+are compared with those of the compiled solver. Left out: the time (sparse_coding.py).
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from benchmarks.data import bench_file, conditions
+
+TOKENS, LAM, TOL = 400, 0.05, 1e-3
+COUNTING = "MLSM_COUNTING"
+
+
+def main():
+    """Count in a process whose kernels are not compiled, check against this one, print JSON."""
+    if COUNTING in os.environ:
+        print(json.dumps(_counted(*_vectors())))
+        return
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", COUNTING: "1"}
+    counting = [sys.executable, "-m", "benchmarks.solver_operations"]
+    counted = json.loads(subprocess.run(counting, env=environment, capture_output=True, text=True, check=True).stdout)
+    from pipeline.solvers import nonneg_lasso
+
+    hidden_Nd, atoms_Kd = _vectors()
+    codes = nonneg_lasso(hidden_Nd, atoms_Kd, LAM, tol=TOL)
+    total = float(codes.values.sum(dtype=np.float64))
+    difference = abs(total - counted.pop("sum")) / total
+    if difference > 1e-4:
+        sys.exit(f"the counted solver's codes differ from the compiled one's by {difference:.1e}")
+    sizes = {"tokens": TOKENS, "d": hidden_Nd.shape[1], "k": len(atoms_Kd), "lam": LAM, "tol": TOL,
+             "nnz_per_token": len(codes.values) / TOKENS}  # fmt: skip
+    print(json.dumps(conditions() | sizes | {"codes_differ_by": difference} | counted, indent=1))
+
+
+def _vectors():
+    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy"), mmap_mode="r")
+    rows_Nd = hidden_Nd[:: len(hidden_Nd) // TOKENS][:TOKENS].astype(np.float32)
+    rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
+    return rows_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+
+
+def _counted(hidden_Nd, atoms_Kd):
+    from pipeline.solvers import cd_cpu
+
+    tally = {"updated_rows": 0, "inner": 0}
+    for name, function in _loops(tally).items():
+        setattr(cd_cpu, name, function)
+    gram_KK = atoms_Kd @ atoms_Kd.T
+    codes = cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, LAM, TOL)
+    tokens = len(hidden_Nd)
+    return {
+        "updated_rows_per_token": tally["updated_rows"] / tokens,
+        "inner_operations_per_token": tally["inner"] / tokens,
+        "sum": float(codes.values.sum(dtype=np.float64)),
+    }
+
+
+def _loops(tally):
+    """vectors.py in NumPy. `updated_rows` counts rows of the Gram matrix taken off all k correlations."""
+
+    def combine(out, weights, rows_mw, count, width):
+        out[:width] = weights[:count] @ rows_mw[:count, :width]
+        tally["inner"] += 2 * count * width
+
+    def subtract_rows(grad_K, weights, matrix_KK, rows, count):
+        grad_K[: matrix_KK.shape[1]] -= weights[:count] @ matrix_KK[rows[:count]]
+        tally["updated_rows"] += int(count)
+
+    def block_maxima(grad_K, block_max):
+        whole = len(grad_K) // len(block_max) * len(block_max)
+        block_max[:] = grad_K[:whole].reshape(-1, len(block_max)).max(0)
+        rest = grad_K[whole:]
+        block_max[: len(rest)] = np.maximum(block_max[: len(rest)], rest)
+
+    def dot(left, right, width):
+        tally["inner"] += 2 * width
+        return left[:width] @ right[:width]
+
+    def add_scaled(out, left, factor, right, width):
+        out[:width] = left[:width] + np.float32(factor) * right[:width]
+        tally["inner"] += 2 * width
+
+    def residual_on_support(residual, excess, code, width):
+        residual[:width] = np.where(code[:width] > 0, excess[:width], 0)
+        tally["inner"] += 2 * width
+        return residual[:width] @ residual[:width]
+
+    def step_to_zero(code, direction, width):
+        falls = direction[:width] < 0
+        tally["inner"] += width
+        return np.min(-code[:width][falls] / direction[:width][falls], initial=np.float32(1e30))
+
+    return {"combine": combine, "subtract_rows": subtract_rows, "block_maxima": block_maxima, "largest": np.max,
+            "dot": dot, "add_scaled": add_scaled, "residual_on_support": residual_on_support,
+            "step_to_zero": step_to_zero}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The command count-flops: tables, check of the formulas, cost of a run against the reuse of its encoding.
+
+    result = count_flops(CountFlopsConfig())
+    result["percent_of_mlm"]["mlsm-10"]    # 103.2
+
+Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text (summary.py).
+"""
+
+from evaluation.flops.encoders import measured_head, measured_student
+from evaluation.flops.pretraining import (
+    FISTA,
+    TRAINING,
+    Setting,
+    dictionary_flops,
+    encoding_flops,
+    full_table,
+    offline_flops,
+    table,
+)
+from evaluation.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
+from pipeline.config import plain
+from pipeline.corpus import silent
+
+
+def count_flops(settings, progress=silent) -> dict:
+    """Count the operations of a CountFlopsConfig, per batch and per run.
+
+    Returns  setting; table3 (paradigm -> row -> operations), table3_as_printed, percent_of_mlm (paradigm -> per cent,
+             unrounded); in_full (as table3, by pretraining_flops), with_our_solver (online MLSM at the cut layer);
+             solver, encoding (one batch); dictionary; offline (R -> parts of a batch); run (operations of a run, in
+             full); measured (formula against torch's counter); figure (files, none with --json)
+    Raises   FlopsError; PlotError without matplotlib
+    """
+    setting = Setting.of(settings)
+    result = _counted(setting, settings)
+    result["measured"] = _measured(setting, progress)
+    result["figure"] = [] if settings.json else _drawn(result, settings)
+    return result
+
+
+def _counted(setting, settings):
+    columns, full = table(setting), full_table(setting)
+    run = settings.steps * settings.batch_windows / setting.windows
+    dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
+    cut = f"mlsm-{setting.layer}"
+    return {
+        "setting": plain(settings) | _derived(setting),
+        "table3": columns,
+        "table3_as_printed": {name: {row: as_printed(row, flops) for row, flops in rows.items() if " " in row}
+                              for name, rows in columns.items()},
+        "percent_of_mlm": {name: rows["percent_of_mlm"] for name, rows in columns.items() if name != "mlm"},
+        "in_full": full,
+        "with_our_solver": _with_our_solver(setting, full),
+        "solver": _solver(setting),
+        "encoding": encoding_flops(setting),
+        "offline": {str(reuse): _offline(setting, reuse, full) for reuse in settings.reuse},
+        "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
+        "run": {name: run * rows["total"] for name, rows in full.items()},
+    }  # fmt: skip
+
+
+def _derived(setting):
+    apart = setting.teacher.is_analytic
+    return {"vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked,
+            "attention_apart": apart}  # fmt: skip
+
+
+def as_printed(row: str, flops: float) -> str:
+    """A cell as in table 3: calflops prints forward passes with three digits, the paper triples these for training."""
+    passes = TRAINING if row.startswith("trained") else 1
+    forward = float(f"{flops / passes:.2e}")
+    return f"{passes * forward / 1e12:.2f}e12" if flops else ""
+
+
+def _solver(setting):
+    """One batch, at masked positions and at all; by part for ours."""
+    k, d = setting.k, setting.teacher.width
+    found = {}
+    for where, tokens in (("masked", setting.masked), ("all", setting.tokens)):
+        found[where] = {
+            "fista_100": fista_flops(tokens, k, d),
+            "coordinate_descent": solver_flops(tokens, k, d),
+            "correlations": correlation_flops(tokens, k, d),
+            "coordinate_updates": update_flops(tokens, k),
+        }
+    return found
+
+
+def _with_our_solver(setting, full):
+    """Online MLSM at the cut layer when coordinate descent codes the masked positions: total, percent_of_mlm."""
+    rows = full[f"mlsm-{setting.layer}"]
+    total = rows["total"] - rows[FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
+    return {"total": total, "percent_of_mlm": 100 * total / full["mlm"]["total"]}
+
+
+def _offline(setting, reuse, full):
+    parts = offline_flops(setting, reuse)
+    return parts | {"percent_of_mlm": 100 * parts["total"] / full["mlm"]["total"]}
+
+
+def _measured(setting, progress):
+    """Rows of what, by formula (None where there is none), measured; forward passes over the batch."""
+    windows, length, tokens = setting.windows, setting.length, setting.tokens
+    encoders = [(f"student {setting.student.name}", setting.student),
+                (f"teacher {setting.teacher.name}", setting.teacher),
+                (f"teacher, {setting.layer} layers", setting.teacher.cut(setting.layer))]  # fmt: skip
+    rows = []
+    for done, (what, encoder) in enumerate(encoders):
+        formula = encoder.forward(windows, length).total if encoder.is_analytic else None
+        rows.append({"what": what, "formula": formula, "measured": encoder.measured(windows, length)})
+        progress("measure", done + 1, len(encoders) + 1, unit="models")
+    head = setting.student.head(tokens, setting.k)
+    rows.append({"what": f"head, {setting.k:,} logits", "formula": head,
+                 "measured": measured_head(setting.student, tokens, setting.k)})  # fmt: skip
+    masked = windows * round(setting.mask_rate * (length - 2))
+    computed = measured_student(setting.student, windows, length, masked, setting.k)
+    rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})
+    return rows
+
+
+def _drawn(result, settings):
+    from evaluation.flops.figure import draw
+
+    return [str(path) for path in draw(result, settings.output / "flops")]

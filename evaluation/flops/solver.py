@@ -1,0 +1,43 @@
+"""Operations of sparse coding and of learning the dictionary.
+
+Left out: the teacher's pass that makes the vectors (pretraining.py), comparisons, and time: the coordinate updates
+are a fifth of the operations at k = 3072, d = 768, but run along short vectors, far below the speed of products.
+
+Shapes: d hidden width, k atoms.
+"""
+
+FISTA_STEPS = 100         # of the official code
+# By `python -m benchmarks.solver_operations`: layer 5 of MiniLM (d = 384), k = 3072, lam = 0.05, a KKT violation of
+# 1e-3. They depend on the vectors; both belong to one token.
+UPDATED_ROWS = 132        # rows of the Gram matrix taken off all k correlations
+INNER_OPERATIONS = 229_000    # coordinate descent and conjugate gradients in the working set
+MINIBATCH = 2048          # vectors between two updates of the atoms (pipeline/dictionary.py)
+
+
+def fista_flops(tokens: float, k: int, d: int) -> float:
+    """100 steps, each a product with the k x d dictionary and one with its transpose."""
+    return FISTA_STEPS * 2 * 2 * k * d * tokens
+
+
+def correlation_flops(tokens: float, k: int, d: int) -> float:
+    """The exact part of our solver: every token's correlation with every atom."""
+    return 2 * k * d * tokens
+
+
+def update_flops(tokens: float, k: int) -> float:
+    """The part that depends on the data: as measured on MiniLM's hidden states."""
+    return (2 * k * UPDATED_ROWS + INNER_OPERATIONS) * tokens
+
+
+def solver_flops(tokens: float, k: int, d: int) -> float:
+    """Coordinate descent on a working set, to its certificate, at some tokens."""
+    return correlation_flops(tokens, k, d) + update_flops(tokens, k)
+
+
+def learning_flops(vectors: int, epochs: float, k: int, d: int) -> float:
+    """Online dictionary learning from vectors that are there.
+
+    Every vector is coded; every minibatch has one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
+    half of a new Gram matrix (k^2 d). Left out: evaluations, and sums over the codes' non-zeros, 1 % of coding.
+    """
+    return epochs * (solver_flops(vectors, k, d) + vectors / MINIBATCH * 3 * k * k * d)

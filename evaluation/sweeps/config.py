@@ -1,0 +1,85 @@
+"""Settings of a sweep over layers or over k; its parts are settings of both stages. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import EncodeConfig
+from student.config import StudentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """Encode several layers (or k) in one pass of the teacher, then train one student on each, all else equal."""
+
+    layer: tuple[int, ...] = EncodeConfig.layer
+    """Layers of the teacher; several of these, or several --k."""
+    k: tuple[int, ...] = EncodeConfig.k
+    """Numbers of latent semantic properties."""
+    teacher: str = EncodeConfig.teacher
+    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
+    corpus: tuple[str, ...] = EncodeConfig.corpus
+    """As of encode-lsp."""
+    max_length: int = EncodeConfig.max_length
+    """Window length in tokens, special tokens included."""
+    max_tokens: int | None = None
+    """Tokens that are encoded; the whole corpus when not given."""
+    unit_tokens: int = EncodeConfig.unit_tokens
+    """About this many tokens make one shard; an interruption costs at most about a shard of every store."""
+    lam: float = EncodeConfig.lam
+    """Penalty of equation 2, in units of a correlation."""
+    top_n: int = 32
+    """Largest entries kept of each token's distribution."""
+    dictionary_tokens: int = EncodeConfig.dictionary_tokens
+    """Hidden vectors in each dictionary's training sample."""
+    encoder: str = StudentConfig.encoder
+    """The students' encoder, as of train-student."""
+    dropout: float | None = None
+    """The students' dropout; not given: what the encoder's config says."""
+    max_steps: int = StudentConfig.max_steps
+    """Optimiser steps of each student."""
+    batch_windows: int = StudentConfig.batch_windows
+    """Windows per optimiser step."""
+    micro_batch: int = StudentConfig.micro_batch
+    """Windows per forward and backward pass."""
+    lr: float = StudentConfig.lr
+    """Peak learning rate."""
+    warmup: float = StudentConfig.warmup
+    """Share of the steps in which the rate rises."""
+    save_every: int = StudentConfig.save_every
+    """Optimiser steps between checkpoints to resume from."""
+    seed: int = EncodeConfig.seed
+    """Of dictionaries and students: weights, order, masks."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`."""
+    diagnostic: Path | None = None
+    """JSON that choose-layer printed for the same teacher: its F1 goes beside each student."""
+    gpu: str = "NVIDIA H100 80GB HBM3"
+    """GPU that hours at full scale are stated for, as CUDA names it; bfloat16."""
+    mfu: float = 0.4
+    """Share of that GPU's peak that is assumed for them."""
+    dry_run: bool = False
+    """Say what would be done and what full scale costs, and stop."""
+    output: Path = EncodeConfig.output
+    """Directory for stores, dictionaries, students, and the table under `sweeps`."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self):
+        for name in ("layer", "k"):
+            values = getattr(self, name)
+            if len(set(values)) < max(1, len(values)):
+                raise ValueError(f"--{name} needs different numbers, found {' '.join(map(str, values)) or 'none'}.")
+        if len(self.layer) > 1 and len(self.k) > 1:
+            raise ValueError(
+                f"a sweep is over --layer or over --k, found {len(self.layer)} layers and {len(self.k)} k. Give one "
+                "layer with several k, or one k with several layers."
+            )
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"--mfu is a share above 0 and up to 1, found {self.mfu}.")
+        if self.max_steps < 1:
+            raise ValueError(f"--max-steps must be positive, found {self.max_steps}.")
+
+    @property
+    def over(self) -> str:
+        """What is varied: `layer` or `k`."""
+        return "k" if len(self.k) > 1 else "layer"

@@ -1,0 +1,65 @@
+"""What a sweep costs in the paper's setting: operations, and hours of a GPU at an assumed share of its peak.
+
+The paper's sweeps: eight layers of BERT-base at k = 3072 (its table 1), five k at one layer (its table 2); DeBERTa-base
+students, 100,000 updates of 1,024 x 128 tokens. Every window is counted as encoded once and used once: the most that
+encoding can cost. A corpus that a run reads E times costs 1/E of it. Left out: data loading, evaluation.
+"""
+
+from evaluation.flops.config import CountFlopsConfig
+from evaluation.flops.pretraining import Setting, dictionary_flops, pretraining_flops, student_flops, teacher_flops
+from evaluation.flops.solver import solver_flops
+from evaluation.sweeps.errors import SweepError
+
+LAYERS = (2, 4, 6, 8, 9, 10, 11, 12)
+SIZES = (768, 1536, 3072, 6144, 12288)
+
+
+def full_scale(over: str, gpu: str, mfu: float) -> dict:
+    """The paper's sweep over `layer` or `k`: operations by part, and hours of `gpu` at an MFU.
+
+    Returns  values of what is varied; flops: teacher_shared (one pass to the deepest layer), teacher_apart (a pass for
+             each store), solver, dictionaries, students, and the totals shared, apart, online (the official way:
+             teacher and FISTA in every step of every student); hours of the totals
+    Raises   SweepError on a GPU whose peak is not known
+    """
+    import torch
+
+    from student.flops import named_peak
+
+    peak = named_peak(gpu, torch.bfloat16)
+    if peak is None:
+        raise SweepError(f"--gpu {gpu!r}: its peak is not known here. Give CUDA's name of one, such as 'NVIDIA H200'.")
+    values = LAYERS if over == "layer" else SIZES
+    flops = _flops([_setting(over, value) for value in values])
+    hours = {name: flops[name] / (peak * mfu) / 3600 for name in ("shared", "apart", "online")}
+    return {"over": over, "values": list(values), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
+
+
+def _setting(over, value):
+    return Setting.of(CountFlopsConfig(**{over: value}))
+
+
+def _flops(settings):
+    paper = CountFlopsConfig()
+    windows = paper.steps * paper.batch_windows
+    batches = windows / paper.windows
+    layers = [setting.layer for setting in settings]
+    sample = paper.dictionary_tokens, paper.dictionary_epochs
+
+    def teacher(layer):
+        return teacher_flops(settings[0].teacher, layer, windows, paper.length)
+
+    parts = {
+        "teacher_shared": teacher(max(layers)),
+        "teacher_apart": sum(map(teacher, layers)),
+        "solver": sum(solver_flops(windows * paper.length, one.k, one.teacher.width) for one in settings),
+        "dictionaries": sum(dictionary_flops(one, *sample) for one in settings),
+        "students": batches * sum(sum(student_flops(one, f"mlsm-{one.layer}").values()) for one in settings),
+    }
+    same = parts["solver"] + parts["dictionaries"] + parts["students"]
+    return parts | {
+        "shared": parts["teacher_shared"] + same,
+        "apart": parts["teacher_apart"] + same,
+        "online": batches * sum(pretraining_flops(one, f"mlsm-{one.layer}")["total"] for one in settings)
+        + parts["dictionaries"],
+    }

@@ -1,0 +1,56 @@
+"""What a sweep says: its result to lines of text.
+
+Left out: the sweep (sweep.py).
+"""
+
+NOTE = """\
+Held-out KL is against each row's own distributions, so it is not comparable across layers or k. The share by which
+it is below the marginal's says how much was learned of them, not which student is better: fine-tuning says that."""
+
+
+def swept(result, settings):
+    """The summary of sweep: the table, its note, what full scale costs."""
+    scale = full_scale_lines(result["full_scale"])
+    if "rows" not in result:
+        parts = ", ".join(f"layer {part['layer']} k {part['k']:,}" for part in result["parts"])
+        return "\n".join([f"\nA sweep over {result['over']}, here: {parts}. Nothing was done.", "", *scale])
+    state = "was finished already" if result["finished_before"] else "is finished"
+    files = ["", f"Table and figure:  {result['directory']}/sweep.json, .csv, .svg, .png"]
+    return "\n".join([f"\nThe sweep over {result['over']} {state}.", "", *_table(result["rows"]), "", NOTE, "", *scale]
+                     + files)  # fmt: skip
+
+
+def full_scale_lines(scale):
+    """What the paper's sweep costs, teacher passes shared, apart, and online."""
+    flops, hours = scale["flops"], scale["hours"]
+    varied = f"{scale['over']} {', '.join(f'{value:,}' for value in scale['values'])}"
+    lines = [
+        f"At full scale (the paper's setting, {varied}),",
+        f"on one {scale['gpu']} at {scale['mfu']:.0%} of its bfloat16 peak throughout:",
+    ]
+    for name, how in (
+        ("shared", f"one teacher pass for all stores ({flops['teacher_shared']:.1e} of teacher)"),
+        ("apart", f"a teacher pass for each store ({flops['teacher_apart']:.1e} of teacher)"),
+        ("online", "the official way, teacher and 100 FISTA steps in training"),
+    ):
+        lines.append(f"  {flops[name]:.2e} FLOPs, {hours[name]:>7,.0f} hours: {how}")
+    lines.append(
+        f"  Of these {len(scale['values'])} students {flops['students']:.1e}, coding {flops['solver']:.1e}, "
+        f"dictionaries {flops['dictionaries']:.1e}."
+    )
+    return [*lines, "  Every window is encoded once and read once, the most that encoding can cost."]
+
+
+def _table(rows):
+    f1 = "      F1" if any(row["f1"] is not None for row in rows) else ""
+    lines = [f"  layer      k  held-out KL  of marginal  below it  tokens/s  student FLOPs  encoding FLOPs{f1}"]
+    for row in rows:
+        figures = f"{'-':>12}{'-':>13}{'-':>10}"
+        if row["held_out_kl"] is not None:
+            figures = f"{row['held_out_kl']:>12.4f}{row['marginal_kl']:>13.4f}{row['improvement']:>10.1%}"
+        f1 = "" if row["f1"] is None else f"{row['f1']:>8.1%}"
+        lines.append(
+            f"  {row['layer']:>5}{row['k']:>7,} {figures}{row['tokens_per_second']:>10,.0f}"
+            f"{row['student_flops']:>15.2e}{row['encoding_flops']:>16.2e}{f1}"
+        )
+    return lines

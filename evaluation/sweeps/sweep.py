@@ -1,0 +1,148 @@
+"""Train one student for every layer of a teacher, or every k, from stores that one teacher pass has made.
+
+    result = sweep(SweepConfig(layer=(4, 8), max_steps=100))
+    result["rows"][0]["improvement"]
+
+All stores have one plan and all students one seed, so batches, masks, dropout and the encoders' initial weights are
+identical; with several k the heads differ, by their size. Encoding and training resume by themselves and a finished
+part is found finished, so the same command goes on after any interruption. Left out: fine-tuning (finetune), the
+diagnostic (choose-layer).
+"""
+
+import json
+import logging
+import math
+from itertools import product
+from pathlib import Path
+
+from evaluation.flops.lineage import store_flops
+from evaluation.plots import new_figure, save_figure
+from evaluation.sweeps.config import SweepConfig
+from evaluation.sweeps.errors import SweepError
+from evaluation.sweeps.full_scale import full_scale
+from evaluation.sweeps.summary import full_scale_lines
+from pipeline.config import EncodeConfig
+from pipeline.corpus import silent
+from pipeline.files import appearing_whole
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.config import StudentConfig
+
+logger = logging.getLogger(__name__)
+ENCODING = ("layer", "k", "teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "lam", "top_n",
+            "dictionary_tokens", "seed", "device", "output")  # fmt: skip
+TRAINING = ("encoder", "dropout", "max_steps", "batch_windows", "micro_batch", "lr", "warmup", "save_every", "seed",
+            "device")  # fmt: skip
+COLUMNS = ("layer", "k", "held_out_kl", "marginal_kl", "improvement", "tokens_per_second", "student_flops",
+           "encoding_flops", "f1")  # fmt: skip
+
+
+def sweep(settings: SweepConfig, progress=silent) -> dict:
+    """Encode, train a student on every store, compare them.
+
+    progress  called as progress(stage, done, total, unit=..., **figures)
+    Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, and rows: layer, k, store, run,
+              held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
+              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None) and
+              finished_before. With --dry-run only over, parts and full_scale
+    Raises    SweepError, and what encode_lsp and train raise
+    """
+    parts = list(product(settings.layer, settings.k))
+    if len(parts) == 1:
+        raise SweepError(
+            "a sweep needs several --layer or several --k. The demonstrations: --recipe sweep-layers, --recipe sweep-k."
+        )
+    scale = full_scale(settings.over, settings.gpu, settings.mfu)
+    f1_of = _diagnostic(settings.diagnostic, parts) if settings.diagnostic else {}
+    begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
+    if settings.dry_run:
+        return begun | {"dry_run": True}
+    new_figure()    # says now, not after the training, that matplotlib is not there
+    for line in full_scale_lines(scale):
+        logger.info(line)
+    rows = _rows(settings, parts, f1_of, progress)
+    directory = settings.output / "sweeps" / f"{settings.over}-{fingerprint([row['run'] for row in rows])[:8]}"
+    result = begun | {"rows": rows, "directory": str(directory),
+                      "finished_before": all(row["finished_before"] for row in rows)}  # fmt: skip
+    _write(result, directory)
+    return result
+
+
+def _rows(settings, parts, f1_of, progress):
+    from pipeline.encode import encode_lsp
+    from student.trainer import train
+
+    reports = encode_lsp(EncodeConfig(**{name: getattr(settings, name) for name in ENCODING}), progress)
+    rows = []
+    for (layer, k), report in zip(parts, reports, strict=True):
+        trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
+        rows.append(_row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
+    return rows
+
+
+def _student(settings, layer, k, report):
+    """The settings of one student, its run named by what it is trained on, and how."""
+    config = StudentConfig(
+        store=report["store"], objective="mlsm", eval_every=0, **{name: getattr(settings, name) for name in TRAINING}
+    )
+    what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
+    return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
+
+
+def _named(progress, part):
+    """The callback, its stages named by the part that is at work, so that each has its own bar."""
+    return lambda stage, *args, **kwargs: progress(f"{stage} {part}", *args, **kwargs)
+
+
+def _row(layer, k, report, trained):
+    return {
+        "layer": layer,
+        "k": k,
+        "store": report["store"],
+        "run": trained["run"],
+        "held_out_kl": trained["held_out_loss"],
+        "marginal_kl": trained["baseline_loss"],
+        "improvement": trained["improvement"],
+        "tokens_per_second": trained["tokens_per_second"],
+        "student_flops": trained["flops"],
+        "encoding_flops": store_flops(Store.open(report["store"], report["plan"])),
+        "finished_before": report["finished_before"] and trained.get("already_finished", False),
+    }
+
+
+def _diagnostic(path, parts):
+    """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where it has none of the parts."""
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))["layers"]
+        found = {(entry["layer"], entry["k"]): entry["f1"] for entry in entries}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SweepError(
+            f"--diagnostic {path} is no result of choose-layer ({error!r}). Make one: mlsm choose-layer --json > FILE"
+        ) from None
+    if not found.keys() & set(parts):
+        has = ", ".join(f"layer {layer} k {k}" for layer, k in sorted(found))
+        raise SweepError(f"--diagnostic {path} has {has or 'no layer'}, none of this sweep's. Give both the same --k.")
+    return found
+
+
+def _write(result, directory):
+    """sweep.json, and sweep.svg, .png and .csv."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with appearing_whole(directory / "sweep.json") as file:
+        file.write((json.dumps(result, indent=1) + "\n").encode())
+    over, rows = result["over"], result["rows"]
+    has_f1 = any(row["f1"] is not None for row in rows)
+    figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
+    panels = axes if has_f1 else [axes]
+    values = [row[over] for row in rows]
+    panels[0].plot(values, [100 * (row["improvement"] or 0) for row in rows], marker="o")
+    panels[0].set_ylabel("held-out KL, % below the marginal")
+    if has_f1:
+        panels[1].plot(values, [100 * (row["f1"] or math.nan) for row in rows], marker="o")
+        panels[1].set_ylabel("word-sense F1 on ALL, % (choose-layer)")
+    for panel in panels:
+        panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
+        panel.set_xscale("log" if over == "k" else "linear")
+        panel.set_xticks(values, map(str, values))
+        panel.minorticks_off()
+    save_figure(figure, directory / "sweep", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])

@@ -1,0 +1,179 @@
+"""A sweep: one teacher pass, students that differ in their store alone, whatever kills it; and full scale's cost."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from data import ROOT
+from tiny_store import log_of
+
+from evaluation.plots import PlotError
+from evaluation.sweeps import sweep as sweeping
+from evaluation.sweeps.config import SweepConfig
+from evaluation.sweeps.errors import SweepError
+from evaluation.sweeps.full_scale import full_scale
+from evaluation.sweeps.summary import swept
+from evaluation.sweeps.sweep import sweep
+from pipeline.teacher import Teacher
+from shards.reader import Store
+
+VARYING = ("store", "run", "tokens_per_second", "finished_before")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, english_text, teacher_directory):
+    return SweepConfig(
+        layer=(1, 3), k=(40,), teacher=str(teacher_directory), corpus=(str(english_text),), lam=0.1, max_length=32,
+        max_tokens=40_000, unit_tokens=8_000, dictionary_tokens=2_000, encoder="bert-2x32", max_steps=12,
+        batch_windows=8, micro_batch=8, save_every=2, device="cpu", output=tmp_path_factory.mktemp("sweep"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(settings):
+    return sweep(settings)
+
+
+def figures(result):
+    """What does not depend on place, time and interruptions."""
+    return [{name: value for name, value in row.items() if name not in VARYING} for row in result["rows"]]
+
+
+def test_students_differ_in_their_store_alone(settings, result):
+    first, second = result["rows"]
+    stores = [Store.open(row["store"]) for row in (first, second)]
+    assert stores[0].plan_id == stores[1].plan_id and stores[0].target_id != stores[1].target_id
+    assert [store.settings["layer"] for store in stores] == [1, 3]
+    logs = [log_of(Path(row["run"])) for row in (first, second)]
+    assert list(logs[0]) == list(range(1, 13))
+    for one, other in zip(*(log.values() for log in logs), strict=True):
+        assert all(one[name] == other[name] for name in ("batch", "tokens", "lr")) and one["loss"] != other["loss"]
+    starts = [json.loads((Path(row["run"]) / "log.jsonl").read_text().splitlines()[0]) for row in (first, second)]
+    assert starts[0]["event"] == "start" and starts[0]["initial_encoder"] == starts[1]["initial_encoder"]
+    configs = [json.loads((Path(row["run"]) / "config.json").read_text())["settings"] for row in (first, second)]
+    assert configs[0] == configs[1]
+
+
+def test_figures_are_those_of_the_runs(result):
+    for row in result["rows"]:
+        kept = json.loads((Path(row["run"]) / "result.json").read_text())
+        assert row["held_out_kl"] == kept["held_out_loss"] and row["student_flops"] == kept["flops"] > 0
+        assert row["improvement"] == pytest.approx(1 - row["held_out_kl"] / row["marginal_kl"])
+    one, three = (row["encoding_flops"] for row in result["rows"])
+    windows = Store.open(result["rows"][0]["store"]).report()["windows"]
+    a_layer = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 32 * 32    # of a token: products with weights; scores and means
+    assert three - one == pytest.approx(2 * a_layer * windows * 32)
+
+
+def test_table_note_and_files(settings, result):
+    text = swept(result, settings)
+    assert "not comparable across layers or k" in text and "At full scale" in text and "is finished" in text
+    directory = Path(result["directory"])
+    assert {path.name for path in directory.iterdir()} == {"sweep.json", "sweep.csv", "sweep.svg", "sweep.png"}
+    with open(directory / "sweep.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["held_out_kl"]) for row in rows] == [row["held_out_kl"] for row in result["rows"]]
+    assert json.loads((directory / "sweep.json").read_text())["rows"] == result["rows"]
+
+
+def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, result, tmp_path, monkeypatch):
+    diagnostic = tmp_path / "result.json"
+    entries = [{"layer": layer, "k": 40, "f1": 0.6 + layer / 100} for layer in (1, 2, 3)]
+    diagnostic.write_text(json.dumps({"layers": entries}))
+    monkeypatch.setattr(Teacher, "__call__", None)
+    again = sweep(replace(settings, diagnostic=diagnostic))
+    assert again["finished_before"] and again["directory"] == result["directory"]
+    assert [row["f1"] for row in again["rows"]] == [0.61, 0.63]
+    assert [row | {"f1": None} for row in figures(again)] == figures(result)
+    text = swept(again, settings)
+    assert "63.0%" in text and "was finished already" in text
+
+
+def test_other_sizes_share_the_plan_and_the_pass(settings, tmp_path):
+    found = sweep(replace(settings, layer=(1,), k=(40, 48), max_steps=2, output=tmp_path))
+    assert found["over"] == "k" and [Store.open(row["store"]).k for row in found["rows"]] == [40, 48]
+    assert len({Store.open(row["store"]).plan_id for row in found["rows"]}) == 1
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from evaluation.sweeps.config import SweepConfig
+from evaluation.sweeps.sweep import sweep
+
+def kill(stage, done, total, **figures):
+    if stage.startswith({stage!r}) and {when}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sweep(SweepConfig(**{values!r} | {{"output": Path({output!r})}}), kill)
+"""
+
+
+def test_killed_while_encoding_and_while_training_it_goes_on(settings, result, tmp_path):
+    values = {name: value for name, value in vars(settings).items() if name != "output"}
+    for stage, when in (("encode", "done > 10_000"), ("train-student l3", "figures['step'] == 7")):
+        code = KILLED.format(stage=stage, when=when, values=values, output=str(tmp_path))
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (first,) = tmp_path.glob("students/sweep-l1-*/result.json")
+    before = first.stat().st_mtime_ns
+    resumed = sweep(replace(settings, output=tmp_path))
+    assert figures(resumed) == figures(result)
+    assert first.stat().st_mtime_ns == before
+
+
+def test_full_scale_by_hand():
+    layers, sizes = (full_scale(over, "NVIDIA H100 80GB HBM3", 0.4) for over in ("layer", "k"))
+    windows, a_layer = 100_000 * 1024, 128 * (24 * 768**2 + 4 * 128 * 768)
+    flops = layers["flops"]
+    assert flops["teacher_shared"] == 12 * a_layer * windows and flops["teacher_apart"] == 62 * a_layer * windows
+    assert flops["apart"] - flops["shared"] == 50 * a_layer * windows
+    assert layers["hours"]["shared"] == pytest.approx(flops["shared"] / (0.4 * 989.5e12) / 3600)
+    assert flops["shared"] < flops["apart"] < flops["online"]
+    assert sizes["flops"]["teacher_apart"] == 5 * sizes["flops"]["teacher_shared"] == 50 * a_layer * windows
+    assert len(layers["values"]) == 8 and sizes["values"] == [768, 1536, 3072, 6144, 12288]
+
+
+def test_a_dry_run_does_nothing_but_say_it(settings, tmp_path):
+    text = swept(sweep(replace(settings, dry_run=True, output=tmp_path)), settings)
+    assert "Nothing was done" in text and "At full scale" in text and not list(tmp_path.iterdir())
+
+
+def test_the_cost_is_said_before_it_starts(settings, tmp_path, monkeypatch, caplog):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "_rows", stop)
+    with caplog.at_level("INFO", logger="evaluation"), pytest.raises(KeyboardInterrupt):
+        sweep(settings)
+    assert "At full scale" in caplog.text and "hours" in caplog.text
+
+
+def test_what_cannot_be_swept_says_so(settings, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="over --layer or over --k"):
+        replace(settings, k=(40, 48))
+    with pytest.raises(SweepError, match="its peak is not known"):
+        sweep(replace(settings, gpu="abacus"))
+    with pytest.raises(SweepError, match="--recipe sweep-layers"):
+        sweep(SweepConfig())
+    (tmp_path / "other.json").write_text('{"layers": [{"layer": 1, "k": 99, "f1": 60}]}')
+    for name, message in (("other.json", "has layer 1 k 99, none of this"), ("none.json", "no result of choose-layer")):
+        with pytest.raises(SweepError, match=message):
+            sweep(replace(settings, diagnostic=tmp_path / name))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotError, match="pip install"):
+        sweep(settings)
+
+
+@pytest.mark.parametrize("recipe", ["sweep-layers", "sweep_k"])
+def test_recipes_resolve(recipe):
+    command = [sys.executable, "cli.py", "sweep", "--recipe", recipe, "--print-config"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "max_steps: 300" in run.stdout and "max_tokens: 1000000" in run.stdout
