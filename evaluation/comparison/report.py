@@ -11,8 +11,15 @@ from statistics import fmean, stdev
 from evaluation import records
 from evaluation.comparison.figures import Study, draw_all
 from evaluation.comparison.significance import LEVELS, matrices, win_rates
-from evaluation.comparison.study import average, blimp_average, checkpoint_name, common_figures, models_of
-from evaluation.comparison.study import common_paradigms as paradigms_of
+from evaluation.comparison.study import (
+    average,
+    blimp_average,
+    checkpoint_name,
+    common_figures,
+    common_paradigms,
+    models_of,
+    scored_alike,
+)
 from evaluation.plots import save_table
 
 DEFAULT_RESULTS = Path("runs/evaluations")
@@ -29,7 +36,6 @@ def compare(settings, progress):
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
-    progress("matrices", 0, len(models), unit="models")
     tests, left_out = matrices([model for model in models if model.trainings])
     result = {
         "records": len(found),
@@ -40,7 +46,7 @@ def compare(settings, progress):
         "compared": [model.label for model in models if model.trainings],
         "win_rates": win_rates(models),
         "left_out": left_out,
-        "notes": notes,
+        "notes": [*notes, *_notes_on_blimp(models)],
     }
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
@@ -48,12 +54,17 @@ def compare(settings, progress):
     return result
 
 
+def _notes_on_blimp(models):
+    _, left_out = scored_alike(models)
+    return [f"BLiMP of {label} does not compare with that of the others: {why}" for label, why in left_out.items()]
+
+
 def _described(models):
     tuned = [model for model in models if model.trainings]
-    scored = [model for model in models if model.blimp]
+    scored, _ = scored_alike(models)
     figures = common_figures(tuned) if tuned else []
-    paradigms = paradigms_of(scored) if scored else []
-    return [_describe(model, figures, paradigms) for model in models]
+    paradigms = common_paradigms(scored) if scored else []
+    return [_describe(model, figures, paradigms if model in scored else []) for model in models]
 
 
 def _describe(model, figures, paradigms):

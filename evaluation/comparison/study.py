@@ -36,11 +36,13 @@ class Model:
 
     label  its name, with digits of its weights where two models share the name
     facts  of the family, and step, fraction, flops, path, weights
+    blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
     """
 
     label: str
     facts: dict
     trainings: dict = field(default_factory=dict)
+    blimps: dict = field(default_factory=dict)
     blimp: dict | None = None
 
     @cached_property
@@ -125,6 +127,7 @@ def models_of(records):
         notes += _add(model, record)
     ordered = sorted(models.values(), key=_order)
     _tell_apart(ordered)
+    _choose_blimp(ordered)
     return ordered, notes
 
 
@@ -147,14 +150,11 @@ def _require_same_facts(model, facts):
 def _add(model, record):
     """Give a model one more record. Returns notes."""
     key = record["task"], record["seed"]
-    earlier = model.blimp if record["suite"] == "blimp" else model.trainings.get(key)
-    if earlier is None:
-        if record["suite"] == "blimp":
-            model.blimp = record
-        else:
-            model.trainings[key] = record
+    kept = model.blimps if record["suite"] == "blimp" else model.trainings
+    earlier = kept.setdefault(key, record)
+    if earlier is record:
         return []
-    what = "BLiMP" if record["suite"] == "blimp" else f"{record['task']}, seed {record['seed']},"
+    what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
     if earlier["figures"] != record["figures"] or _disagreements(earlier, record):
         raise ComparisonError(
             f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
@@ -176,6 +176,14 @@ def _tell_apart(models):
     for model in models:
         if names.count(model.label) > 1:
             model.label = f"{model.label} ({model.facts['weights'][:8]})"
+
+
+def _choose_blimp(models):
+    """Of each model the record that most have; where that is undecided, the whole set scored in the usual way."""
+    keys = [key for model in models for key in model.blimps]
+    ranked = sorted(set(keys), key=lambda key: (-keys.count(key), len(key[0]), key[0]))
+    for model in models:
+        model.blimp = next((model.blimps[key] for key in ranked if key in model.blimps), None)
 
 
 # -- pairs ------------------------------------------------------------------------------------------------
@@ -217,6 +225,18 @@ def _disagreements(record, other):
 def _content(data):
     """What was read, wherever it lay and whatever it was called."""
     return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
+
+
+def scored_alike(models):
+    """The models with BLiMP records of the same data and settings: the largest such set, for others do not compare.
+
+    Returns  (models, {label of one left out: why})
+    """
+    scored = [model for model in models if model.blimp]
+    sets = [[other for other in scored if not _disagreements(model.blimp, other.blimp)] for model in scored]
+    chosen = max(sets, key=len, default=[])
+    others = [model for model in scored if model not in chosen]
+    return chosen, {model.label: _disagreements(model.blimp, chosen[0].blimp) for model in others}
 
 
 # -- families ---------------------------------------------------------------------------------------------

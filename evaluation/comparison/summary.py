@@ -24,7 +24,8 @@ def comparison(result, settings):
     if tuned:
         parts += [_task_table(tuned, numbers), *_significance_tables(result, numbers)]
         parts += _win_rate_table(result["win_rates"], models, numbers)
-    parts += _listed("Left out, as these are no pairs", [_left_out(found, numbers) for found in result["left_out"]])
+    left_out = [_left_out(found, numbers) for found in result["left_out"]]
+    parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
     parts += _listed("Notes", [*_diverged(models), *result["notes"]])
     return "\n".join([*parts, *_files(result, settings)])
 

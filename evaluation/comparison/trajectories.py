@@ -19,6 +19,7 @@ from evaluation.comparison.study import (
     common_paradigms,
     families,
     matched,
+    scored_alike,
 )
 from evaluation.plots import new_figure
 
@@ -223,10 +224,11 @@ def _explain(figure, axes, pairs, looks):
 
 def blimp_over_cost(study):
     """Figure 9: BLiMP against the operations spent on pre-training and teacher; an mlsm with records has a probe."""
-    scored = [model for model in study.models if model.blimp]
+    scored, left_out = scored_alike(study.models)
     models = [model for model in scored if model.cost is not None]
     if not models:
         raise Lacking(f"BLiMP records whose flops are known; found {len(scored)} BLiMP records")
+    left_out |= {model.label: "flops not known" for model in scored if model.cost is None}
     figure, axes = new_figure(width=1.2)
     drawing = Drawing(figure, ", ".join(model.label for model in models))
     paradigms = common_paradigms(models)
@@ -240,8 +242,7 @@ def blimp_over_cost(study):
         for model, mean in zip(group, means, strict=True):
             drawing.add("blimp", name, model.cost, mean, len(paradigms), model.label)
     _finish_costs(study, drawing, axes, len(paradigms))
-    if left_out := [model.label for model in scored if model.cost is None]:
-        drawing.note += f"; without known flops, so left out: {', '.join(left_out)}"
+    drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
     return drawing
 
 

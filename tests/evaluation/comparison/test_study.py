@@ -17,6 +17,7 @@ from evaluation.comparison.study import (
     matched,
     models_of,
     out_of,
+    scored_alike,
 )
 
 SCORES = published.scores(1)[10]
@@ -144,6 +145,19 @@ def test_blimp_is_averaged_over_paradigms_that_all_have():
     models, _ = models_of(records)
     assert common_paradigms(models) == ["y"]
     assert [blimp_average(model, ["y"]) for model in models] == [0.9, 0.8] and blimp_average(models[0]) == 0.7
+
+
+def test_blimp_scored_in_several_ways():
+    subset = {"task": "blimp-100", "settings": {"per_paradigm": 100}}
+    records = [a_blimp_record("a", {"x": 0.9}), a_blimp_record("a", {"x": 0.5}, **subset)]
+    records += [a_blimp_record("b", {"x": 0.6}, **subset), a_blimp_record("c", {"x": 0.8})]
+    models, _ = models_of(records)
+    assert [blimp_average(model) for model in models] == [0.9, 0.6, 0.8]
+    chosen, others = scored_alike(models)
+    assert [model.label for model in chosen] == ["a", "c"] and list(others) == ["b"]
+    assert "settings differ" in others["b"] and "per_paradigm" in others["b"]
+    models, _ = models_of([*records[:3], a_blimp_record("c", {"x": 0.7}, **subset)])
+    assert [blimp_average(model) for model in models] == [0.5, 0.6, 0.7] and scored_alike(models)[1] == {}
 
 
 def test_how_far_and_how_many():
