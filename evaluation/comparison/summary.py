@@ -20,7 +20,7 @@ def comparison(result, settings):
     models = result["models"]
     numbers = {model["model"]: place for place, model in enumerate(models, 1)}
     tuned = [model for model in models if model["n"]]
-    parts = [f"\n{len(models)} models from {result['records']:,} records.", _model_table(models)]
+    parts = [f"\nModels: {len(models)}, from {result['records']:,} records.", _model_table(models)]
     if tuned:
         parts += [_task_table(tuned, numbers), *_significance_tables(result, numbers)]
         parts += _win_rate_table(result["win_rates"], models, numbers)
@@ -77,14 +77,15 @@ def _model_table(models):
     shared = [f"{name} {value}" for name in _FACTS if name not in facts and (value := models[0][name]) is not None]
     same = len({tuple((figure["task"], figure["metric"]) for figure in model["figures"]) for model in models
                 if model["n"]}) <= 1
-    header = ["#", "model", *facts, "average", *([] if same else ["in common"]), f"n of {SEEDS * len(SUITE)}", "BLiMP"]
+    blimp = ["BLiMP"] * any(model["blimp"] for model in models)
+    header = ["#", "model", *facts, "average", *([] if same else ["in common"]), f"n of {SEEDS * len(SUITE)}", *blimp]
     rows = []
     for number, model in enumerate(models, 1):
         known = ["" if model[name] is None else model[name] for name in facts]
         averages = [_score(model["average"])] + ([] if same else [_score(model["common_average"])])
         mark = "†" if model["diverged"] else ""
         n = f"{model['n']}{mark}" if model["n"] else ""
-        rows.append([number, model["model"], *known, *averages, n, _blimp(model["blimp"])])
+        rows.append([number, model["model"], *known, *averages, n, *([_blimp(model["blimp"])] if blimp else [])])
     partly = any(model["blimp"] and model["blimp"]["paradigms"] != PARADIGMS for model in models)
     explained = ["in common: average over the figures that all models have"] * (not same)
     explained += [f"BLiMP (n): over n of {PARADIGMS} paradigms"] * partly
@@ -130,8 +131,8 @@ def _significance_tables(result, numbers):
     for level, facts in result["levels"].items():
         whole = result["significance"][level]
         cells = {name: [[rows[i][j] for j in shown] for i in shown] for name, rows in whole.items()}
-        parts.append(f"\nIs the row better than the column? p of Wilcoxon's test, one-sided, over {facts['meaning']}; "
-                     f"{_n(cells['n'], facts['full'])}; * p < 0.01")
+        parts.append("\nIs the row better than the column? p of Wilcoxon's test, one-sided; * p < 0.01")
+        parts.append(f"  over {facts['meaning']}; {_n(cells['n'], facts['full'])}")
         parts.append(_matrix(header, cells["p"], p_text))
         if level == "scores":
             parts += ["\nPairs that the row wins (ties)", _matrix(header, _wins(cells), str)]

@@ -101,7 +101,7 @@ def test_the_terminal_says_the_headline(layers, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     result, settings = layers
     said = comparison(result, settings)
-    assert "3 models from 150 records." in said and "n = 70 of 70" in said and "n = 10 of 10" in said
+    assert "Models: 3, from 150 records." in said and "n = 70 of 70" in said and "n = 10 of 10" in said
     assert "encoder deberta-base" in said and "0.8096" in said and "60 (0)" in said
     wins = said.partition("Pairs that the row wins (ties)")[2].splitlines()[2:5]
     assert wins[1].split() == ["2", "60", "(5)", "–", "60", "(0)"]
