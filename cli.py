@@ -108,6 +108,13 @@ VERBS = {
         "evaluation.summaries:encoding",
         recipes=False,
     ),
+    "compare": Verb(
+        "models by their evaluations: averages, Wilcoxon's test, win rates, the paper's figures",
+        "evaluation.comparison.config:CompareConfig",
+        "evaluation.comparison.report:compare",
+        "evaluation.comparison.summary:comparison",
+        recipes=False,
+    ),
     "verify-shards": Verb(
         "is a store whole? names what is damaged and what encodes it again",
         "shards.config:VerifyConfig",

@@ -60,13 +60,14 @@ def save_figure(figure, stem, header, rows):
             figure.savefig(file, format="svg", metadata={"Date": None})
         with appearing_whole(paths[1]) as file:
             figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-    with appearing_whole(paths[2]) as file:
-        file.write(_as_csv(header, rows).encode())
+    save_table(paths[2], header, rows)
     return paths
 
 
-def _as_csv(header, rows):
+def save_table(path, header, rows):
+    """Write a CSV file, whole or not at all. Returns its path."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    return text.getvalue()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    with appearing_whole(path) as file:
+        file.write(text.getvalue().encode())
+    return path

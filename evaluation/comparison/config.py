@@ -1,0 +1,22 @@
+"""Settings of `compare`. Imports tyro, whose marker makes RESULTS words without a flag."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Compare models by the records of finetune and evaluate-blimp."""
+
+    results: Positional[tuple[Path, ...]] = ()
+    """Records, or directories that are searched for them; runs/evaluations when not given."""
+    output: Path = Path("runs/comparison")
+    """Directory of the tables (CSV) and figures (SVG, PNG, CSV), whose earlier contents of these names are replaced."""
+    paper: bool = False
+    """Draw the numbers of the paper's tables 1 to 4 beside one's own."""
+    diagnostic: Path | None = None
+    """result.json of choose-layer, for figure 4: word-sense F1 beside the fine-tuning averages."""
+    json: bool = False
+    """Print the comparison as JSON."""

@@ -1,0 +1,166 @@
+"""`compare`: from records to averages, tests, win rates, tables as CSV and figures.
+
+    result = compare(CompareConfig(results=(Path("runs/evaluations"),)), progress)
+
+Reads records only: no model, no text. Left out: the terminal (summary.py).
+"""
+
+from pathlib import Path
+from statistics import fmean, stdev
+
+from evaluation import records
+from evaluation.comparison.figures import Study, draw_all
+from evaluation.comparison.significance import LEVELS, matrices, win_rates
+from evaluation.comparison.study import (
+    average,
+    blimp_average,
+    checkpoint_name,
+    common_figures,
+    common_paradigms,
+    models_of,
+    scored_alike,
+)
+from evaluation.plots import save_table
+
+DEFAULT_RESULTS = Path("runs/evaluations")
+
+
+def compare(settings, progress):
+    """Compare the models of some records.
+
+    settings  CompareConfig
+    Returns   dict for JSON: models (averages, figures of the suite, what diverged), significance by level (matrices of
+              row against column), win_rates, left_out (what both models have but is no pair, and why), notes, figures
+              (files, or what they lack), tables (CSV files), common_figures
+    Raises    RecordError, ComparisonError: records that are malformed or contradict each other
+    """
+    found = records.read(settings.results or (DEFAULT_RESULTS,))
+    models, notes = models_of(found)
+    tests, left_out = matrices([model for model in models if model.trainings])
+    result = {
+        "records": len(found),
+        "models": _described(models),
+        "common_figures": len(common_figures([model for model in models if model.trainings])),
+        "levels": {level.name: {"meaning": level.meaning, "full": level.full} for level in LEVELS},
+        "significance": tests,
+        "compared": [model.label for model in models if model.trainings],
+        "win_rates": win_rates(models),
+        "left_out": left_out,
+        "notes": [*notes, *_notes_on_blimp(models)],
+    }
+    result["tables"] = _save_tables(settings.output, result)
+    study = Study(models, settings.paper, settings.diagnostic)
+    result["figures"] = draw_all(study, settings.output, progress)
+    return result
+
+
+def _notes_on_blimp(models):
+    _, left_out = scored_alike(models)
+    return [f"BLiMP of {label} does not compare with that of the others: {why}" for label, why in left_out.items()]
+
+
+def _described(models):
+    tuned = [model for model in models if model.trainings]
+    scored, _ = scored_alike(models)
+    figures = common_figures(tuned) if tuned else []
+    paradigms = common_paradigms(scored) if scored else []
+    return [_describe(model, figures, paradigms if model in scored else []) for model in models]
+
+
+def _describe(model, figures, paradigms):
+    """What is said of one model.
+
+    figures, paradigms  those that all models have: averages over them can be compared
+    """
+    return {
+        "model": model.label,
+        **model.facts,
+        "checkpoint": checkpoint_name(model),
+        "n": len(model.scores),
+        "average": average(model),
+        "common_average": average(model, figures) if model.trainings else None,
+        "figures": [_describe_figure(model, *figure) for figure in model.figures],
+        "diverged": [{"task": task, "seed": seed, "why": why} for (task, seed), why in model.diverged.items()],
+        "blimp": _describe_blimp(model, paradigms) if model.blimp else None,
+    }
+
+
+def _describe_figure(model, task, metric):
+    values = [value for (of, name, _), value in model.scores.items() if (of, name) == (task, metric)]
+    return {
+        "task": task, "metric": metric, "mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None,
+        "seeds": len(values), "diverged": sum(of == task for of, _ in model.diverged),
+    }
+
+
+def _describe_blimp(model, paradigms):
+    figures = model.blimp["figures"]
+    return {
+        "average": blimp_average(model), "paradigms": len(figures), "pairs": sum(figure["n"] for figure in figures),
+        "common_average": blimp_average(model, paradigms) if paradigms else None, "common_paradigms": len(paradigms),
+        "ties": sum(figure.get("ties", 0) for figure in figures),
+    }
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+_MODEL_COLUMNS = (
+    "model", "weights", "objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "step", "fraction",
+    "average", "common_average", "n",
+)
+_MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two_sided_holm")
+
+
+def _save_tables(directory, result):
+    """Write the CSV files. Returns their paths."""
+    contents = {
+        "models": _model_rows(result["models"]),
+        "tasks": _task_rows(result["models"]),
+        "significance": _significance_rows(result),
+        "win-rates": _rows_of(("model", "against", "step", "task", "n", "wins", "losses", "ties", "rate"),
+                              result["win_rates"]),
+        "left-out": _rows_of(("model", "against", "why", "task", "seed"), _single_trainings(result["left_out"])),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, (header, rows) in contents.items():
+        paths.append(str(save_table(directory / f"{name}.csv", header, rows)))
+    return paths
+
+
+def _rows_of(header, dicts):
+    return header, [[row[name] for name in header] for row in dicts]
+
+
+def _single_trainings(left_out):
+    return [found | {"task": task, "seed": seed} for found in left_out for task, seed in found["trainings"]]
+
+
+def _model_rows(models):
+    costs = ("pretraining_flops", "teacher_flops")
+    header = (*_MODEL_COLUMNS, "diverged", *costs, "blimp", "blimp_paradigms", "blimp_ties")
+    rows = []
+    for model in models:
+        blimp = model["blimp"] or dict.fromkeys(("average", "paradigms", "ties"))
+        rows.append([
+            *(model[name] for name in _MODEL_COLUMNS), len(model["diverged"]), model["flops"]["pretraining"],
+            model["flops"]["teacher"], blimp["average"], blimp["paradigms"], blimp["ties"],
+        ])
+    return header, rows
+
+
+def _task_rows(models):
+    header = ("model", "task", "metric", "mean", "sd", "seeds", "diverged")
+    return header, [[model["model"], *(figure[name] for name in header[1:])]
+                    for model in models for figure in model["figures"]]
+
+
+def _significance_rows(result):
+    names, rows = result["compared"], []
+    for level, cells in result["significance"].items():
+        for i, name in enumerate(names):
+            for j, other in enumerate(names):
+                if i != j:
+                    full = result["levels"][level]["full"]
+                    rows.append([level, full, name, other, *(cells[column][i][j] for column in _MATRIX_COLUMNS)])
+    return ("level", "of", "model", "against", *_MATRIX_COLUMNS), rows

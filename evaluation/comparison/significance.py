@@ -1,0 +1,173 @@
+"""Is one model better than another? Wilcoxon's signed-rank test over paired fine-tuning scores.
+
+    d = round(x_i - x_j, 9),    scipy.stats.wilcoxon(d, zero_method="wilcox", correction=False,
+                                                     alternative="greater", method="asymptotic")
+
+the test of the MLSM paper (section 4.2; figures 3, 5, 8). Rounded, since 0.3 and 0.1 + 0.2 are a tie. The headline is
+one-sided, "model i is better than model j", over all scores, as the paper has it. Scores are not independent, as four
+tasks give two of one training: so trainings and tasks are tested beside them, and the two-sided alternative and Holm's
+adjustment for the number of comparisons stand beside the headline, not in its place.
+
+Left out: effect sizes and other tests.
+
+Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal and where nothing can be said.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from evaluation.comparison.study import SEEDS, SUITE, matched
+from evaluation.records import METRICS
+
+SIGNIFICANT = 0.01    # the paper's level
+
+
+@dataclass(frozen=True)
+class Level:
+    """What counts as one observation. `full` is their number in the paper."""
+
+    name: str
+    meaning: str
+    full: int
+
+
+LEVELS = (
+    Level("scores", "all scores (task, metric, seed)", SEEDS * len(SUITE)),
+    Level("trainings", "trainings (task, seed): mean over the metrics", SEEDS * len(METRICS)),
+    Level("tasks", "tasks: mean over metrics and seeds", len(METRICS)),
+)
+
+
+def wilcoxon(differences, alternative="greater"):
+    """p value of the signed-rank test on paired differences, None where all of them are zero or there are none.
+
+    differences  x_i - x_j, of scores in [-1, 1]; rounded to 9 decimals here
+    alternative  "greater": x_i is larger; or "two-sided"
+    """
+    from scipy import stats
+
+    rounded = _rounded(differences)
+    if not any(rounded):
+        return None
+    test = stats.wilcoxon(
+        rounded, zero_method="wilcox", correction=False, alternative=alternative, method="asymptotic"
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values):
+    """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979) of p values, in their order.
+
+    The i-th smallest of m is multiplied by m - i + 1, is at least its predecessor and at most 1. None stays None and
+    is not counted among the m.
+    """
+    adjusted, largest = list(p_values), 0.0
+    tested = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    for rank, (p, place) in enumerate(tested):
+        largest = max(largest, min(1.0, p * (len(tested) - rank)))
+        adjusted[place] = largest
+    return adjusted
+
+
+def differences(model, other, pairs, level):
+    """x_model - x_other of every observation at a level.
+
+    pairs  (task, seed) that are pairs, from `matched`
+    """
+    mine, theirs = model.scores, other.scores
+    by_training = {
+        (task, seed): [mine[task, metric, seed] - theirs[task, metric, seed] for metric in METRICS[task]]
+        for task, seed in pairs
+    }
+    if level == "scores":
+        return [difference for metrics in by_training.values() for difference in metrics]
+    if level == "trainings":
+        return [fmean(metrics) for metrics in by_training.values()]
+    tasks = dict.fromkeys(task for task, _ in pairs)
+    return [fmean(fmean(metrics) for (of, _), metrics in by_training.items() if of == task) for task in tasks]
+
+
+def count(differences):
+    """(wins, losses, ties) of paired differences."""
+    rounded = _rounded(differences)
+    return sum(d > 0 for d in rounded), sum(d < 0 for d in rounded), sum(d == 0 for d in rounded)
+
+
+def _rounded(differences):
+    return [round(d, 9) for d in differences]
+
+
+def matrices(models):
+    """Every model against every other, at every level.
+
+    Returns  ({level: {"n", "wins", "losses", "ties": counts, "p": one-sided, "holm": p adjusted over all ordered pairs,
+             "two_sided", "two_sided_holm": adjusted over all unordered pairs}}, matrices that say of row against
+             column; left out: [{"model", "against", "why", "trainings": [[task, seed], ...]}])
+    """
+    pairs, left_out = _all_pairs(models)
+    return {level.name: _matrices_at(models, pairs, level.name) for level in LEVELS}, left_out
+
+
+def _all_pairs(models):
+    pairs, left_out = {}, []
+    for i, model in enumerate(models):
+        for j, other in enumerate(models[:i]):
+            pairs[j, i], reasons = matched(other, model)
+            for why, trainings in reasons.items():
+                found = {"model": other.label, "against": model.label, "why": why, "trainings": trainings}
+                left_out.append(found)
+    return pairs, left_out
+
+
+def _matrices_at(models, pairs, level):
+    names = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two_sided_holm")
+    cells = {name: [[None] * len(models) for _ in models] for name in names}
+    for (i, j), trainings in pairs.items():
+        d = differences(models[i], models[j], trainings, level)
+        wins, losses, ties = count(d)
+        two_sided = wilcoxon(d, "two-sided")
+        for row, column, sign, won, lost in ((i, j, 1, wins, losses), (j, i, -1, losses, wins)):
+            p = wilcoxon([sign * x for x in d])
+            values = {"n": len(d), "wins": won, "losses": lost, "ties": ties, "p": p, "two_sided": two_sided}
+            for name, value in values.items():
+                cells[name][row][column] = value
+    ordered = [*pairs, *((j, i) for i, j in pairs)]
+    _adjust(cells["p"], cells["holm"], ordered)
+    _adjust(cells["two_sided"], cells["two_sided_holm"], list(pairs))
+    for i, j in pairs:
+        cells["two_sided_holm"][j][i] = cells["two_sided_holm"][i][j]
+    return cells
+
+
+def _adjust(source, target, places):
+    for (i, j), p in zip(places, holm([source[i][j] for i, j in places]), strict=True):
+        target[i][j] = p
+
+
+def win_rates(models):
+    """How often one model wins a score against another of the same step, task by task and over all tasks.
+
+    Returns  [{"model", "against", "step", "task": a task or "all", "n", "wins", "losses", "ties", "rate": wins / n}]
+             for every ordered pair of models of one step (None: unknown, taken as finished) that have pairs
+    """
+    rates = []
+    for model in models:
+        for other in models:
+            if other is model or model.facts["step"] != other.facts["step"]:
+                continue
+            pairs, _ = matched(model, other)
+            tasks = dict.fromkeys(task for task, _ in pairs)
+            groups = {task: [pair for pair in pairs if pair[0] == task] for task in tasks} | {"all": pairs}
+            for task, group in groups.items():
+                if group:
+                    rates.append(_win_rate(model, other, task, group))
+    return rates
+
+
+def _win_rate(model, other, task, pairs):
+    wins, losses, ties = count(differences(model, other, pairs, "scores"))
+    n = wins + losses + ties
+    return {
+        "model": model.label, "against": other.label, "step": model.facts["step"], "task": task,
+        "n": n, "wins": wins, "losses": losses, "ties": ties, "rate": wins / n,
+    }

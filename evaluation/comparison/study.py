@@ -1,0 +1,271 @@
+"""Models and their scores, from the records of evaluations: who is compared, on what, and which scores are pairs.
+
+    models = models_of(records.read(paths))
+    trainings, left_out = matched(models[0], models[1])
+
+A model is a name and a digest of weights. A family is what pre-trained it, whatever the step: its checkpoints. Two
+scores are a pair when they are of one task, metric and seed, and head, data and settings agree; nothing else is paired,
+and what was evaluated twice but does not agree is named. Left out: tests (significance.py), figures (figures.py).
+
+A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+from evaluation.records import METRICS, path_of
+
+SEEDS = 5    # the paper's trainings of a task
+SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
+PARADIGMS = 67
+OBJECTIVES = {"mlsm": "MLSM", "mlm": "MLM", "kd": "KD", "mtl": "MLSM+MLM", "naive-mlsm": "naive MLSM"}
+FAMILY = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa")    # kappa: of mtl, where recorded
+_SHORT = {"objective": "{}", "encoder": "{}", "teacher": "of {}", "layer": "l {}", "k": "k {}", "lambda": "λ {}",
+          "kappa": "κ {}"}
+
+
+class ComparisonError(ValueError):
+    """Records that cannot be compared; the message says which."""
+
+
+@dataclass
+class Model:
+    """One model: what its records say of it, and the records by (task, seed); scores are read once all are in.
+
+    label  its name, with digits of its weights where two models share the name
+    facts  of the family, and step, fraction, flops, path, weights
+    blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
+    """
+
+    label: str
+    facts: dict
+    trainings: dict = field(default_factory=dict)
+    blimps: dict = field(default_factory=dict)
+    blimp: dict | None = None
+
+    @cached_property
+    def scores(self):
+        """(task, metric, seed) -> value."""
+        return {
+            (task, figure["metric"], seed): figure["value"]
+            for (task, seed), record in self.trainings.items() for figure in record["figures"]
+        }
+
+    @cached_property
+    def figures(self):
+        """(task, metric) -> mean over the seeds there are, in the suite's order."""
+        scores = self.scores
+        by_figure = {
+            figure: [value for (task, metric, _), value in scores.items() if (task, metric) == figure]
+            for figure in SUITE
+        }
+        return {figure: fmean(values) for figure, values in by_figure.items() if values}
+
+    @property
+    def diverged(self):
+        """(task, seed) -> why, of the trainings that diverged. Their scores count like any other."""
+        return {key: record["diverged"] for key, record in self.trainings.items() if record["diverged"]}
+
+    @property
+    def family(self):
+        """What pre-trained it; a model of unknown origin is a family of its own."""
+        known = tuple(self.facts[name] for name in FAMILY)
+        return known if self.facts["objective"] else (*known, self.label)
+
+    @property
+    def cost(self):
+        """Floating-point operations of pre-training and teacher, None where one of them is not known."""
+        spent = self.facts["flops"]
+        return None if None in (spent["pretraining"], spent["teacher"]) else spent["pretraining"] + spent["teacher"]
+
+
+def out_of(counts, full):
+    """How complete something is, for people: its counts, of as many as in the paper."""
+    least, most = min(counts, default=0), max(counts, default=0)
+    n = f"n = {most}" if least == most else f"n = {least} to {most}"
+    return f"{n} (paper: {full})" if most > full else f"{n} of {full}"
+
+
+def average(model, figures=None):
+    """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these."""
+    values = model.figures
+    chosen = values if figures is None else figures
+    return fmean(values[figure] for figure in chosen) if chosen else None
+
+
+def common_figures(models):
+    """The figures of the suite that every one of some models has: only over these are averages comparable."""
+    return [figure for figure in SUITE if all(figure in model.figures for model in models)]
+
+
+def blimp_average(model, paradigms=None):
+    """Unweighted mean accuracy over the paradigms, all that the model has, or these."""
+    values = {figure["metric"]: figure["value"] for figure in model.blimp["figures"]}
+    return fmean(values[name] for name in (values if paradigms is None else paradigms))
+
+
+def common_paradigms(models):
+    """Names of the paradigms that every one of some models was scored on."""
+    sets = [{figure["metric"] for figure in model.blimp["figures"]} for model in models]
+    return sorted(set.intersection(*sets))
+
+
+def models_of(records):
+    """Group records by model, in the order of family, step and name.
+
+    Returns  (models, notes): a note is a sentence on what was read twice
+    Raises   ComparisonError where two records of one model contradict each other
+    """
+    models, notes = {}, []
+    for record in records:
+        key = record["model"], record["weights"]
+        facts = _facts(record)
+        model = models.setdefault(key, Model(record["model"], facts))
+        _require_same_facts(model, facts)
+        notes += _add(model, record)
+    ordered = sorted(models.values(), key=_order)
+    _tell_apart(ordered)
+    _choose_blimp(ordered)
+    return ordered, notes
+
+
+def _facts(record):
+    names = (*FAMILY, "dictionary", "step", "fraction", "flops", "weights", "path")
+    return {name: record.get(name) for name in names}
+
+
+def _require_same_facts(model, facts):
+    if model.cost is None:    # elsewhere the teacher may have been at hand
+        model.facts["flops"] = facts["flops"]
+    for name, value in facts.items():
+        if name not in ("path", "flops") and value != model.facts[name]:
+            raise ComparisonError(
+                f"records of {model.label} ({model.facts['weights'][:8]}) contradict each other: {name} is "
+                f"{model.facts[name]!r} in one and {value!r} in another. Evaluate that model again."
+            )
+
+
+def _add(model, record):
+    """Give a model one more record. Returns notes."""
+    key = record["task"], record["seed"]
+    kept = model.blimps if record["suite"] == "blimp" else model.trainings
+    earlier = kept.setdefault(key, record)
+    if earlier is record:
+        return []
+    what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
+    if earlier["figures"] != record["figures"] or _disagreements(earlier, record):
+        raise ComparisonError(
+            f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
+            "Give one of them."
+        )
+    return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
+
+
+def _order(model):
+    facts = model.facts
+    known = [name for name in OBJECTIVES if name == facts["objective"]]
+    rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
+    numbers = [facts[name] if facts[name] is not None else -1 for name in ("layer", "k", "kappa", "step")]
+    return rank, facts["encoder"] or "", *numbers, model.label, facts["weights"]
+
+
+def _tell_apart(models):
+    names = [model.label for model in models]
+    for model in models:
+        if names.count(model.label) > 1:
+            model.label = f"{model.label} ({model.facts['weights'][:8]})"
+
+
+def _choose_blimp(models):
+    """Of each model the record that most have; where that is undecided, the whole set scored in the usual way."""
+    keys = [key for model in models for key in model.blimps]
+    ranked = sorted(set(keys), key=lambda key: (-keys.count(key), len(key[0]), key[0]))
+    for model in models:
+        model.blimp = next((model.blimps[key] for key in ranked if key in model.blimps), None)
+
+
+# -- pairs ------------------------------------------------------------------------------------------------
+
+
+def matched(model, other):
+    """The trainings of two models that are pairs.
+
+    Returns  (sorted (task, seed) of the pairs, {why: (task, seed) of those that both have but that do not agree})
+    """
+    pairs, left_out = [], {}
+    for key in sorted(model.trainings.keys() & other.trainings.keys()):
+        why = _disagreements(model.trainings[key], other.trainings[key]) or _without_head(model, other, key)
+        if why:
+            left_out.setdefault(why, []).append(key)
+        else:
+            pairs.append(key)
+    return pairs, left_out
+
+
+def _without_head(model, other, key):
+    return "" if model.trainings[key]["head"] and other.trainings[key]["head"] else "head not recorded"
+
+
+def _disagreements(record, other):
+    """Why two records of one task and seed are no pair; empty where they are."""
+    reasons = []
+    if record["head"] != other["head"]:
+        reasons.append("heads differ")
+    if _content(record["data"]) != _content(other["data"]):
+        reasons.append("data differ")
+    names = record["settings"].keys() | other["settings"].keys()
+    differing = sorted(name for name in names if record["settings"].get(name) != other["settings"].get(name))
+    if differing:
+        reasons.append(f"settings differ ({', '.join(differing)})")
+    return ", ".join(reasons)
+
+
+def _content(data):
+    """What was read, wherever it lay and whatever it was called."""
+    return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
+
+
+def scored_alike(models):
+    """The models with BLiMP records of the same data and settings: the largest such set, for others do not compare.
+
+    Returns  (models, {label of one left out: why})
+    """
+    scored = [model for model in models if model.blimp]
+    sets = [[other for other in scored if not _disagreements(model.blimp, other.blimp)] for model in scored]
+    chosen = max(sets, key=len, default=[])
+    others = [model for model in scored if model not in chosen]
+    return chosen, {model.label: _disagreements(model.blimp, chosen[0].blimp) for model in others}
+
+
+# -- families ---------------------------------------------------------------------------------------------
+
+
+def families(models):
+    """Models by family, each family's by step: {name shown to people: models}."""
+    groups = {}
+    for model in sorted(models, key=_order):
+        groups.setdefault(model.family, []).append(model)
+    return dict(zip(_family_names(list(groups.values())), groups.values(), strict=True))
+
+
+def _family_names(groups):
+    """Objective and whatever else tells families of that objective apart."""
+    names = []
+    for group in groups:
+        facts = group[0].facts
+        rivals = [other[0].facts for other in groups if other[0].facts["objective"] == facts["objective"]]
+        telling = [name for name in FAMILY[1:] if len({str(rival[name]) for rival in rivals}) > 1]
+        parts = [_SHORT[name].format(facts[name]) for name in telling if facts[name] is not None]
+        known = OBJECTIVES.get(facts["objective"], facts["objective"])
+        names.append(", ".join([known, *parts]) if known else group[0].label)
+    return names
+
+
+def checkpoint_name(model):
+    """How far a model was pre-trained, for people: a fraction of the run's steps, a step, or final."""
+    fraction, step = model.facts["fraction"], model.facts["step"]
+    if fraction is not None:
+        return f"{100 * fraction:.4g}%"
+    return "final" if step is None else f"step {step:,}"

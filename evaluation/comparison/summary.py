@@ -1,0 +1,211 @@
+"""What `compare` says on a terminal: models by number, then tables whose columns are those numbers.
+
+Wide tables are cut into blocks of columns that fit the terminal. Left out: the comparison itself (report.py).
+"""
+
+import shutil
+from io import StringIO
+
+from evaluation.comparison.drawing import p_text
+from evaluation.comparison.study import PARADIGMS, SEEDS, SUITE, out_of
+from evaluation.records import METRICS
+
+_FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "checkpoint")
+_MOST_LINES = 20
+_MOST_MODELS = 12    # in a matrix on a terminal
+
+
+def comparison(result, settings):
+    """The comparison for people."""
+    models = result["models"]
+    numbers = {model["model"]: place for place, model in enumerate(models, 1)}
+    tuned = [model for model in models if model["n"]]
+    parts = [f"\nModels: {len(models)}, from {result['records']:,} records.", _model_table(models)]
+    if tuned:
+        parts += [_task_table(tuned, numbers), *_significance_tables(result, numbers)]
+        parts += _win_rate_table(result["win_rates"], models, numbers)
+    left_out = [_left_out(found, numbers) for found in result["left_out"]]
+    parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
+    parts += _listed("Notes", [*_diverged(models), *result["notes"]])
+    return "\n".join([*parts, *_files(result, settings)])
+
+
+def _files(result, settings):
+    drawn = [figure for figure in result["figures"] if not figure["lacks"]]
+    lacking = [figure for figure in result["figures"] if figure["lacks"]]
+    lines = [f"\nTables:   {settings.output}/*.csv"]
+    lines += [f"Figure {figure['figure']}: {figure['files'][1]}  ({figure['shows']})" for figure in drawn]
+    if lacking:
+        lines.append("\nFigures of the paper that these records do not allow, and what each needs:")
+        lines += [f"  {figure['figure']:>2}  {figure['shows']}: {figure['lacks']}" for figure in lacking]
+    return lines
+
+
+def _grid(header, rows, fixed=1):
+    """A table; columns after the first `fixed` go on in a block below where the terminal is too narrow."""
+    width = max(60, shutil.get_terminal_size((120, 24)).columns)
+    text = [[str(cell) for cell in row] for row in (header, *rows)]
+    sizes = [max(map(len, column)) + 2 for column in zip(*text, strict=True)]
+    first = min(sum(sizes[:fixed]), width // 2)
+    blocks, room = [[]], width - first
+    for column in range(fixed, len(header)):
+        if blocks[-1] and sizes[column] > room:
+            blocks.append([])
+            room = width - first
+        blocks[-1].append(column)
+        room -= sizes[column]
+    return "\n".join(_rendered(text, [*range(fixed), *block], fixed, width) for block in blocks)
+
+
+def _rendered(text, columns, fixed, width):
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in columns:
+        table.add_column(text[0][column], justify="left" if column < fixed else "right", overflow="fold")
+    for row in text[1:]:
+        table.add_row(*(row[column] for column in columns))
+    stream = StringIO()
+    Console(file=stream, width=width, color_system=None, markup=False, highlight=False).print(table)
+    lines = stream.getvalue().splitlines()
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _model_table(models):
+    facts = [name for name in _FACTS if len({str(model[name]) for model in models}) > 1]
+    shared = [f"{name} {value}" for name in _FACTS if name not in facts and (value := models[0][name]) is not None]
+    same = len({tuple((figure["task"], figure["metric"]) for figure in model["figures"]) for model in models
+                if model["n"]}) <= 1
+    blimp = ["BLiMP"] * any(model["blimp"] for model in models)
+    header = ["#", "model", *facts, "average", *([] if same else ["in common"]), f"n of {SEEDS * len(SUITE)}", *blimp]
+    rows = []
+    for number, model in enumerate(models, 1):
+        known = ["" if model[name] is None else model[name] for name in facts]
+        averages = [_score(model["average"])] + ([] if same else [_score(model["common_average"])])
+        mark = "†" if model["diverged"] else ""
+        n = f"{model['n']}{mark}" if model["n"] else ""
+        rows.append([number, model["model"], *known, *averages, n, *([_blimp(model["blimp"])] if blimp else [])])
+    partly = any(model["blimp"] and model["blimp"]["paradigms"] != PARADIGMS for model in models)
+    explained = ["in common: average over the figures that all models have"] * (not same)
+    explained += [f"BLiMP (n): over n of {PARADIGMS} paradigms"] * partly
+    explained += [f"of all: {', '.join(shared)}"] * bool(shared)
+    return "\n".join([_grid(header, rows, fixed=2), *(f"  {line}" for line in explained)])
+
+
+def _blimp(blimp):
+    if blimp is None:
+        return ""
+    paradigms = "" if blimp["paradigms"] == PARADIGMS else f" ({blimp['paradigms']})"
+    return f"{blimp['average']:.3f}{paradigms}"
+
+
+def _score(value):
+    return "" if value is None else f"{value:.4f}"
+
+
+def _task_table(models, numbers):
+    rows = []
+    for task, metric in SUITE:
+        rows.append([f"{task} {metric}", *(_task_cell(model, task, metric) for model in models)])
+    header = ["mean over seeds", *(numbers[model["model"]] for model in models)]
+    return "\n" + _grid(header, rows) + "\n  (s): fewer seeds than five; †: with diverged runs, which count"
+
+
+def _task_cell(model, task, metric):
+    for figure in model["figures"]:
+        if (figure["task"], figure["metric"]) == (task, metric):
+            seeds = f" ({figure['seeds']})" if figure["seeds"] < SEEDS else ""
+            return f"{figure['mean']:.3f}{seeds}{'†' if figure['diverged'] else ''}"
+    return "–"
+
+
+def _significance_tables(result, numbers):
+    names = result["compared"]
+    if len(names) < 2:
+        return ["\n  One fine-tuned model: nothing to test."]
+    shown, parts = _best(result), []
+    if len(shown) < len(names):
+        parts.append(f"\nMatrices of the {len(shown)} models with the best averages; significance.csv has all.")
+    header = ["", *(numbers[names[i]] for i in shown)]
+    for level, facts in result["levels"].items():
+        whole = result["significance"][level]
+        cells = {name: [[rows[i][j] for j in shown] for i in shown] for name, rows in whole.items()}
+        parts.append("\nIs the row better than the column? p of Wilcoxon's test, one-sided; * p < 0.01")
+        parts.append(f"  over {facts['meaning']}; {_n(cells['n'], facts['full'])}")
+        parts.append(_matrix(header, cells["p"], p_text))
+        if level == "scores":
+            parts += ["\nPairs that the row wins (ties)", _matrix(header, _wins(cells), str)]
+            parts += ["\np of row over column, Holm-adjusted for all of these tests",
+                      _matrix(header, cells["holm"], p_text)]
+            parts += ["\np, two-sided", _matrix(header, cells["two_sided"], p_text)]
+            parts += ["\np, two-sided, Holm-adjusted", _matrix(header, cells["two_sided_holm"], p_text)]
+    return parts
+
+
+def _best(result):
+    """Places in the matrices of the models with the best averages over common figures, in the matrices' order."""
+    averages = {model["model"]: model["common_average"] or 0.0 for model in result["models"]}
+    names = result["compared"]
+    ranked = sorted(range(len(names)), key=lambda i: -averages[names[i]])
+    return sorted(ranked[:_MOST_MODELS])
+
+
+def _wins(cells):
+    return [
+        [None if wins is None else f"{wins} ({ties})" for wins, ties in zip(*rows, strict=True)]
+        for rows in zip(cells["wins"], cells["ties"], strict=True)
+    ]
+
+
+def _n(cells, full):
+    counts = [n for row in cells for n in row if n is not None]
+    return out_of(counts, full)
+
+
+def _matrix(header, cells, text):
+    rows = [["–" if value is None else text(value) for value in row] for row in cells]
+    return _grid(header, [[number, *row] for number, row in zip(header[1:], rows, strict=True)])
+
+
+def _win_rate_table(rates, models, numbers):
+    """Share of pairs won, of MLSM against other pre-trainings of its encoder and step; the CSV has all models."""
+    facts = {model["model"]: model for model in models}
+    rows = {}
+    for rate in rates:
+        model, other = facts[rate["model"]], facts[rate["against"]]
+        is_rival = other["objective"] not in ("mlsm", None) and model["encoder"] == other["encoder"]
+        if model["objective"] == "mlsm" and is_rival:
+            rows.setdefault((rate["model"], rate["against"]), {})[rate["task"]] = rate
+    if not rows:
+        return []
+    tasks = [task for task in ("all", *METRICS) if any(task in row for row in rows.values())]
+    lines = [
+        [f"{numbers[model]} over {numbers[other]}", facts[model]["checkpoint"],
+         *(f"{row[task]['rate']:.2f}" if task in row else "–" for task in tasks)]
+        for (model, other), row in list(rows.items())[:_MOST_LINES]
+    ]
+    more = [f"  ... and {len(rows) - _MOST_LINES:,} more in win-rates.csv"] if len(rows) > _MOST_LINES else []
+    return ["\nShare of pairs that MLSM wins", _grid(["", "checkpoint", *tasks], lines, fixed=2), *more]
+
+
+def _left_out(found, numbers):
+    tasks = {}
+    for task, seed in found["trainings"]:
+        tasks.setdefault(task, []).append(seed)
+    named = ", ".join(f"{task} {'/'.join(map(str, seeds))}" for task, seeds in tasks.items())
+    return f"{numbers[found['model']]} and {numbers[found['against']]}: {found['why']}: seeds of {named}"
+
+
+def _diverged(models):
+    return [
+        f"{model['model']}: {run['task']}, seed {run['seed']} diverged: {run['why']}"
+        for model in models for run in model["diverged"]
+    ]
+
+
+def _listed(title, lines):
+    if not lines:
+        return []
+    more = [f"  ... and {len(lines) - _MOST_LINES:,} more (--json lists all)"] if len(lines) > _MOST_LINES else []
+    return [f"\n{title}:", *(f"  {line}" for line in lines[:_MOST_LINES]), *more]

@@ -1,0 +1,235 @@
+"""Figures of one quantity varied while all else stays: layer (3, 4), number of LSPs (5), weight of MLM (8).
+
+Left out: checkpoints of a pre-training (trajectories.py).
+"""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+from evaluation.comparison import published
+from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style
+from evaluation.comparison.significance import matrices
+from evaluation.comparison.study import SEEDS, SUITE, ComparisonError, average, common_figures, out_of
+from evaluation.plots import new_figure
+
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree, save what is varied
+_NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
+
+
+def layers(study):
+    """Figure 3."""
+    return _draw(study, "layer", table=1)
+
+
+def numbers_of_lsps(study):
+    """Figure 5."""
+    drawing = _draw(study, "k", table=2)
+    drawing.figure.axes[0].set_xscale("log", base=2)
+    _tick_values(drawing.figure.axes[0], {row[2] for row in drawing.rows if row[0] == "average"})
+    return drawing
+
+
+def weights_of_mlm(study):
+    """Figure 8."""
+    return _draw(study, "kappa", table=4)
+
+
+def word_senses(study):
+    """Figure 4: word-sense F1 of choose-layer against fine-tuning averages."""
+    if study.diagnostic is None:
+        raise Lacking("the result of choose-layer: --diagnostic result.json")
+    chosen = sweep(study.models, "layer")
+    f1 = read_diagnostic(study.diagnostic, {model.facts["k"] for _, model in chosen})
+    chosen = [(layer, model) for layer, model in chosen if layer in f1]
+    if len(chosen) < 3:
+        raise Lacking(f"three layers or more in records and {study.diagnostic}; found {[x for x, _ in chosen]}")
+    return _draw_word_senses(study, chosen, f1)
+
+
+def sweep(models, fact):
+    """The fine-tuned models that differ in one fact alone: the largest such set, of the last step.
+
+    fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
+    Returns  [(value, Model)] in the order of values
+    Raises   Lacking
+    """
+    groups = {}
+    for model in models:
+        value = _value(model, fact)
+        if value is not None and model.trainings:
+            held = tuple(model.facts[name] for name in _HELD if name != fact)
+            groups.setdefault(held, []).append((value, model))
+    chosen = max(groups.values(), key=_rank, default=[])
+    values = [value for value, _ in chosen]
+    if len(set(values)) < 2:
+        kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
+        raise Lacking(f"fine-tuned {kinds} models of one step that differ in {fact} alone; found {fact}: {values}")
+    twice = [model.label for value, model in chosen if values.count(value) > 1]
+    if twice:
+        raise Lacking(f"one model for each {fact}; of one {fact} are {', '.join(twice)}. Give the records of one")
+    if not common_figures([model for _, model in chosen]):
+        raise Lacking("a task that all of these models were fine-tuned on")
+    return sorted(chosen, key=lambda pair: pair[0])
+
+
+def _rank(group):
+    step = group[0][1].facts["step"]
+    return len({value for value, _ in group}), float("inf") if step is None else step
+
+
+def _value(model, fact):
+    objective = model.facts["objective"]
+    if fact == "kappa":
+        return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
+    return model.facts[fact] if objective == "mlsm" else None
+
+
+def _draw(study, fact, table):
+    chosen = sweep(study.models, fact)
+    models = [model for _, model in chosen]
+    values = [value for value, _ in chosen]
+    figure, axes = new_figure(width=2.2, columns=3)
+    drawing = Drawing(figure, f"{', '.join(model.label for model in models)}")
+    figures = common_figures(models)
+    draw_averages(drawing, axes[0], chosen, figures)
+    if study.paper:
+        _draw_paper(drawing, axes[0], published.averages(table))
+    axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
+    _tick_values(axes[0], {row[2] for row in drawing.rows})
+    axes[0].title.set_fontsize(10)
+    axes[0].legend(fontsize=8)
+    _draw_matrices(drawing, axes[1:], matrices(models)[0]["scores"], values)
+    for panel in axes[1:]:
+        panel.set(xlabel=f"against {fact}", ylabel=fact)
+    return drawing
+
+
+def draw_averages(drawing, axes, chosen, figures):
+    """Average over figures against what is varied, and those of the single seeds beside it."""
+    for value, model in chosen:
+        for seed, mean in _by_seed(model, figures).items():
+            axes.plot(value, mean, ".", color="0.7", markersize=4, zorder=1)
+            drawing.add("average", f"seed {seed}", value, mean, len(figures))
+    means = [average(model, figures) for _, model in chosen]
+    values = [value for value, _ in chosen]
+    axes.plot(values, means, label="mean over seeds", **style(0))
+    axes.plot([], [], ".", color="0.7", label="single seeds")
+    for (value, model), mean in zip(chosen, means, strict=True):
+        drawing.add("average", "mean", value, mean, len(model.scores))
+
+
+def _by_seed(model, figures):
+    """seed -> average over figures, for the seeds that have them all."""
+    scores = model.scores
+    seeds = sorted({seed for _, _, seed in scores})
+    whole = [seed for seed in seeds if all((*figure, seed) in scores for figure in figures)]
+    return {seed: fmean(scores[(*figure, seed)] for figure in figures) for seed in whole}
+
+
+def _draw_paper(drawing, axes, averages):
+    axes.plot(list(averages), list(averages.values()), label="paper", **PAPER)
+    for value, mean in averages.items():
+        drawing.add("average", "mean", value, mean, source="paper")
+
+
+def _draw_matrices(drawing, axes, cells, values):
+    labels = [f"{value:g}" for value in values]
+    paired = [n for row in cells["n"] for n in row if n is not None]
+    n = out_of(paired, SEEDS * len(SUITE))
+    panel_of_matrix(axes[0], cells["p"], labels, p_text, 0.5, f"p, row better than column ({n}; * p < 0.01)")
+    panel_of_matrix(axes[1], cells["wins"], labels, str, -max(*paired, 1), f"pairs won by the row ({n})")
+    for i, value in enumerate(values):
+        for j, other in enumerate(values):
+            if i != j:
+                for name in ("p", "wins", "ties"):
+                    drawing.add(name, "", value, cells[name][i][j], cells["n"][i][j], other)
+
+
+def _tick_values(axes, values):
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+# -- the word-sense diagnostic ----------------------------------------------------------------------------
+
+
+def read_diagnostic(path, ks):
+    """Word-sense F1 by layer, from choose-layer's result.json.
+
+    ks       numbers of LSPs of the models: of several entries for a layer, one of these counts
+    Returns  {layer: F1 on ALL}
+    Raises   ComparisonError naming file and field
+    """
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))["layers"]
+        found = {}
+        for entry in entries:
+            if entry.get("k") in ks or entry.get("k") is None or len({e.get("k") for e in entries}) == 1:
+                found[int(entry["layer"])] = _f1_on_all(entry["f1"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ComparisonError(
+            f'{path}: expected a result of choose-layer, {{"layers": [{{"layer", "k", "f1": {{"ALL": ...}}}}]}}; '
+            f"found {type(error).__name__}: {error}. Give its result.json."
+        ) from None
+    return found
+
+
+def _f1_on_all(f1):
+    if isinstance(f1, dict):
+        f1 = {str(name).lower(): value for name, value in f1.items()}["all"]
+    return float(f1)
+
+
+def correlations(x, y):
+    """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent."""
+    from scipy import stats
+
+    rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
+    return {
+        f"{name}{suffix}": tuple(map(float, test(*pair)))
+        for suffix, pair in (("", (x, y)), (", rounded", rounded))
+        for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr))
+    }
+
+
+def _draw_word_senses(study, chosen, f1):
+    models = [model for _, model in chosen]
+    values = [layer for layer, _ in chosen]
+    figures = common_figures(models)
+    figure, (left, right) = new_figure(width=1.8, columns=2)
+    drawing = Drawing(figure, f"{', '.join(model.label for model in models)}")
+    draw_averages(drawing, left, chosen, figures)
+    means, senses = [average(model, figures) for model in models], [f1[layer] for layer in values]
+    other = left.twinx()
+    other.grid(visible=False)
+    other.plot(values, senses, label="word-sense F1", **style(1))
+    left.set(xlabel=_NAMES["layer"], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
+    other.set_ylabel("word-sense F1")
+    _tick_values(left, values)
+    lines = [*left.get_lines()[-2:], *other.get_lines()]
+    left.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="lower right")
+    right.plot(senses, means, "o", color=style(0)["color"])
+    for layer, x, y in zip(values, senses, means, strict=True):
+        right.annotate(f" {layer}", (x, y), fontsize=8)
+        drawing.add("word senses", "F1", layer, x)
+    right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
+    _write_correlations(study, drawing, right, correlations(senses, means), len(values))
+    return drawing
+
+
+def _write_correlations(study, drawing, axes, found, n):
+    lines = []
+    for name, (r, p) in found.items():
+        drawing.add("correlation", name, "", r, n)
+        drawing.add("correlation", f"{name}, p", "", p, n)
+        if "rounded" not in name:
+            lines.append(f"{name.capitalize()} {r:.3f} (p = {p:.2g})")
+    if study.paper:
+        paper = published.WORD_SENSE_CORRELATION
+        lines.append(f"paper, 8 layers: {paper['spearman']} and {paper['pearson']}")
+        for name, r in paper.items():
+            drawing.add("correlation", name, "", r, 8, source="paper")
+    axes.set_title("\n".join(lines), fontsize=9)

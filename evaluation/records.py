@@ -1,0 +1,236 @@
+"""Records of evaluations: one JSON file for one suite, task and seed of one model.
+
+    <output>/evaluations/<model>-<first 8 digits of its weights>/<suite>/<task>-seed<seed>.json   (blimp: blimp.json)
+
+    {"schema": "mlsm-record-1", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": false, "wall": 61.3,
+     "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
+     "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
+     "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": of its lineage, null where unknown,
+     "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
+     "settings": {...}, "env": {...}}
+
+Values are fractions: 0.86, not 86. A record is written whole and says all that it needs: files may be moved and mixed.
+Left out: where a model comes from (lineage.py), what is measured, comparing.
+"""
+
+import hashlib
+import json
+import math
+import platform
+import re
+from pathlib import Path
+
+from evaluation.lineage import lineage
+from shards.manifest import canonical_json, file_sha256, make_directories, replace_json
+
+SCHEMA = "mlsm-record-1"
+
+# The fourteen figures of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
+METRICS = {
+    "cola": ("matthews",),
+    "conll2003": ("f1",),
+    "mnli": ("accuracy_matched", "accuracy_mismatched"),
+    "mrpc": ("accuracy", "f1"),
+    "qnli": ("accuracy",),
+    "qqp": ("accuracy", "f1"),
+    "rte": ("accuracy",),
+    "sst2": ("accuracy",),
+    "stsb": ("pearson", "spearman"),
+    "wic": ("accuracy",),
+}
+
+
+class RecordError(ValueError):
+    """A record that is not one; the message names file and field."""
+
+
+def describe(path, name=None):
+    """What a record says of a model: model, path, weights and its lineage.
+
+    path  directory of an export, a kept checkpoint or any stock model
+    name  shown to people; otherwise that of the run, with the step of a checkpoint, or of the directory
+    """
+    path = Path(path)
+    return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | lineage(path)
+
+
+def weights_sha256(directory):
+    """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
+
+    Raises  RecordError where there is none
+    """
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        raise RecordError(f"{directory} holds no safetensors file. Expected an export, a kept checkpoint or a model.")
+    content = {path.name: file_sha256(path) for path in files}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def environment(device="cpu"):
+    """Versions, device and threads that a record's figures were made with."""
+    import torch
+    import transformers
+
+    kind = torch.device(device).type
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def directory_of(output, record):
+    """Where the records of one model and suite lie. `record`: its model, weights and suite suffice."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", record["model"]).strip(".-") or "model"
+    return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
+
+
+def path_of(output, record):
+    """The file of a record; of its fields model, weights, suite, task and seed are needed."""
+    seed = "" if record["seed"] is None else f"-seed{record['seed']}"
+    return directory_of(output, record) / f"{record['task']}{seed}.json"
+
+
+def write(output, record):
+    """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
+    path = path_of(output, check(record, "this record"))
+    make_directories(path.parent)
+    replace_json(path, record)
+    return path
+
+
+def read(paths):
+    """The records in some files and directories, which are searched recursively.
+
+    Returns  list of dicts, in the order of the arguments, within a directory by path
+    Raises   RecordError naming file and field of what is malformed, or that there are none
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    if not files:
+        raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  mlsm finetune MODEL")
+    return [read_file(file) for file in dict.fromkeys(files)]
+
+
+def read_file(file):
+    """One record; RecordError where it is malformed."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
+    return check(record, file)
+
+
+def _files(path):
+    if path.is_dir():    # what is hidden is another process's temporary
+        return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
+    if not path.is_file():
+        raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
+    return [path]
+
+
+def check(record, where):
+    """The record, if it is one; otherwise RecordError.
+
+    where  what the message begins with: its file
+    """
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise RecordError(f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. It is no record of ours.")
+    for name, (holds, expected) in _FIELDS.items():
+        if name not in record:
+            raise RecordError(f"{where}: field {name} is missing, expected {expected}. Evaluate again.")
+        _require(holds(record[name]), where, name, expected, record[name])
+    for place, figure in enumerate(record["figures"]):
+        _check_figure(figure, f"figures[{place}]", where)
+    if record["suite"] == "finetune":
+        _check_metrics(record, where)
+    return record
+
+
+def _check_figure(figure, field, where):
+    _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
+    for name, (holds, expected) in _FIGURE_FIELDS.items():
+        _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
+
+
+def _check_metrics(record, where):
+    _require(record["task"] in METRICS, where, "task", f"one of {', '.join(METRICS)}", record["task"])
+    metrics = [figure["metric"] for figure in record["figures"]]
+    expected = list(METRICS[record["task"]])
+    _require(metrics == expected, where, "figures", f"the metrics {', '.join(expected)}", metrics)
+    _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
+
+
+def _require(holds, where, field, expected, found):
+    if not holds:
+        raise RecordError(f"{where}: field {field}: expected {expected}, found {found!r}. Evaluate again.")
+
+
+def _is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_digest(value):
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+def _or_null(holds, expected):
+    return lambda value: value is None or holds(value), f"{expected} or null"
+
+
+def _are_flops(value):
+    return isinstance(value, dict) and all(
+        name in value and (value[name] is None or _is_number(value[name]) and value[name] >= 0)
+        for name in ("pretraining", "teacher")
+    )
+
+
+_TEXT = (lambda value: isinstance(value, str) and value != "", "text")
+_OBJECT = (lambda value: isinstance(value, dict), "an object")
+_FIELDS = {
+    "suite": (lambda value: value in ("finetune", "blimp"), "finetune or blimp"),
+    "task": _TEXT,
+    "seed": _or_null(_is_count, "a whole number"),
+    "figures": (lambda value: isinstance(value, list) and len(value) > 0, "a list of figures"),
+    "diverged": (lambda value: value is False or _TEXT[0](value), "false or a sentence"),
+    "model": _TEXT,
+    "path": _TEXT,
+    "weights": (_is_digest, "64 hexadecimal digits"),
+    "objective": _or_null(*_TEXT),
+    "step": _or_null(_is_count, "a whole number"),
+    "fraction": _or_null(lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "layer": _or_null(_is_count, "a whole number"),
+    "k": _or_null(_is_count, "a whole number"),
+    "lambda": _or_null(_is_number, "a number"),
+    "dictionary": _or_null(*_TEXT),
+    "encoder": _or_null(*_TEXT),
+    "teacher": _or_null(*_TEXT),
+    "flops": (_are_flops, "an object with pretraining and teacher, each a number or null"),
+    "head": _or_null(_is_digest, "64 hexadecimal digits"),
+    "data": _OBJECT,
+    "settings": _OBJECT,
+    "env": _OBJECT,
+    "wall": (lambda value: _is_number(value) and value >= 0, "seconds"),
+}
+_FIGURE_FIELDS = {
+    "metric": _TEXT,
+    "value": (lambda value: _is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
+    "n": (_is_count, "a whole number"),
+}
+
+
+def _shown_name(path):
+    path = path.resolve()
+    if path.name == "export" and (path.parent / "log.jsonl").is_file():
+        return path.parent.name
+    if path.parent.name == "checkpoints":
+        return f"{path.parent.parent.name}-{path.name}"
+    if path.parent.name == "snapshots":    # of the Hub's cache: models--<owner>--<name>/snapshots/<commit>
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name

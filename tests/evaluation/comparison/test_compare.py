@@ -1,0 +1,222 @@
+"""compare, whole: tables and figures hold the right numbers, what is missing is said, mistakes name their file."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from test_cli import error_line, mlsm
+from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
+
+from evaluation.comparison import published
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.report import compare
+from evaluation.comparison.study import SUITE, ComparisonError
+from evaluation.comparison.summary import comparison
+from evaluation.records import METRICS, RecordError
+from pipeline.corpus import silent
+
+F1 = {8: 0.60, 10: 0.66, 12: 0.64}
+
+
+def compared(directory, records, **settings):
+    """(result, settings) of a comparison of records in a directory."""
+    settings = CompareConfig(results=(store(directory, records),), output=directory / "out", **settings)
+    return compare(settings, silent), settings
+
+
+def table(path):
+    return list(csv.DictReader(Path(path).open()))
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    """Three finished models that differ in layer alone, with a diagnostic."""
+    directory = tmp_path_factory.mktemp("layers")
+    entries = [{"layer": layer, "k": 3072, "f1": f1} for layer, f1 in F1.items()]
+    entries.append({"layer": 8, "k": 12, "f1": 0.1})
+    (directory / "result.json").write_text(json.dumps({"layers": entries}))
+    return compared(directory, layer_study(list(F1)), paper=True, diagnostic=directory / "result.json")
+
+
+def test_tables_hold_averages_tasks_and_tests(layers):
+    result, settings = layers
+    models = {row["model"]: row for row in table(settings.output / "models.csv")}
+    assert list(models) == ["mlsm-l8", "mlsm-l10", "mlsm-l12"]
+    assert float(models["mlsm-l10"]["average"]) == pytest.approx(sum(published.scores(1)[10].values()) / 14)
+    assert models["mlsm-l10"]["n"] == "70" and models["mlsm-l10"]["pretraining_flops"] == "9000000000000.0"
+    tasks = {(row["model"], row["task"], row["metric"]): row for row in table(settings.output / "tasks.csv")}
+    assert len(tasks) == 3 * 14 and float(tasks["mlsm-l8", "rte", "accuracy"]["mean"]) == pytest.approx(0.584)
+    tests = {(row["level"], row["model"], row["against"]): row for row in table(settings.output / "significance.csv")}
+    x, y = published.scores(1)[10], published.scores(1)[12]
+    d = [round(x[figure] - y[figure], 9) for figure in SUITE for _ in range(5)]
+    expected = stats.wilcoxon(d, correction=False, alternative="greater", method="asymptotic").pvalue
+    row = tests["scores", "mlsm-l10", "mlsm-l12"]
+    assert float(row["p"]) == pytest.approx(expected) and (row["n"], row["of"], row["wins"]) == ("70", "70", "60")
+    assert tests["tasks", "mlsm-l10", "mlsm-l12"]["n"] == "10" and len(tests) == 3 * 6
+    assert json.loads(json.dumps(result))["significance"]["scores"]["wins"][1][2] == 60
+
+
+def test_figure_3_draws_the_tables_numbers(layers):
+    result, settings = layers
+    rows = table(settings.output / "figure-03-layers.csv")
+    means = [row for row in rows if row["series"] == "mean"]
+    drawn = {float(row["x"]): float(row["value"]) for row in means if row["source"] == "measured"}
+    averages = {model["layer"]: model["average"] for model in result["models"]}
+    assert drawn == averages and len([row for row in rows if row["series"].startswith("seed")]) == 15
+    paper = {float(row["x"]): float(row["value"]) for row in rows if row["source"] == "paper"}
+    assert paper == published.averages(1)
+    cells = result["significance"]["scores"]
+    matrix = {(row["panel"], row["x"], row["against"]): row["value"] for row in rows if row["against"]}
+    assert float(matrix["p", "10", "12"]) == cells["p"][1][2] and int(matrix["wins", "12", "10"]) == cells["wins"][2][1]
+    svg = (settings.output / "figure-03-layers.svg").read_text()
+    assert "n = 70 of 70" in svg and "against layer" in svg
+
+
+def test_figure_4_correlates_with_the_diagnostic_of_the_same_k(layers):
+    result, settings = layers
+    rows = table(settings.output / "figure-04-word-senses.csv")
+    averages = [model["average"] for model in result["models"]]
+    found = [row for row in rows if row["panel"] == "correlation"]
+    measured = {row["series"]: float(row["value"]) for row in found if row["source"] == "measured"}
+    assert measured["pearson"] == pytest.approx(stats.pearsonr(list(F1.values()), averages)[0])
+    assert measured["spearman"] == pytest.approx(stats.spearmanr(list(F1.values()), averages)[0])
+    assert {float(row["x"]): float(row["value"]) for row in rows if row["series"] == "F1"} == F1
+
+
+def test_figures_that_cannot_be_drawn_say_what_they_need(layers):
+    result, settings = layers
+    lacking = {figure["figure"]: figure["lacks"] for figure in result["figures"] if figure["lacks"]}
+    assert set(lacking) == {5, 6, 7, 8, 9, 10}
+    assert "differ in k alone; found k: [3072]" in lacking[5] and "BLiMP records" in lacking[9]
+    assert not list(settings.output.glob("figure-05*"))
+    said = comparison(result, settings)
+    assert all(f"{reason}" in said for reason in lacking.values())
+
+
+def test_the_terminal_says_the_headline(layers, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    result, settings = layers
+    said = comparison(result, settings)
+    assert "Models: 3, from 150 records." in said and "n = 70 of 70" in said and "n = 10 of 10" in said
+    assert "encoder deberta-base" in said and "0.8096" in said and "60 (0)" in said
+    wins = said.partition("Pairs that the row wins (ties)")[2].splitlines()[2:5]
+    assert wins[1].split() == ["2", "60", "(5)", "–", "60", "(0)"]
+
+
+def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"layers": [{"layer": i, "f1": {"ALL": i}} for i in range(13)]}))
+    result, settings = compared(tmp_path, paper_study(), paper=True, diagnostic=tmp_path / "result.json")
+    assert [figure["figure"] for figure in result["figures"] if figure["lacks"] is None] == list(range(3, 11))
+    assert all(Path(file).stat().st_size for figure in result["figures"] for file in figure["files"])
+    ks = {float(row["x"]) for row in table(settings.output / "figure-05-lsps.csv") if row["panel"] == "average"}
+    assert ks == {768, 1536, 3072, 6144, 12288}    # with the paper's
+    averages = {model["model"]: model["average"] for model in result["models"]}
+    weights = {float(row["x"]): float(row["value"]) for row in table(settings.output / "figure-08-mlm-weight.csv")
+               if row["series"] == "mean" and row["source"] == "measured"}    # fmt: skip
+    assert weights == {0.0: averages["mlsm-l10"]} | {k: averages[f"mtl-{k:g}"] for k in (1.0, 2.0)}
+    _check_checkpoints(settings.output, averages)
+    blimp = table(settings.output / "figure-09-blimp.csv")
+    costs = [row for row in blimp if row["series"] == "KD" and row["source"] == "measured"]
+    assert [float(row["x"]) for row in costs] == pytest.approx([2.975e18, 1.19e19])
+    assert {row["series"] for row in blimp if row["panel"] == "blimp"} == {"MLSM + probe", "MLM", "KD"}
+    assert float(costs[-1]["value"]) == pytest.approx((0.735 + 0.785) / 2) and costs[-1]["n"] == "2"
+
+
+def _check_checkpoints(directory, averages):
+    steps = table(directory / "figure-06-steps.csv")
+    mlm = [row for row in steps if (row["panel"], row["series"]) == ("average", "MLM")]
+    expected = [(step, averages[f"mlm-deberta-base-{step}"]) for step in (250, 1000)]
+    assert [(float(row["x"]), float(row["value"])) for row in mlm] == expected
+    assert {row["panel"] for row in steps} == {"average"} | {" ".join(figure) for figure in SUITE}
+    others = {row["series"] for row in table(directory / "figure-10-another-encoder.csv")}
+    assert others == {"MLSM", "MLM", "KD"}
+    pairs = table(directory / "figure-07-pairs.csv")
+    rate = next(row for row in pairs if row["panel"] == "win rate" and row["against"] == "kd-deberta-base-250")
+    points = [row for row in pairs if row["panel"] != "win rate" and row["against"] == "kd-deberta-base-250"]
+    assert len(points) == 28 == int(rate["n"])
+    won = sum(round(float(row["value"]) - float(row["x"]), 9) > 0 for row in points)
+    assert float(rate["value"]) == won / 28 == 26 / 28    # all but CoLA, where kd is as good
+
+
+def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
+    records = [a_record("a", "mrpc", seed, [0.8, 0.9]) for seed in range(3)]
+    records += [a_record("a", "rte", 0, [0.6], diverged="the loss became NaN at step 3")]
+    other = {"objective": "mlm", "layer": None, "k": None}
+    records += [a_record("b", "mrpc", seed, [0.7, 0.95], **other) for seed in range(2)]
+    records += [a_record("b", "mrpc", 2, [0.7, 0.95], head=digest("another"), **other)]
+    records += [a_blimp_record("b", {"x": 0.5}, **other)]
+    result, settings = compared(tmp_path, records)
+    said = comparison(result, settings)
+    assert "1 and 2: heads differ: seeds of mrpc 2" in said
+    assert "a: rte, seed 0 diverged: the loss became NaN at step 3" in said
+    assert "n = 4 of 70" in said and "n = 2 of 50" in said and "n = 1 of 10" in said
+    assert "0.800 (3)" in said and "0.600 (1)†" in said and "0.500 (1)" in said
+    assert [row["seed"] for row in table(settings.output / "left-out.csv")] == ["2"]
+    assert result["models"][0]["common_average"] == pytest.approx(0.85) != result["models"][0]["average"]
+    (row,) = [row for row in table(settings.output / "win-rates.csv") if (row["model"], row["task"]) == ("b", "all")]
+    assert (row["wins"], row["losses"], row["rate"]) == ("2", "2", "0.5")
+
+
+def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    records = [a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
+               for i in range(15) for task in ("rte", "mrpc")]    # fmt: skip
+    result, settings = compared(tmp_path, records)
+    said = comparison(result, settings).partition("Tables:")[0]
+    tables = [line for line in said.splitlines() if line.startswith("  ") and line.strip()[0].isdigit()]
+    assert tables and max(map(len, tables)) <= 82
+    assert "Matrices of the 12 models with the best averages; significance.csv has all." in said
+    assert len(table(settings.output / "significance.csv")) == 3 * 15 * 14
+
+
+def test_figures_of_an_earlier_comparison_do_not_stay(tmp_path):
+    _, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
+    assert (settings.output / "figure-03-layers.png").is_file()
+    compare(replace(settings, results=(next(settings.results[0].glob("mlsm-l8-*")),)), silent)
+    assert not list(settings.output.glob("figure-*"))
+
+
+def test_without_matplotlib_there_are_tables(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
+    assert "pip install" in result["figures"][0]["lacks"] and (settings.output / "models.csv").is_file()
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    result, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
+    files = {path: path.read_bytes() for path in settings.output.iterdir()}
+    assert compare(settings, silent) == result
+    assert files == {path: path.read_bytes() for path in settings.output.iterdir()}
+
+
+def test_malformed_records_name_file_and_field(tmp_path):
+    directory = store(tmp_path, [a_record("a", "rte", seed, [0.5]) for seed in range(2)])
+    file = next(directory.rglob("rte-seed1.json"))
+    whole = file.read_text()
+    file.write_text(whole[:100])
+    settings = CompareConfig(results=(directory,), output=tmp_path / "out")
+    with pytest.raises(RecordError, match="rte-seed1.json"):
+        compare(settings, silent)
+    file.write_text(json.dumps(json.loads(whole) | {"layer": "ten"}))
+    with pytest.raises(RecordError, match=r"rte-seed1.json: field layer"):
+        compare(settings, silent)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{"layer": 8}]}'])
+def test_a_diagnostic_that_is_none_is_named(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ComparisonError, match=r"result.json: expected a result of choose-layer"):
+        compared(tmp_path, layer_study((8, 10), seeds=1), diagnostic=tmp_path / "result.json")
+
+
+def test_the_command(tmp_path):
+    store(tmp_path / "runs", layer_study((8, 10), seeds=1))
+    run = mlsm("compare", "--json", cwd=tmp_path, check=0)
+    assert json.loads(run.stdout)["compared"] == ["mlsm-l8", "mlsm-l10"]
+    assert (tmp_path / "runs" / "comparison" / "tasks.csv").is_file()
+    assert "nowhere" in error_line(mlsm("compare", "nowhere", cwd=tmp_path, check=2))

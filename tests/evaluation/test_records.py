@@ -1,0 +1,164 @@
+"""Records are whole, checked field by field, and say where a model comes from."""
+
+import copy
+import hashlib
+import json
+
+import pytest
+from tiny_store import write_store
+from tiny_teacher import standard_text, tiny_teacher
+
+from evaluation import records
+from evaluation.lineage import FIELDS, lineage
+from pipeline.teacher import teacher_fingerprint
+from student.config import StudentConfig
+from student.trainer import train
+
+UNKNOWN = dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}}
+
+
+def record(**changes):
+    """A record as if MRPC had been trained."""
+    return {
+        "schema": "mlsm-record-1", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": False,
+        "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
+        "model": "some/model", "path": "/models/some", "weights": "ab" * 32, **UNKNOWN, "head": "cd" * 32,
+        "data": {"name": "mrpc", "files": {}, "n_train": 3668, "n_eval": 408}, "settings": {}, "env": {}, "wall": 1.5,
+    } | changes  # fmt: skip
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    first, second = record(), record(seed=1, diverged="the loss was not finite at step 3")
+    path = records.write(tmp_path, first)
+    assert path == tmp_path / "evaluations/some-model-abababab/finetune/mrpc-seed0.json"
+    records.write(tmp_path, second)
+    assert records.read([tmp_path]) == [first, second]
+    assert records.read([path, tmp_path, path]) == [first, second]
+    records.write(tmp_path, first | {"wall": 2.0})
+    assert records.read([path])[0]["wall"] == 2.0
+    assert sorted(file.name for file in path.parent.iterdir()) == ["mrpc-seed0.json", "mrpc-seed1.json"]
+
+
+def test_blimp_has_one_record_a_model():
+    blimp = record(suite="blimp", task="blimp", seed=None, figures=[{"metric": "x", "value": 1, "n": 10, "ties": 1}])
+    records.check(blimp, "here")
+    assert records.path_of("out", blimp).name == "blimp.json"
+
+
+MALFORMED = [
+    ({"schema": "mlsm-record-9"}, "schema"),
+    ({"suite": "glue"}, "suite"),
+    ({"task": "boolq"}, "task"),
+    ({"seed": -1}, "seed"),
+    ({"seed": None}, "seed"),
+    ({"seed": True}, "seed"),
+    ({"figures": [{"metric": "accuracy", "value": 86, "n": 408}]}, "figures[0].value"),
+    ({"figures": [{"metric": "accuracy", "value": float("nan"), "n": 408}]}, "figures[0].value"),
+    ({"figures": [{"metric": "accuracy", "value": 0.5, "n": 408}]}, "figures"),
+    ({"figures": []}, "figures"),
+    ({"diverged": True}, "diverged"),
+    ({"weights": "xyz"}, "weights"),
+    ({"flops": {"pretraining": 1.0}}, "flops"),
+    ({"fraction": 10}, "fraction"),
+    ({"data": None}, "data"),
+    ({"wall": "a minute"}, "wall"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field"), MALFORMED)
+def test_a_malformed_record_names_file_and_field(tmp_path, changes, field):
+    file = tmp_path / "mrpc-seed0.json"
+    file.write_text(json.dumps(record(**changes)))
+    with pytest.raises(records.RecordError) as caught:
+        records.read([tmp_path])
+    assert str(file) in str(caught.value) and f"field {field}:" in str(caught.value)
+    with pytest.raises(records.RecordError):
+        records.write(tmp_path / "new", record(**changes))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_missing_field_a_cut_file_and_no_records(tmp_path):
+    cut = record()
+    del cut["weights"]
+    (tmp_path / "a.json").write_text(json.dumps(cut))
+    with pytest.raises(records.RecordError, match="a.json: field weights is missing"):
+        records.read([tmp_path])
+    (tmp_path / "a.json").write_text(json.dumps(record())[:100])
+    with pytest.raises(records.RecordError, match="a.json: expected a record as JSON"):
+        records.read([tmp_path])
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(records.RecordError, match="no records in"):
+        records.read([tmp_path])
+    with pytest.raises(records.RecordError, match="no such file"):
+        records.read([tmp_path / "nowhere"])
+
+
+def test_weights_are_told_by_content_alone(tmp_path):
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(content)
+    digests = {name: records.weights_sha256(tmp_path / name) for name in "abc"}
+    assert digests["a"] == digests["b"] != digests["c"] and len(digests["a"]) == 64
+    with pytest.raises(records.RecordError, match="no safetensors"):
+        records.weights_sha256(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of 8 steps, and its summary."""
+    directory = tmp_path_factory.mktemp("run")
+    store = write_store(directory / "store", k=24)
+    config = StudentConfig(
+        store=store.path, encoder="bert-2x32", max_steps=8, batch_windows=12, micro_batch=4, eval_windows=20,
+        log_every=3, device="cpu", output=directory / "mlsm-tiny",
+    )  # fmt: skip
+    return config.output, train(config)
+
+
+def test_a_student_tells_its_lineage(run):
+    directory, result = run
+    whole, half = (records.describe(directory / part) for part in ("export", "checkpoints/step-00000004"))
+    assert whole["model"] == "mlsm-tiny" and half["model"] == "mlsm-tiny-step-00000004"
+    assert whole["weights"] != half["weights"]
+    expected = {"objective": "mlsm", "step": 8, "fraction": 1.0, "layer": 3, "k": 24, "encoder": "bert-2x32"}
+    assert {name: whole[name] for name in expected} == expected
+    assert (half["step"], half["fraction"]) == (4, 0.5)
+    assert whole["flops"]["pretraining"] == pytest.approx(result["flops"], rel=1e-12)
+    assert half["flops"]["pretraining"] == pytest.approx(result["flops"] / 2, rel=1e-12)
+    assert whole["flops"]["teacher"] is None    # no such teacher on this machine
+    records.check(record(**whole), "here")
+
+
+def test_of_a_stock_model_nothing_is_known(tmp_path):
+    (tmp_path / "models--bert--base" / "snapshots" / "abc").mkdir(parents=True)
+    snapshot = tmp_path / "models--bert--base" / "snapshots" / "abc"
+    (snapshot / "model.safetensors").write_bytes(b"1")
+    said = records.describe(snapshot)
+    assert said["model"] == "bert/base" and {name: said[name] for name in UNKNOWN} == UNKNOWN
+
+
+def test_the_teacher_counts_its_forward_passes(run, tmp_path):
+    layers, length, width, inner = 2, 16, 32, 64
+    teacher = tiny_teacher(tmp_path, standard_text(tmp_path, 50), layers=3, width=width)
+    export = tmp_path / "export"
+    export.mkdir()
+    known = json.loads((run[0] / "export" / "lineage.json").read_text())
+    known["store"]["settings"] |= {
+        "teacher": teacher_fingerprint(teacher), "teacher_name": str(teacher), "layer": layers,
+        "windowing": {"max_length": length},
+    }  # fmt: skip
+
+    def flops(known):
+        (export / "lineage.json").write_text(json.dumps(known))
+        return lineage(export)["flops"]["teacher"]
+
+    a_layer = 2 * length * (4 * width**2 + 2 * width * inner) + 2 * 2 * length**2 * width
+    assert flops(known) == pytest.approx(known["tokens"] / length * layers * a_layer)
+    assert flops(known | {"objective": "mlm"}) == 0.0
+    whole = copy.deepcopy(known)
+    whole["store"]["settings"].pop("layer")    # a store of logits: all layers, and the head at every token
+    vocabulary = json.loads((teacher / "config.json").read_text())["vocab_size"]
+    head = 2 * length * (width**2 + width * vocabulary)
+    assert flops(whole) == pytest.approx(known["tokens"] / length * (3 * a_layer + head))
+    known["store"]["settings"]["teacher"] = hashlib.sha256(b"another").hexdigest()
+    assert flops(known) is None
