@@ -19,7 +19,7 @@ class TaskData(NamedTuple):
     name: str
     """what a record calls the source: the task's name and `local`, or dataset, configuration and commit on the Hub"""
     files: dict[str, str]
-    """what was read: path below the data directory -> SHA-256; empty for the Hub, whose commit says it"""
+    """what was read: path below the task's directory -> SHA-256; empty for the Hub, whose commit says it"""
     train: list[Example]
     evaluation: dict[str, list[Example]]
     """development set -> examples"""
@@ -37,7 +37,7 @@ def load_task(task, data_dir=None):
     Raises    DataError naming what is malformed (file, line, format), or all that was looked for
     """
     directory = None if data_dir is None else _directory(task, Path(data_dir))
-    return _from_hub(task, data_dir) if directory is None else _from_files(task, directory, Path(data_dir))
+    return _from_hub(task, data_dir) if directory is None else _from_files(task, directory)
 
 
 def _directory(task, data_dir):
@@ -47,13 +47,13 @@ def _directory(task, data_dir):
     return next((place for place in places if place.is_dir()), None)
 
 
-def _from_files(task, directory, data_dir):
+def _from_files(task, directory):
     files = {}
 
     def read(alternatives):
         chosen = _chosen(task, directory, alternatives)
         paths = [directory / name for name in chosen.names]
-        files.update((str(path.relative_to(data_dir)), file_sha256(path)) for path in paths)
+        files.update((path.relative_to(directory).as_posix(), file_sha256(path)) for path in paths)
         examples = chosen.read(paths, task.labels)
         if not examples:
             raise DataError(f"{paths[0]}: expected examples of {task.name}, found none. Fetch the file again.")

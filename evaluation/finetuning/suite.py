@@ -155,12 +155,12 @@ def _complain(file, differing, settings):
 def _differing(record, facts, prefix=""):
     """What a record says otherwise, as text; empty where it agrees."""
     said = []
-    for name, value in facts.items():
-        found = record.get(name)
+    for name in facts:
+        found, value, full_name = record.get(name), facts[name], f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
-            said.append(_differing(found, value, f"{name} "))
+            said.append(_differing(found, value, f"{full_name} "))
         elif found != value:
-            said.append(f"{prefix}{name} (there {found}, now {value})")
+            said.append(f"{full_name} (there {found}, now {value})")
     return ", ".join(filter(None, said))
 
 
