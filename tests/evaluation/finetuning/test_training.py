@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from evaluation.finetuning import training
-from evaluation.finetuning.batches import encode
+from evaluation.finetuning.batches import encode, order
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone
@@ -56,6 +57,30 @@ def test_the_rate_falls_linearly_from_its_first_value(prepared, monkeypatch):
     training.train(*prepared("rte")[:2], TASKS["rte"], 0, settings, silent)
     assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])    # 64 examples: 24, 24, 16
     assert decays == [[0.01]] * 6 and training.steps_of(64, settings) == 6
+
+
+def test_a_training_is_what_transformers_and_torch_do(prepared, tmp_path):
+    """Stock model, plain AdamW and transformers' own schedule, on the same batches and without dropout."""
+    settings, task = FinetuneConfig(batch=24, epochs=2, lr=1e-3), TASKS["rte"]
+    model, train, *_ = prepared("rte")
+    model.save_pretrained(tmp_path / "stock")
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock").train()
+    for module in [*model.modules(), *stock.modules()]:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.config.attention_probs_dropout_prob = stock.config.attention_probs_dropout_prob = 0.0
+    optimizer = torch.optim.AdamW(stock.parameters(), lr=settings.lr, weight_decay=0.01, foreach=False)
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, 6)
+    for epoch in range(2):
+        for rows in np.split(order("rte", epoch, 64), [24, 48]):
+            inputs, labels = train.batch(rows)
+            stock(**inputs, labels=labels).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    training.train(model, train, task, 0, settings, silent)
+    for (name, ours), (_, theirs) in zip(model.named_parameters(), stock.named_parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5, msg=name)
 
 
 def test_seeds_decide_everything(prepared):
