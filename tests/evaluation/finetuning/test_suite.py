@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_families import tiny_model
+from transformers import AutoTokenizer
 
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
@@ -58,6 +60,20 @@ def test_two_models_see_the_same_batches_and_heads(settings, other_directory):
     assert len(heads) == 4    # by task and seed
     said = summary(result, settings)
     assert "tiny" in said and "other" in said and "mrpc f1" in said and "compare" in said
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"])
+def test_every_family_trains_with_a_words_tokenizer(settings, teacher_directory, tmp_path, family):
+    """RoBERTa has one sentence type, DistilBERT and ModernBERT take none: a tokenizer's second must not reach them."""
+    directory = tmp_path / family
+    sizes = {"vocab_size": 600, "max_position_embeddings": 60, "pad_token_id": 0}
+    sizes |= {"type_vocab_size": 1} if family == "roberta" else {}
+    tiny_model(family, "masked-lm", **sizes).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(teacher_directory).save_pretrained(directory)
+    result = finetune(replace(settings, models=(str(directory),), seeds=1))
+    assert result["made"] == 2
+    said = [record["diverged"] or "" for record in records.read([settings.output / "evaluations"])]
+    assert not any("finite" in sentence for sentence in said)
 
 
 def test_a_second_time_it_is_finished(settings):
