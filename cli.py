@@ -101,6 +101,13 @@ VERBS = {
         "evaluation.summaries:exported",
         recipes=False,
     ),
+    "finetune": Verb(
+        "models on ten tasks, with paired heads: one record a task and seed",
+        "evaluation.finetuning.config:FinetuneConfig",
+        "evaluation.finetuning.suite:finetune",
+        "evaluation.finetuning.summary:summary",
+        recipes=False,
+    ),
     "derive-shards": Verb(
         "a store with fewer entries a token from a stored one, without the teacher",
         "shards.config:DeriveConfig",

@@ -1,7 +1,8 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
-An export carries lineage.json (student/export.py); the floating-point operations of its pre-training are in the log of
-the run that it lies in. A probe's lineage is that of the student it probes. Of a stock model nothing is known.
+An export carries lineage.json (student/export.py). Those of earlier versions lack the floating-point operations of
+pre-training; then the log of the run that they lie in has them. A probe's lineage is its student's. Of a
+stock model nothing is known.
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
@@ -50,10 +51,14 @@ def flops_until(directory, known):
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
-    Returns  pretraining: of the student, from the run's log. teacher: of its forward passes over the tokens that the
+    Returns  pretraining: of the student. teacher: of its forward passes over the tokens that the
              student was trained on, as if every one was encoded for it alone; 0 without a teacher. None where unknown
     """
-    return {"pretraining": _logged(directory, known.get("step")), "teacher": _of_teacher(known)}
+    flops = known.get("flops")
+    return {
+        "pretraining": _logged(directory, known.get("step")) if flops is None else flops,
+        "teacher": _of_teacher(known),
+    }
 
 
 def _logged(directory, step):

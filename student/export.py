@@ -202,8 +202,7 @@ def _card(text: CardText, lineage: dict) -> str:
         f"# {text.title}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
         f"## Held-out text\n\n{_figures(lineage)}",
-        f"## How it was made\n\n{lineage['step']} optimiser steps, {lineage['tokens']} real tokens."
-        f" Settings:\n\n{_block(lineage['settings'])}",
+        f"## How it was made\n\n{_spent(lineage)} Settings:\n\n{_block(lineage['settings'])}",
         f"## Where the targets come from\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
@@ -213,7 +212,7 @@ def _card(text: CardText, lineage: dict) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-_TOLD = {"settings", "step", "tokens", "held_out", "baseline", "store", "objective"}   # elsewhere in the card
+_TOLD = {"settings", "step", "tokens", "flops", "held_out", "baseline", "store", "objective"}   # elsewhere in the card
 
 
 def _figures(lineage: dict) -> str:
@@ -225,6 +224,12 @@ def _figures(lineage: dict) -> str:
     ]
     header = ["| figure (loss in nats per token) | student | constant prediction |", "|---|---|---|"]
     return "\n".join(header + rows)
+
+
+def _spent(lineage: dict) -> str:
+    flops = lineage.get("flops")    # None of a checkpoint of an earlier version
+    operations = "" if flops is None else f", {flops:.3g} floating-point operations"
+    return f"{lineage['step']} optimiser steps, {lineage['tokens']} real tokens{operations}."
 
 
 def _targets(store: dict) -> str:

@@ -154,7 +154,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, store: str | 
     task = _task(run, description, store)
     model = task.build()
     model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
-    lineage = {name: state[name] for name in ("step", "tokens", "held_out")}
+    lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
     return lambda directory: task.export(model.eval(), directory, task.objective, store, lineage)
 

@@ -243,13 +243,16 @@ class Trainer:
         logger.info("continuing from %s", self.saved)
 
     def _save(self) -> None:
-        state = {"tokens": self.tokens, "seconds": self.seconds, "held_out": self.figures}
+        state = {"tokens": self.tokens, "flops": self._flops(), "seconds": self.seconds, "held_out": self.figures}
         state |= {"epoch": self._position()[0], "window_of_epoch": self._position()[1]}
         state |= {"plan": self.store.plan_id, "target": self.store.target_id}
         if self.ranks.is_first:
             self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
         self.saved = self.checkpoints.path(self.steps)
         self._saved_step = self.steps
+
+    def _flops(self) -> int:
+        return self.steps * self.meter.step_flops
 
     def _position(self) -> tuple[int, int]:
         return divmod(self.steps * self.config.batch_windows, len(self.loader.windows))
@@ -259,6 +262,7 @@ class Trainer:
             "settings": self.config.identity(),
             "step": self.steps,
             "tokens": self.tokens,
+            "flops": self._flops(),
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
         }
@@ -280,7 +284,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens / self.seconds,
-            "flops": self.steps * self.meter.step_flops,
+            "flops": self._flops(),
             "seconds_to_first_step": self.seconds_to_first_step,
             "held_out": self.figures,
             "baseline": self.held_out.baseline,

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import shutil
 
 import pytest
 from tiny_store import write_store
@@ -127,6 +128,19 @@ def test_a_student_tells_its_lineage(run):
     assert half["flops"]["pretraining"] == pytest.approx(result["flops"] / 2, rel=1e-12)
     assert whole["flops"]["teacher"] is None    # no such teacher on this machine
     records.check(record(**whole), "here")
+
+
+def test_an_export_keeps_its_flops_when_it_is_moved_and_older_ones_find_them_in_the_log(run, tmp_path):
+    directory, result = run
+    shutil.copytree(directory / "export", tmp_path / "moved")
+    assert lineage(tmp_path / "moved")["flops"]["pretraining"] == result["flops"]
+    shutil.copytree(directory, tmp_path / "old")
+    for part in ("export", "checkpoints/step-00000004"):
+        file = tmp_path / "old" / part / "lineage.json"
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps({name: value for name, value in known.items() if name != "flops"}))
+    old = {part: lineage(tmp_path / "old" / part) for part in ("export", "checkpoints/step-00000004")}
+    assert [said["flops"]["pretraining"] / result["flops"] for said in old.values()] == pytest.approx([1, 0.5])
 
 
 def test_of_a_stock_model_nothing_is_known(tmp_path):

@@ -1,0 +1,159 @@
+"""Examples as token ids, and batches of them in an order that no model can change.
+
+Examples are tokenised once for a model and task. The order of the training examples is a function of (task, epoch)
+alone: not of the model, its tokenizer or the seed, so that all trainings of a task see the same batches, each padded to
+its own longest. For evaluation they are sorted by length, and put back. Left out: the model (heads.py).
+
+Shapes: N examples, W of a batch, L positions, T tokens of all examples.
+"""
+
+import bisect
+import hashlib
+import zlib
+
+import numpy as np
+import torch
+
+from shards.counter import permutation
+
+_ORDER_PURPOSE = 0x66744F72    # "ftOr"
+_TOKENIZED_AT_ONCE = 10_000    # examples: the tokenizer's own objects take kilobytes each
+IGNORED = -100                 # torch's number of a label that carries no loss
+
+
+class Encoded:
+    """The examples of one part of a task as one model reads them.
+
+    labels_N   float32 scores or int64 labels; None where words have labels
+    labels_T   int64, the label of each word at its first token, IGNORED elsewhere; None where examples have labels
+    words_N    where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
+               was cut off or has no token
+    pad_id     token that fills batches up
+    """
+
+    def __init__(self, lengths_N, ids_T, types_T, words_N, labels, pad_id):
+        """labels: of every example a number, or the list of its words' labels."""
+        self.pad_id = pad_id
+        self.starts = np.concatenate(([0], np.cumsum(lengths_N)))
+        self.ids_T, self.types_T, self.words_N = ids_T, types_T, words_N
+        self.labels_N = self.labels_T = None
+        if words_N is None:
+            labels_N = np.array(labels)
+            self.labels_N = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
+        else:
+            self.labels_T = self._spread(labels)
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+    @property
+    def lengths_N(self):
+        """Tokens of every example."""
+        return np.diff(self.starts)
+
+    def _spread(self, labels_N):
+        labels_T = np.full(len(self.ids_T), IGNORED)
+        for start, words, labels in zip(self.starts, self.words_N, labels_N, strict=False):
+            has_token = words >= 0
+            labels_T[start + words[has_token]] = np.asarray(labels)[has_token]
+        return labels_T
+
+    def batch(self, rows, device="cpu"):
+        """Some examples as a model's inputs, padded to the longest, and their labels.
+
+        rows     int array of W examples
+        Returns  ({"input_ids", "attention_mask", perhaps "token_type_ids"}: int64 (W, L), labels (W) or (W, L))
+        """
+        longest = int(self.lengths_N[rows].max())
+        place_L = np.arange(longest)
+        real_WL = place_L < self.lengths_N[rows][:, None]
+        where_WL = np.where(real_WL, self.starts[rows][:, None] + place_L, 0)
+        inputs = {"input_ids": np.where(real_WL, self.ids_T[where_WL], self.pad_id), "attention_mask": real_WL}
+        if self.types_T is not None:
+            inputs["token_type_ids"] = np.where(real_WL, self.types_T[where_WL], 0)
+        inputs = {name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in inputs.items()}
+        labels = self.labels_N[rows] if self.labels_T is None else np.where(real_WL, self.labels_T[where_WL], IGNORED)
+        return inputs, torch.from_numpy(labels).to(device)
+
+
+def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_target=False):
+    """Tokenise examples, cutting pairs at the longer sentence.
+
+    tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
+    takes_types  whether the model reads which sentence of a pair a token is of
+    mark_target  whether the target word of a pair is put into quotation marks
+    Returns      Encoded
+    """
+    inner = tokenizer.backend_tokenizer
+    inner.no_padding()
+    inner.enable_truncation(max_length, strategy="longest_first")
+    lengths_N, ids, types, words_N = [], [], [], []
+    try:
+        for begin in range(0, len(examples), _TOKENIZED_AT_ONCE):
+            part = examples[begin : begin + _TOKENIZED_AT_ONCE]
+            encodings = inner.encode_batch([_text(example, mark_target) for example in part])
+            lengths_N += [len(encoding) for encoding in encodings]
+            ids.append(_joined(encoding.ids for encoding in encodings))
+            types.append(_joined(encoding.type_ids for encoding in encodings))
+            if labels_words:
+                words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
+    finally:
+        inner.no_truncation()
+    return Encoded(
+        lengths_N, np.concatenate(ids), np.concatenate(types) if takes_types else None,
+        words_N if labels_words else None, [example.label for example in examples], tokenizer.pad_token_id,
+    )  # fmt: skip
+
+
+def order(task, epoch, count):
+    """The order of a task's training examples in an epoch: int64 (N)."""
+    return permutation(count, _ORDER_PURPOSE, task_number(task), epoch)
+
+
+def order_digest(task, epochs, count):
+    """SHA-256 of the orders of all epochs: equal where the batches are."""
+    digest = hashlib.sha256()
+    for epoch in range(epochs):
+        digest.update(order(task, epoch, count).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def task_number(task):
+    """A number for a task's name, the same everywhere."""
+    return zlib.crc32(task.encode())
+
+
+def batches_by_length(encoded, size):
+    """Rows of evaluation batches, long examples first, so that memory runs out at once or never."""
+    rows_N = np.argsort(-encoded.lengths_N, kind="stable")
+    return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
+
+
+def _joined(lists):
+    return np.concatenate([np.asarray(values, dtype=np.int32) for values in lists])
+
+
+def _text(example, mark_target):
+    if isinstance(example.first, list):
+        return " ".join(example.first)
+    sentences = (example.first,) if example.second is None else example[:2]
+    if mark_target and example.targets is not None:
+        sentences = [_marked(text, *span) for text, span in zip(sentences, example.targets, strict=True)]
+    return sentences[0] if example.second is None else tuple(sentences)
+
+
+def _marked(text, begin, end):
+    return f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
+
+
+def _first_tokens(encoding, words):
+    """Of every word, the position of the first token that holds a character of it; -1 where there is none."""
+    begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
+    first = np.full(len(words), -1)
+    for place, (begin, end) in enumerate(encoding.offsets):
+        if begin == end or encoding.special_tokens_mask[place]:
+            continue
+        word = bisect.bisect_right(begins, end - 1) - 1    # by its end: some tokens begin with the space before
+        if first[word] < 0:
+            first[word] = place
+    return first

@@ -1,0 +1,124 @@
+"""Where a task's examples come from: a local directory in upstream formats, or the Hub.
+
+    data = load_task(TASKS["mrpc"], Path("../shared/data"))
+    data.train, data.evaluation["validation"], data.files     # what was read, by content
+
+Left out: formats (formats.py), the table of tasks (tasks.py).
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from evaluation.finetuning.formats import DataError, Example
+from shards.manifest import file_sha256
+
+
+class TaskData(NamedTuple):
+    """The examples of a task."""
+
+    name: str
+    """what a record calls the source: the task's name and `local`, or dataset, configuration and commit on the Hub"""
+    files: dict[str, str]
+    """what was read: path below the task's directory -> SHA-256; empty for the Hub, whose commit says it"""
+    train: list[Example]
+    evaluation: dict[str, list[Example]]
+    """development set -> examples"""
+
+    def facts(self):
+        """The `data` of a record."""
+        n_eval = sum(map(len, self.evaluation.values()))
+        return {"name": self.name, "files": self.files, "n_train": len(self.train), "n_eval": n_eval}
+
+
+def load_task(task, data_dir=None):
+    """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
+
+    data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
+    Raises    DataError naming what is malformed (file, line, format), or all that was looked for
+    """
+    directory = None if data_dir is None else _directory(task, Path(data_dir))
+    return _from_hub(task, data_dir) if directory is None else _from_files(task, directory)
+
+
+def _directory(task, data_dir):
+    if not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir} is not a directory. Give one that holds CoLA, MRPC, wic, ...")
+    places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _from_files(task, directory):
+    files = {}
+
+    def read(alternatives):
+        chosen = _chosen(task, directory, alternatives)
+        paths = [directory / name for name in chosen.names]
+        files.update((path.relative_to(directory).as_posix(), file_sha256(path)) for path in paths)
+        examples = chosen.read(paths, task.labels)
+        if not examples:
+            raise DataError(f"{paths[0]}: expected examples of {task.name}, found none. Fetch the file again.")
+        return chosen, examples
+
+    _, train = read(task.train)
+    seen = {example[:2] for example in train} if not task.labels_words else set()
+    evaluation = {}
+    for name, alternatives in task.evaluation.items():
+        chosen, examples = read(alternatives)
+        evaluation[name] = [e for e in examples if not (chosen.drops_seen and e[:2] in seen)]
+    return TaskData(f"{task.name}, local", files, train, evaluation)
+
+
+def _chosen(task, directory, alternatives):
+    """The first of the alternatives whose files are all there."""
+    for file in alternatives:
+        if all((directory / name).is_file() for name in file.names):
+            return file
+    expected = " or ".join(" with ".join(file.names) for file in alternatives)
+    raise DataError(f"{directory} is not complete: {task.name} needs {expected}. Fetch it, or give another --data-dir.")
+
+
+def _from_hub(task, data_dir):
+    (dataset, revision), config = task.hub.dataset, task.hub.config
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError(
+            f'{_looked_for(task, data_dir)}, and the Hub needs the package datasets: pip install "mlsm[eval]"'
+        ) from None
+    try:
+        parts = load_dataset(dataset, config, revision=revision)
+        commit = _commit(parts, revision)
+        train, *evaluation = (
+            [_example(task, row) for row in parts[name]] for name in ("train", *task.evaluation)
+        )
+    except Exception as error:    # of datasets, huggingface_hub and whatever HTTP library these have
+        raise DataError(
+            f"{_looked_for(task, data_dir)}, and not to be had from the Hub ({dataset}, {config or 'default'}, at"
+            f" {revision[:12]}: {_one_line(error)}). Give --data-dir, or see to the network."
+        ) from error
+    name = "/".join(filter(None, (dataset, config)))
+    return TaskData(f"{name}@{commit}", {}, train, dict(zip(task.evaluation, evaluation, strict=True)))
+
+
+def _example(task, row):
+    hub = task.hub
+    second = None if hub.second is None else row[hub.second]
+    targets = tuple((row[f"start{n}"], row[f"end{n}"]) for n in (1, 2)) if "start1" in row else None
+    return Example(row[hub.first], second, row[hub.label], targets)
+
+
+def _commit(parts, revision):
+    """The commit that was read, from the addresses of the files; the revision where these do not say it."""
+    addresses = parts["train"].info.download_checksums or {}
+    commits = [address.partition("@")[2].partition("/")[0] for address in addresses]
+    return next(filter(None, commits), revision)
+
+
+def _looked_for(task, data_dir):
+    places = " or ".join(task.directories)
+    return f"no {task.name}: no --data-dir" if data_dir is None else f"no {task.name}: no {places} in {data_dir}"
+
+
+def _one_line(error):
+    said = str(error).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".")

@@ -1,0 +1,176 @@
+"""Files of the fine-tuning tasks, in their upstream formats, to examples.
+
+One reader a format: `Tsv(...)(paths, labels)` and the like, named by tasks.py, return a list of Example. Whatever a
+file holds that its format does not allow is a DataError with file, line and what was expected.
+Left out: which files a task has (tasks.py), where they lie, the Hub (data.py).
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+
+class DataError(ValueError):
+    """A file of a task is missing or malformed; the message names file, line and format."""
+
+
+class Example(NamedTuple):
+    """One example of a task."""
+
+    first: str | list[str]
+    """a sentence; the words of one where each word has a label"""
+    second: str | None
+    """the other sentence of a pair"""
+    label: int | float | list[int]
+    """number of a label, a score, or the numbers of the words' labels"""
+    targets: tuple | None = None
+    """WiC: the target's (begin, end) in characters of either sentence"""
+
+
+class Tsv(NamedTuple):
+    """Tab-separated lines without quoting: a quotation mark is text (csv.QUOTE_NONE).
+
+    first, second, label  columns: their names in the header, or numbers from 0 where there is no header
+    width                 how many columns; of a file with a header, as many as that has
+    skips_short           whether lines with fewer columns are left out: QQP's have stray line breaks upstream
+    """
+
+    first: str | int
+    second: str | int | None
+    label: str | int
+    width: int | None = None
+    skips_short: bool = False
+
+    def __call__(self, paths, labels):
+        path, = paths
+        lines = enumerate(numbered_lines(path), 1)
+        header = None if self.width else next(lines, (1, ""))[1].split("\t")
+        width, columns = self.width or len(header), self._columns(path, header)
+        examples = []
+        for number, line in lines:
+            fields = line.split("\t")
+            if len(fields) < width and self.skips_short:
+                continue
+            if len(fields) != width:
+                raise malformed(path, number, f"{width} tab-separated columns", f"{len(fields)}: {line[:60]!r}")
+            first, second, label = (None if column is None else fields[column] for column in columns)
+            examples.append(Example(first, second, label_of(label, labels, path, number)))
+        return examples
+
+    def _columns(self, path, header):
+        """The three columns as numbers, None for a second that is not there."""
+        wanted = (self.first, self.second, self.label)
+        if header is None:
+            return wanted
+        missing = [name for name in wanted if name is not None and name not in header]
+        if missing:
+            raise malformed(path, 1, f"a header with the columns {_listed(wanted)}", f"{header[:12]}")
+        return tuple(None if name is None else header.index(name) for name in wanted)
+
+
+def json_pairs(paths, labels):
+    """{"0": {"text_a", "text_b", "label"}, ...}"""
+    path, = paths
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise malformed(path, getattr(error, "lineno", 1), "a JSON object of examples", str(error)) from None
+    expected = 'an object {"0": {"text_a", "text_b", "label"}, ...}'
+    if not isinstance(entries, dict):
+        raise malformed(path, 1, expected, type(entries).__name__)
+    examples = []
+    for key, entry in entries.items():
+        if not isinstance(entry, dict) or not entry.keys() >= {"text_a", "text_b", "label"}:
+            raise DataError(f"{path}: entry {key}: expected {expected}, found {entry!r:.80}.")
+        label = label_of(entry["label"], labels, path, f"of entry {key}")
+        examples.append(Example(entry["text_a"], entry["text_b"], label))
+    return examples
+
+
+def wic(paths, labels):
+    """<part>.data.txt: word, part of speech, i-j, two tokenised sentences; <part>.gold.txt: T or F."""
+    data, gold = paths
+    lines, answers = list(numbered_lines(data)), list(numbered_lines(gold))
+    if len(lines) != len(answers):
+        raise DataError(f"{gold}: expected {len(lines)} lines, as {data} has, found {len(answers)}. Fetch both again.")
+    examples = []
+    for number, (line, answer) in enumerate(zip(lines, answers, strict=True), 1):
+        fields = line.split("\t")
+        if len(fields) != 5:
+            expected = "5 tab-separated columns: word, part of speech, index-index, sentence, sentence"
+            raise malformed(data, number, expected, f"{len(fields)}: {line[:60]!r}")
+        try:
+            places = [int(place) for place in fields[2].split("-")]
+            targets = tuple(_word_span(text, place) for text, place in zip(fields[3:], places, strict=True))
+        except (ValueError, IndexError):
+            raise malformed(data, number, "two word numbers like 2-6 in column 3", repr(fields[2])) from None
+        examples.append(Example(fields[3], fields[4], label_of(answer.strip(), labels, gold, number), targets))
+    return examples
+
+
+def conll(paths, labels):
+    """A word a line, its label last, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2."""
+    path, = paths
+    examples, words, tags = [], [], []
+    for number, line in enumerate([*numbered_lines(path), ""], 1):
+        fields = line.split()
+        if not fields or fields[0] == "-DOCSTART-":
+            if words:
+                examples.append(Example(words, None, tags))
+            words, tags = [], []
+            continue
+        if len(fields) != 4:
+            raise malformed(path, number, "4 columns: word, part of speech, chunk, entity", f"{len(fields)}: {line!r}")
+        previous = labels[tags[-1]] if tags else "O"
+        words.append(fields[0])
+        tags.append(label_of(_as_iob2(fields[3], previous), labels, path, number))
+    return examples
+
+
+def numbered_lines(path):
+    """The lines of a file, without their ends; only \\n ends one, since texts hold other separators."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            lines = file.read().split("\n")
+    except UnicodeDecodeError as error:
+        number = Path(path).read_bytes()[: error.start].count(b"\n") + 1
+        raise malformed(path, number, "text in UTF-8", repr(error.object[error.start : error.end])) from None
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def label_of(text, labels, path, line):
+    """The number of a label; without labels a score from 0 to 5."""
+    if labels:
+        if text not in labels:
+            raise malformed(path, line, f"a label, one of {', '.join(labels)}", repr(text))
+        return labels.index(text)
+    try:
+        score = float(text)
+    except ValueError:
+        score = -1.0
+    if not 0 <= score <= 5:
+        raise malformed(path, line, "a score from 0 to 5", repr(text))
+    return score
+
+
+def malformed(path, line, expected, found):
+    """A DataError that says where."""
+    return DataError(f"{path}, line {line}: expected {expected}, found {found}. Fetch the file again.")
+
+
+def _as_iob2(tag, previous):
+    """An entity of IOB1 begins with I- where none of its type precedes it."""
+    begins = tag.startswith("I-") and previous[2:] != tag[2:]
+    return f"B-{tag[2:]}" if begins else tag
+
+
+def _word_span(text, place):
+    words = text.split(" ")
+    begin = sum(len(word) + 1 for word in words[:place])
+    return begin, begin + len(words[place])
+
+
+def _listed(columns):
+    return ", ".join(str(column) for column in columns if column is not None)

@@ -1,0 +1,173 @@
+"""A model with a head for a task, the head drawn from a bank, so that models are compared in pairs.
+
+All parameters that are not the encoder's (classifier, and pooler, even where a checkpoint has one: few have) are
+drawn once for (task, seed, their names and shapes) from a generator of their own, saved, hashed, and loaded into every
+model that has the same. Matrices are normal with deviation 0.02, norms one, biases zero, as BERT draws them.
+
+    <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
+
+The encoder's weights must all be in the checkpoint. Left out: training (training.py).
+"""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from evaluation.finetuning.batches import task_number
+from pipeline.teacher import check_report, load_weights
+from shards import disk
+from shards.counter import hash_u64
+from shards.manifest import fingerprint, make_directories
+from student.deberta import adapt_deberta
+from student.dropout import use_fast_dropout
+from student.encoders import without_pooler
+from student.lsp_model import quiet_transformers
+from student.onednn import use_onednn
+
+_HEAD_PURPOSE = 0x66744864    # "ftHd"
+DEVIATION = 0.02              # of BERT's initialiser
+
+
+class ModelError(ValueError):
+    """A directory that holds no model that can be fine-tuned."""
+
+
+class Backbone:
+    """The encoder of a directory, from which models with heads are made.
+
+    Raises  ModelError, pipeline.teacher.TeacherError where it cannot be loaded or lacks weights
+    """
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.config = _read_config(self.directory)
+        model_class = MODEL_MAPPING[type(self.config)]
+        self.encoder, report = load_weights(
+            model_class, self.directory, self.config, torch.float32, self.directory, **without_pooler(self.config)
+        )
+        check_report(report, self.directory)
+
+    def with_head(self, task, seed, bank):
+        """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is left as it was.
+
+        bank  directory of the heads
+        """
+        auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
+        self.config.num_labels = task.outputs
+        with torch.random.fork_rng(devices=[]), quiet_transformers():    # what it is born with is all replaced
+            model = auto_class.from_config(self.config, dtype=torch.float32)
+        head = _head_parameters(model)
+        self._fill_encoder(model, head)
+        digest = _fill_head(head, task.name, seed, Path(bank))
+        _speed_up(model)
+        return model, digest
+
+    def _fill_encoder(self, model, head):
+        report = model.base_model.load_state_dict(self.encoder.state_dict(), strict=False)
+        prefix = f"{model.base_model_prefix}."
+        missing = [name for name in report.missing_keys if prefix + name not in head]
+        if missing or report.unexpected_keys:
+            raise ModelError(
+                f"{self.directory}: its encoder is not the one of {type(model).__name__}"
+                f" ({', '.join([*missing, *report.unexpected_keys][:3])}). It cannot be fine-tuned here."
+            )
+
+    def room(self):
+        """The longest input in tokens."""
+        room = getattr(self.config, "max_position_embeddings", None) or 10**6
+        offset = self.config.pad_token_id + 1 if "roberta" in self.config.model_type else 0
+        return room - offset
+
+    def takes_types(self):
+        """Whether the encoder reads which sentence of a pair a token is of."""
+        return getattr(self.config, "type_vocab_size", 0) >= 2
+
+
+def _read_config(directory):
+    if not (directory / "config.json").is_file():
+        raise ModelError(
+            f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
+            f" Any other checkpoint of a run:  mlsm export-student RUN --checkpoint STEP"
+        )
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {error}") from error
+    known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
+    if not all(type(config) in mapping for mapping in known):
+        raise ModelError(f"{directory}: models of type {config.model_type!r} have no classifier in transformers.")
+    return config
+
+
+_AUTO_CLASSES = (AutoModelForSequenceClassification, AutoModelForTokenClassification)
+
+
+def _head_parameters(model):
+    """Name -> parameter of all that is not the encoder's: not under its name, or its pooler's."""
+    prefix = f"{model.base_model_prefix}."
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not name.startswith(prefix) or name.startswith(f"{prefix}pooler.")
+    }
+
+
+def _fill_head(head, task, seed, bank):
+    """Load the head of (task, seed, names and shapes) from the bank, which gets it first; returns its SHA-256."""
+    shapes = {name: list(parameter.shape) for name, parameter in head.items()}
+    file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
+    if not file.exists():
+        _publish(file, save_safetensors(_drawn(shapes, task, seed)))
+    raw = file.read_bytes()
+    try:
+        weights = load_safetensors(raw)
+        with torch.no_grad():
+            for name, parameter in head.items():
+                parameter.copy_(weights[name])
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{file} is not the head that it should be ({error}). Delete it and run again.") from None
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _drawn(shapes, task, seed):
+    drawn = {}
+    for name, shape in shapes.items():
+        generator = torch.Generator().manual_seed(_key(name, task, seed))
+        if len(shape) > 1:
+            drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
+        else:
+            drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    return drawn
+
+
+def _key(name, task, seed):
+    return int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
+
+
+def _publish(file, raw):
+    """Write whole; of two processes the last wins, with the same bytes."""
+    make_directories(file.parent)
+    temporary = disk.temporary_name(file.parent, file.name)
+    try:
+        temporary.write_bytes(raw)
+        disk.fsync_path(temporary)
+        disk.rename(temporary, file)
+    finally:
+        disk.discard(temporary)
+
+
+def _speed_up(model):
+    """The same results on a CPU in less time: oneDNN's products, cheaper dropout, DeBERTa without gathers."""
+    adapt_deberta(model.base_model)
+    use_fast_dropout(model.base_model)
+    use_onednn(model)

@@ -1,0 +1,82 @@
+"""The figures of a task from its labels and a model's predictions.
+
+scikit-learn's, SciPy's and seqeval's. A correlation that does not exist, of predictions that are all the same, is 0.
+Left out: predicting (training.py). Which metrics a task has is in records.METRICS.
+"""
+
+import math
+import warnings
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from evaluation.finetuning.formats import DataError
+from evaluation.records import METRICS
+
+
+def figures(task, gold, predicted):
+    """A record's figures of a task.
+
+    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words
+    Returns          [{"metric", "value", "n"}], in the order of records.METRICS; MNLI's carry the set in their name
+    """
+    found = {}
+    for part in gold:
+        _, _, suffix = part.partition("_")    # of validation_matched
+        for metric in dict.fromkeys(name.partition("_")[0] for name in METRICS[task.name]):
+            value = _FUNCTIONS[metric](task, gold[part], predicted[part])
+            found["_".join(filter(None, (metric, suffix)))] = {"value": value, "n": len(gold[part])}
+    return [{"metric": metric} | found[metric] for metric in METRICS[task.name]]
+
+
+def constant(task, predicted):
+    """What all predictions are, as a sentence, where they are all the same; otherwise None."""
+    parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
+    values = np.unique(np.concatenate(parts))
+    if len(values) > 1:
+        return None
+    said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
+    return f"every prediction is {said}"
+
+
+def _matthews(task, gold, predicted):
+    return float(matthews_corrcoef(gold, predicted))
+
+
+def _accuracy(task, gold, predicted):
+    return float(accuracy_score(gold, predicted))
+
+
+def _f1(task, gold, predicted):
+    """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences."""
+    if not task.labels_words:
+        return float(f1_score(gold, predicted, zero_division=0.0))
+    try:
+        from seqeval.metrics import f1_score as entity_f1
+    except ImportError:
+        raise DataError('CoNLL-2003 needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)') from None
+    names = [[[task.labels[label] for label in sentence] for sentence in part] for part in (gold, predicted)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")    # of no entity at all, where it takes F1 as 0
+        return float(entity_f1(*names))
+
+
+def _pearson(task, gold, predicted):
+    return _correlation(pearsonr, gold, predicted)
+
+
+def _spearman(task, gold, predicted):
+    return _correlation(spearmanr, gold, predicted)
+
+
+def _correlation(function, gold, predicted):
+    if not np.all(np.isfinite(predicted)):
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")    # of constant input
+        value = float(function(gold, predicted)[0])
+    return value if math.isfinite(value) else 0.0
+
+
+_FUNCTIONS = {"matthews": _matthews, "accuracy": _accuracy, "f1": _f1, "pearson": _pearson, "spearman": _spearman}

@@ -1,0 +1,101 @@
+"""One training of one model on one task, and its predictions.
+
+AdamW with torch's betas, decay on all parameters, rate falling linearly from its first value, no warm-up, no clipping,
+float32, the last incomplete batch included (MLSM paper, section 4.2). The loss is the mean over a batch: cross-entropy,
+of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
+Left out: which model and data (suite.py), figures (metrics.py).
+
+Shapes: N examples, W of a batch, L positions, C outputs.
+"""
+
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from evaluation.finetuning.batches import IGNORED, batches_by_length, order, task_number
+from shards.counter import hash_u64
+
+WEIGHT_DECAY = 0.01
+EVALUATED_AT_ONCE = 64
+_DROPOUT_PURPOSE = 0x66744470    # "ftDp"
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+def train(model, encoded, task, seed, settings, report):
+    """Train a model in place.
+
+    encoded   the training part, an Encoded
+    settings  with epochs, lr and batch
+    report    called as report(steps, loss) now and then
+    Returns   the first step, counted from 1, whose loss was not finite; None if there was none
+    """
+    device = next(model.parameters()).device
+    batches = [rows for epoch in range(settings.epochs) for rows in epoch_batches(task.name, epoch, encoded, settings)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=WEIGHT_DECAY, fused=True)
+    model.train()
+    losses, reported = [], 0.0
+    with dropout_of(device, task.name, seed):
+        for step, rows in enumerate(batches):
+            loss = _loss(model, *encoded.batch(rows, device))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * (1 - step / len(batches))
+            optimizer.step()
+            losses.append(loss.detach())    # a GPU is not waited for
+            if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
+                report(step + 1, losses[-1].item())
+                reported = time.monotonic()
+    finite = torch.isfinite(torch.stack(losses)).tolist()
+    return None if all(finite) else finite.index(False) + 1
+
+
+def epoch_batches(task, epoch, encoded, settings):
+    """Rows of the batches of an epoch."""
+    rows_N = order(task, epoch, len(encoded))
+    return [rows_N[begin : begin + settings.batch] for begin in range(0, len(rows_N), settings.batch)]
+
+
+def steps_of(count, settings):
+    """Optimiser steps of a training on `count` examples."""
+    return settings.epochs * -(-count // settings.batch)
+
+
+def _loss(model, inputs, labels):
+    logits = model(**inputs).logits
+    if labels.is_floating_point():
+        return F.mse_loss(logits.squeeze(-1), labels)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+@torch.inference_mode()
+def predict(model, encoded, task):
+    """What a model says of every example, in their order.
+
+    Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words, 0 for
+             those without a token
+    """
+    device = next(model.parameters()).device
+    model.eval()
+    predictions = [None] * len(encoded)
+    for rows in batches_by_length(encoded, EVALUATED_AT_ONCE):
+        logits = model(**encoded.batch(rows, device)[0]).logits.float().cpu().numpy()
+        said = logits.argmax(-1) if task.labels else logits.squeeze(-1)
+        for row, values in zip(rows, said, strict=True):
+            predictions[row] = values
+    if not task.labels_words:
+        return np.array(predictions)
+    pairs = zip(predictions, encoded.words_N, strict=True)
+    return [np.where(words >= 0, values[words], 0).tolist() for values, words in pairs]
+
+
+@contextmanager
+def dropout_of(device, task, seed):
+    """torch's generators seeded by task and seed; given back as they were."""
+    key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key)
+        yield

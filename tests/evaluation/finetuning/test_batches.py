@@ -1,0 +1,81 @@
+"""Batches: the order depends on task and epoch alone, and what a model reads is what its tokenizer says."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from evaluation.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
+from evaluation.finetuning.data import load_task
+from evaluation.finetuning.tasks import TASKS
+from pipeline.teacher import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(teacher_directory):
+    return load_tokenizer(teacher_directory)
+
+
+def test_the_order_is_of_task_and_epoch_and_complete():
+    orders = {(task, epoch): tuple(order(task, epoch, 100)) for task in ("rte", "mrpc") for epoch in range(3)}
+    assert len(set(orders.values())) == 6
+    assert all(sorted(rows) == list(range(100)) for rows in orders.values())
+    assert order("rte", 1, 100).tolist() == list(orders["rte", 1])
+    digests = {order_digest(*what) for what in (("rte", 3, 100), ("rte", 2, 100), ("mrpc", 3, 100), ("rte", 3, 99))}
+    assert len(digests) == 4
+
+
+def test_batches_are_what_the_tokenizer_pads(tokenizer, teacher_directory, miniatures):
+    examples = load_task(TASKS["mrpc"], miniatures).train
+    encoded = encode(tokenizer, examples, False, max_length=20, takes_types=True)
+    rows = np.array([5, 0, 17])
+    inputs, labels = encoded.batch(rows)
+    oracle = AutoTokenizer.from_pretrained(teacher_directory)(
+        [examples[row].first for row in rows], [examples[row].second for row in rows],
+        truncation="longest_first", max_length=20, padding=True, return_token_type_ids=True, return_tensors="pt",
+    )  # fmt: skip
+    assert inputs.keys() == oracle.keys()
+    assert all(torch.equal(inputs[name], oracle[name]) for name in oracle)
+    assert labels.tolist() == [examples[row].label for row in rows] and labels.dtype == torch.int64
+    assert inputs["input_ids"].shape[1] <= 20
+
+
+def test_a_model_without_sentence_types_gets_none(tokenizer, miniatures):
+    examples = load_task(TASKS["stsb"], miniatures).train
+    inputs, labels = encode(tokenizer, examples, False, max_length=64, takes_types=False).batch(np.arange(4))
+    assert inputs.keys() == {"input_ids", "attention_mask"} and labels.dtype == torch.float32
+
+
+def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniatures):
+    examples = load_task(TASKS["conll2003"], miniatures).train
+    examples[3] = examples[3]._replace(first=["U.N.", "\u200b", "o'clock-ish", "Xyzzyqwfp"], label=[3, 0, 5, 6])
+    encoded = encode(tokenizer, examples, True, max_length=16, takes_types=False)
+    splitting = AutoTokenizer.from_pretrained(teacher_directory)
+    inputs, labels = encoded.batch(np.arange(8))
+    for row, example in enumerate(examples[:8]):
+        words = splitting(example.first, is_split_into_words=True, truncation=True, max_length=16).word_ids()
+        first = [words.index(word) if word in words else -1 for word in range(len(example.first))]
+        assert encoded.words_N[row].tolist() == first
+        expected = np.full(labels.shape[1], IGNORED)
+        for word, place in enumerate(first):
+            if place >= 0:
+                expected[place] = example.label[word]
+        assert labels[row].tolist() == expected.tolist()
+    assert -1 in encoded.words_N[3]    # one was cut off, or has no token
+
+
+def test_the_target_can_be_marked(tokenizer, miniatures):
+    examples = load_task(TASKS["wic"], miniatures).train[:1]
+    reading = {"max_length": 64, "takes_types": False}
+    plain, marked = (encode(tokenizer, examples, False, **reading, mark_target=mark) for mark in (False, True))
+    first, second = (text.replace(text[slice(*span)], f'"{text[slice(*span)]}"')
+                     for text, span in zip(examples[0][:2], examples[0].targets, strict=True))
+    assert marked.ids_T.tolist() == tokenizer(first, second)["input_ids"] != plain.ids_T.tolist()
+
+
+def test_evaluation_takes_every_example_once_the_longest_first(tokenizer, miniatures):
+    encoded = encode(tokenizer, load_task(TASKS["rte"], miniatures).train, False, max_length=64, takes_types=False)
+    batches = batches_by_length(encoded, 10)
+    assert sorted(np.concatenate(batches)) == list(range(len(encoded)))
+    assert encoded.lengths_N[batches[0][0]] == encoded.lengths_N.max()
+    assert (np.diff(encoded.lengths_N[np.concatenate(batches)]) <= 0).all()

@@ -1,0 +1,69 @@
+"""Figures equal those that scikit-learn, SciPy and seqeval give, or that one counts by hand."""
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+from seqeval.metrics import f1_score as entity_f1
+
+from evaluation import records
+from evaluation.finetuning.metrics import constant, figures
+from evaluation.finetuning.tasks import ENTITIES, TASKS
+
+
+def values(task, gold, predicted):
+    found = figures(TASKS[task], {"validation": gold}, {"validation": predicted})
+    assert all(figure["n"] == len(gold) for figure in found)
+    return {figure["metric"]: figure["value"] for figure in found}
+
+
+GOLD, SAID = np.array([1, 1, 1, 0, 0, 0, 1, 0]), np.array([1, 1, 0, 0, 1, 0, 1, 0])    # 3 of 4 each way right
+
+
+def test_by_hand():
+    assert values("mrpc", GOLD, SAID) == {"accuracy": 0.75, "f1": 0.75}
+    assert values("cola", GOLD, SAID) == {"matthews": pytest.approx((3 * 3 - 1 * 1) / 16)}
+    assert values("wic", GOLD, SAID) == {"accuracy": 0.75}
+    scores = np.array([0.0, 1.5, 3.0, 5.0]), np.array([0.1, 2.0, 1.0, 4.0])
+    expected = {"pearson": pearsonr(*scores)[0], "spearman": spearmanr(*scores)[0]}
+    assert values("stsb", *scores) == pytest.approx(expected)
+
+
+def test_mnli_is_scored_on_both_sets():
+    gold = {"validation_matched": GOLD, "validation_mismatched": SAID}
+    said = {"validation_matched": SAID, "validation_mismatched": SAID}
+    matched, mismatched = figures(TASKS["mnli"], gold, said)
+    assert (matched["metric"], matched["value"]) == ("accuracy_matched", 0.75)
+    assert (mismatched["metric"], mismatched["value"]) == ("accuracy_mismatched", 1.0)
+
+
+def test_entities_of_every_sentence_count():
+    def labels(*tags):
+        return [ENTITIES.index(tag) for tag in tags]
+
+    gold = [labels("B-PER", "I-PER", "O"), labels("B-ORG", "B-ORG"), labels("O"), labels("B-LOC")]
+    said = [labels("B-PER", "O", "O"), labels("B-ORG", "B-ORG"), labels("B-MISC"), labels("B-LOC")]
+    names = [[[ENTITIES[label] for label in sentence] for sentence in part] for part in (gold, said)]
+    assert values("conll2003", gold, said) == {"f1": pytest.approx(entity_f1(*names))}
+    assert entity_f1(*names) == pytest.approx(2 * 3 / (4 + 5))    # 3 of 4 entities found, 5 said
+    nothing = [[0] * len(sentence) for sentence in gold]
+    assert values("conll2003", gold, nothing) == {"f1": 0.0}
+    assert constant(TASKS["conll2003"], {"validation": nothing}) == "every prediction is O"
+
+
+def test_what_does_not_exist_is_zero():
+    scores = np.arange(5.0)
+    for said in (np.full(5, 2.5), np.full(5, np.nan), np.array([1.0, np.inf, 0, 0, 0])):
+        assert values("stsb", scores, said) == {"pearson": 0.0, "spearman": 0.0}
+    assert values("cola", GOLD, np.zeros(8, int)) == {"matthews": 0.0}
+    assert values("qqp", GOLD, np.zeros(8, int)) == {"accuracy": 0.5, "f1": 0.0}
+
+
+def test_constant_predictions_are_told():
+    assert constant(TASKS["rte"], {"validation": np.zeros(4, int)}) == "every prediction is entailment"
+    assert constant(TASKS["rte"], {"validation": np.array([0, 1])}) is None
+    assert constant(TASKS["stsb"], {"validation": np.full(3, np.float32(2.5))}) == "every prediction is 2.5"
+    assert constant(TASKS["stsb"], {"validation": np.full(3, np.nan)}) == "every prediction is nan"
+
+
+def test_the_suite_has_fourteen_figures():
+    assert sum(map(len, records.METRICS.values())) == 14 and list(records.METRICS) == list(TASKS)

@@ -1,0 +1,206 @@
+"""The study: paired, resumable, honest about what was made otherwise; as a command and from Python."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_families import tiny_model
+from transformers import AutoTokenizer
+
+from evaluation import records
+from evaluation.finetuning.config import TASKS, FinetuneConfig
+from evaluation.finetuning.suite import StudyError, finetune
+from evaluation.finetuning.summary import summary
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def settings(teacher_directory, miniatures, tmp_path):
+    """One model, two tasks, two seeds, one epoch."""
+    return FinetuneConfig(
+        models=(str(teacher_directory),), tasks=("mrpc", "conll2003"), seeds=2, data_dir=miniatures, output=tmp_path,
+        epochs=1, lr=1e-3, device="cpu",
+    )  # fmt: skip
+
+
+def command(settings):
+    """The same as a command."""
+    flags = {"seeds": settings.seeds, "data-dir": settings.data_dir, "output": settings.output, "lr": settings.lr}
+    flags |= {"epochs": settings.epochs, "device": "cpu"}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, str(ROOT / "cli.py"), "finetune", *settings.models, *words, "--tasks", *settings.tasks]
+
+
+def compared(output):
+    """What two studies must share, by file."""
+    found = {}
+    for record in records.read([output / "evaluations"]):
+        kept = {name: record[name] for name in ("figures", "head", "data", "settings", "diverged", "weights")}
+        found[record["model"], record["task"], record["seed"]] = kept
+    return found
+
+
+def test_two_models_see_the_same_batches_and_heads(settings, other_directory):
+    result = finetune(replace(settings, models=(*settings.models, str(other_directory))))
+    assert result["made"] == 8 and not result["finished_before"]
+    by_trial = {}
+    for record in records.read([settings.output / "evaluations"]):
+        by_trial.setdefault((record["task"], record["seed"]), []).append(record)
+    assert len(by_trial) == 4
+    for first, second in by_trial.values():
+        assert first["data"]["order"] == second["data"]["order"] and first["head"] == second["head"]
+        assert first["weights"] != second["weights"] and first["settings"] == second["settings"]
+    heads = {pair[0]["head"] for pair in by_trial.values()}
+    assert len(heads) == 4    # by task and seed
+    said = summary(result, settings)
+    assert "tiny" in said and "other" in said and "mrpc f1" in said and "compare" in said
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"])
+def test_every_family_trains_with_a_words_tokenizer(settings, teacher_directory, tmp_path, family):
+    """RoBERTa has one sentence type, DistilBERT and ModernBERT take none: a tokenizer's second must not reach them."""
+    directory = tmp_path / family
+    sizes = {"vocab_size": 600, "max_position_embeddings": 60, "pad_token_id": 0}
+    sizes |= {"type_vocab_size": 1} if family == "roberta" else {}
+    tiny_model(family, "masked-lm", **sizes).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(teacher_directory).save_pretrained(directory)
+    result = finetune(replace(settings, models=(str(directory),), seeds=1))
+    assert result["made"] == 2
+    said = [record["diverged"] or "" for record in records.read([settings.output / "evaluations"])]
+    assert not any("finite" in sentence for sentence in said)
+
+
+def test_a_second_time_it_is_finished(settings):
+    first = finetune(settings)
+    files = {file: file.stat().st_mtime_ns for file in settings.output.rglob("*") if file.is_file()}
+    second = finetune(settings)
+    assert (second["made"], second["kept"], second["finished_before"]) == (0, 4, True)
+    assert second["models"] == first["models"] and "was finished already" in summary(second, settings)
+    assert files == {file: file.stat().st_mtime_ns for file in settings.output.rglob("*") if file.is_file()}
+    (model,) = first["models"]
+    assert {name: len(values) for name, values in model["figures"].items()} == {
+        "conll2003 f1": 2, "mrpc accuracy": 2, "mrpc f1": 2,
+    }  # fmt: skip
+    assert model["average"] is None    # of fourteen figures only
+
+
+def test_killed_and_continued_it_equals_the_unbroken(settings, tmp_path_factory):
+    settings = replace(settings, seeds=3)
+    unbroken = replace(settings, output=tmp_path_factory.mktemp("unbroken"))
+    process = subprocess.Popen(
+        command(settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (kept := list(settings.output.glob("evaluations/*/finetune/*.json"))):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert 0 < len(kept) < 6
+    result = finetune(settings)
+    assert result["kept"] >= len(kept) and result["made"] + result["kept"] == 6 and result["made"] > 0
+    finetune(unbroken)
+    assert compared(settings.output) == compared(unbroken.output)
+
+
+def test_a_record_made_otherwise_is_not_taken_silently(settings):
+    settings = replace(settings, tasks=("mrpc",))
+    finetune(settings)
+    changed = replace(settings, lr=2e-3)
+    before = compared(settings.output)
+    with pytest.raises(StudyError, match=r"mrpc-seed0.json was made otherwise: settings lr \(there 0.001, now 0.002\)"):
+        finetune(changed)
+    left = finetune(replace(changed, overwrite="never", seeds=3))
+    assert len(left["differing"]) == 2 and left["made"] == 1
+    assert "Made with other settings" in summary(left, changed)
+    assert before.items() <= compared(settings.output).items()
+    again = finetune(replace(changed, overwrite="always"))
+    assert again["made"] == 2
+    values = {record["settings"]["lr"] for record in records.read([settings.output / "evaluations"])}
+    assert values == {2e-3}
+
+
+def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
+    settings = replace(settings, tasks=("mrpc",), seeds=1)
+    finetune(settings)
+    data_dir = tmp_path / "data"
+    (data_dir / "MRPC").mkdir(parents=True)
+    for part in ("train", "dev"):
+        (data_dir / "MRPC" / f"{part}.tsv").write_bytes((miniatures / "glue/MRPC" / f"{part}.tsv").read_bytes())
+    assert finetune(replace(settings, data_dir=data_dir))["finished_before"]    # a place is no content
+    with open(data_dir / "MRPC" / "dev.tsv", "a") as file:
+        file.write("1\t0\t0\tSo it is .\tIt is so .\n")
+    with pytest.raises(StudyError, match=r"otherwise: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):
+        finetune(replace(settings, data_dir=data_dir))
+    (file,) = settings.output.glob("evaluations/*/finetune/*.json")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"weights": record["weights"][:8] + "0" * 56}))
+    with pytest.raises(StudyError, match="weights"):
+        finetune(settings)
+    file.write_text("{")
+    with pytest.raises(records.RecordError, match="mrpc-seed0.json: expected a record"):
+        finetune(settings)
+
+
+def test_a_diverged_training_is_recorded(settings):
+    result = finetune(replace(settings, tasks=("mrpc", "stsb"), seeds=1, lr=1e38))
+    said = {record["task"]: record for record in records.read([settings.output / "evaluations"])}
+    assert "the loss was not finite at step 2" == said["mrpc"]["diverged"] == said["stsb"]["diverged"]
+    assert [figure["value"] for figure in said["stsb"]["figures"]] == [0.0, 0.0]
+    assert len(result["models"][0]["diverged"]) == 2 and "Diverged" in summary(result, settings)
+
+
+def test_constant_predictions_are_a_divergence(settings):
+    finetune(replace(settings, tasks=("rte",), seeds=1, lr=1e-9))
+    (record,) = records.read([settings.output / "evaluations"])
+    assert record["diverged"] in ("every prediction is entailment", "every prediction is not_entailment")
+
+
+def test_one_model_twice_is_refused(settings):
+    with pytest.raises(StudyError, match="Give it once"):
+        finetune(replace(settings, models=settings.models * 2))
+
+
+def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):
+    started = time.monotonic()
+    smoke = [sys.executable, str(ROOT / "cli.py"), "finetune", str(teacher_directory), "--smoke", "--json"]
+    run = subprocess.run([*smoke, "--output", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert time.monotonic() - started < 60 * max(1, os.getloadavg()[0] / os.cpu_count())
+    result = json.loads(run.stdout)
+    assert result["made"] == 10 and len(result["models"][0]["figures"]) == 14
+    assert 0 <= result["models"][0]["average"] <= 1
+    assert sorted(record["task"] for record in records.read([tmp_path / "smoke" / "evaluations"])) == sorted(TASKS)
+
+
+MISTAKES = [
+    ({"models": ()}, "no model given"),
+    ({"data_dir": None}, "no conll2003: no --data-dir, and not to be had from the Hub"),
+    ({"data_dir": Path("/nowhere")}, "/nowhere is not a directory"),
+    ({"models": ("/nowhere/model",)}, "no such directory: /nowhere/model"),
+    ({"models": (".",)}, "no safetensors"),
+    ({"device": "tpu"}, "Use cpu, cuda or auto"),
+    ({"tasks": ("boolq",)}, "no task boolq. There are: all, cola"),
+    ({"seeds": 0}, "--seeds must be at least 1, found 0"),
+    ({"lr": float("nan")}, "--lr must be a positive number"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_mistakes_give_one_clear_line(settings, monkeypatch, changes, message):
+    monkeypatch.chdir(settings.output)
+    with pytest.raises(ValueError) as caught:
+        finetune(replace(settings, **changes))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_mistake_as_a_command(tmp_path):
+    flags = ["finetune", "bundled", "--tasks", "boolq"]
+    run = subprocess.run([sys.executable, str(ROOT / "cli.py"), *flags], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.count("error:") == 1 and "boolq" in run.stderr
