@@ -13,28 +13,34 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-FIELDS = ("objective", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher")
+FIELDS = (
+    "objective", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher",
+)  # fmt: skip
 
 
 def lineage(directory):
     """Fields of a record that say how a model was pre-trained.
 
     directory  of an export, a kept checkpoint or a stock model
-    Returns    objective, step (optimiser steps), fraction (of the run's steps), layer (of the teacher), k, lambda,
-               dictionary (its fingerprint), encoder, teacher: None where unknown; and flops, see `flops_until`
+    Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
+               steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
+               unknown; and flops, see `flops_until`
     """
     directory = Path(directory)
     file = directory / "lineage.json"
     if not file.is_file():
         return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}}
     known = json.loads(file.read_text(encoding="utf-8"))
+    probing = 0.0
     if "student" in known:    # a probe
-        known = known["student"]
+        probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
     return {
         "objective": known.get("objective"),
+        "kappa": settings.get("kappa") if known.get("objective") == "mtl" else None,
+        "run_seed": settings.get("seed"),
         "step": step,
         "fraction": step / steps if step is not None and steps else None,
         "layer": target.get("layer"),
@@ -43,20 +49,23 @@ def lineage(directory):
         "dictionary": target.get("dictionary"),
         "encoder": settings.get("encoder"),
         "teacher": target.get("teacher_name"),
-        "flops": flops_until(directory, known),
+        "flops": flops_until(directory, known, probing),
     }
 
 
-def flops_until(directory, known):
+def flops_until(directory, known, probing=0.0):
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
-    Returns  pretraining: of the student. teacher: of its forward passes over the tokens that the
+    probing  those of the probe on top of it
+    Returns  pretraining: of the student, its probe included. teacher: of its forward passes over the tokens that the
              student was trained on, as if every one was encoded for it alone; 0 without a teacher. None where unknown
     """
     flops = known.get("flops")
+    if flops is None:
+        flops = _logged(directory, known.get("step"))
     return {
-        "pretraining": _logged(directory, known.get("step")) if flops is None else flops,
+        "pretraining": None if flops is None else flops + probing,
         "teacher": _of_teacher(known),
     }
 

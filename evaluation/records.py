@@ -5,7 +5,8 @@
     {"schema": "mlsm-record-1", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": false, "wall": 61.3,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
      "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
-     "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": of its lineage, null where unknown,
+     "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
+     null where unknown,
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...}}
 
@@ -203,6 +204,8 @@ _FIELDS = {
     "path": _TEXT,
     "weights": (_is_digest, "64 hexadecimal digits"),
     "objective": _or_null(*_TEXT),
+    "kappa": _or_null(_is_number, "a number"),
+    "run_seed": _or_null(_is_count, "a whole number"),
     "step": _or_null(_is_count, "a whole number"),
     "fraction": _or_null(lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
     "layer": _or_null(_is_count, "a whole number"),

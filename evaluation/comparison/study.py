@@ -21,9 +21,9 @@ SEEDS = 5    # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
 OBJECTIVES = {"mlsm": "MLSM", "mlm": "MLM", "kd": "KD", "mtl": "MLSM+MLM", "naive-mlsm": "naive MLSM"}
-FAMILY = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa")    # kappa: of mtl, where recorded
+FAMILY = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 _SHORT = {"objective": "{}", "encoder": "{}", "teacher": "of {}", "layer": "l {}", "k": "k {}", "lambda": "λ {}",
-          "kappa": "κ {}"}
+          "kappa": "κ {}", "run_seed": "run seed {}"}
 
 
 class ComparisonError(ValueError):
@@ -133,7 +133,7 @@ def models_of(records):
 
 def _facts(record):
     names = (*FAMILY, "dictionary", "step", "fraction", "flops", "weights", "path")
-    return {name: record.get(name) for name in names}
+    return {name: record[name] for name in names}
 
 
 def _require_same_facts(model, facts):

@@ -15,7 +15,7 @@ import math
 from itertools import product
 from pathlib import Path
 
-from evaluation.flops.lineage import store_flops
+from evaluation.flops.stores import store_flops
 from evaluation.plots import new_figure, save_figure
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.errors import SweepError

@@ -121,13 +121,24 @@ def test_a_student_tells_its_lineage(run):
     whole, half = (records.describe(directory / part) for part in ("export", "checkpoints/step-00000004"))
     assert whole["model"] == "mlsm-tiny" and half["model"] == "mlsm-tiny-step-00000004"
     assert whole["weights"] != half["weights"]
-    expected = {"objective": "mlsm", "step": 8, "fraction": 1.0, "layer": 3, "k": 24, "encoder": "bert-2x32"}
+    expected = {"objective": "mlsm", "kappa": None, "run_seed": 42, "step": 8, "fraction": 1.0, "layer": 3, "k": 24}
+    expected["encoder"] = "bert-2x32"
     assert {name: whole[name] for name in expected} == expected
     assert (half["step"], half["fraction"]) == (4, 0.5)
     assert whole["flops"]["pretraining"] == pytest.approx(result["flops"], rel=1e-12)
     assert half["flops"]["pretraining"] == pytest.approx(result["flops"] / 2, rel=1e-12)
     assert whole["flops"]["teacher"] is None    # no such teacher on this machine
     records.check(record(**whole), "here")
+
+
+def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
+    directory, result = run
+    shutil.copytree(directory / "export", tmp_path / "probe")
+    known = json.loads((directory / "export" / "lineage.json").read_text())
+    (tmp_path / "probe" / "lineage.json").write_text(json.dumps({"student": known, "flops": 1e9, "step": 3}))
+    found = lineage(tmp_path / "probe")
+    assert found["flops"]["pretraining"] == pytest.approx(result["flops"] + 1e9, rel=1e-12)
+    assert (found["objective"], found["step"]) == ("mlsm", 8)
 
 
 def test_an_export_keeps_its_flops_when_it_is_moved_and_older_ones_find_them_in_the_log(run, tmp_path):

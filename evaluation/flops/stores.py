@@ -1,0 +1,25 @@
+"""What encoding a store took: the teacher over whole windows, and the solver or the teacher's head.
+
+    store_flops(Store.open("runs/stores/..."))
+
+Counted once, however many runs share the store. Left out: the dictionary (pretraining.dictionary_flops, some
+thousandths of a per cent), students (evaluation/lineage.py).
+"""
+
+from evaluation.flops.encoders import Encoder
+from evaluation.flops.pretraining import teacher_flops
+from evaluation.flops.solver import solver_flops
+from shards.reader import Store
+
+
+def store_flops(store: Store) -> float:
+    """Operations of encoding a store; none for one of token ids. Raises FlopsError where its teacher is not there."""
+    if store.kind == "ids":
+        return 0.0
+    teacher = Encoder.find(store.settings["teacher_name"])
+    report, length = store.report(), store.max_length
+    if store.kind == "lsp":
+        coding = solver_flops(report["tokens"], store.k, teacher.width)
+        return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
+    whole = teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
+    return whole * report["windows"]

@@ -1,0 +1,32 @@
+"""What a store has cost, from its teacher's forward passes measured and the solver's operations."""
+
+import pytest
+
+from evaluation.flops.encoders import Encoder
+from evaluation.flops.solver import solver_flops
+from evaluation.flops.stores import store_flops
+from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.encode import encode_ids, encode_logits, encode_lsp
+from shards.reader import Store
+
+COMMANDS = {
+    "lsp": (encode_lsp, EncodeConfig, {"layer": (2,), "k": (40,), "lam": 0.1, "dictionary_tokens": 2_000}),
+    "logits": (encode_logits, EncodeLogitsConfig, {}),
+    "ids": (encode_ids, EncodeIdsConfig, {}),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_teacher_and_solver_or_head(kind, tmp_path, english_text, teacher_directory):
+    encode, settings, more = COMMANDS[kind]
+    source = {"tokenizer": str(teacher_directory)} if kind == "ids" else {"teacher": str(teacher_directory)}
+    common = {"corpus": (str(english_text),), "max_length": 32, "max_tokens": 8_000, "output": tmp_path}
+    (report,) = encode(settings(**common, **source, **more))
+    store, teacher = Store.open(report["store"]), Encoder.find(str(teacher_directory))
+    windows, tokens = store.report()["windows"], store.report()["tokens"]
+    expected = {
+        "lsp": teacher.cut(2).measured(1, 32) * windows + solver_flops(tokens, 40, 32),
+        "logits": (teacher.measured(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,
+        "ids": 0,
+    }
+    assert store_flops(store) == expected[kind]
