@@ -19,7 +19,8 @@ def a_record(model, task, seed, values, **fields):
     record = {
         "schema": SCHEMA, "suite": "finetune", "task": task, "seed": seed, "figures": figures, "diverged": False,
         "model": model, "path": f"runs/{model}", "weights": digest(model), "head": digest((task, seed)),
-        "objective": "mlsm", "kappa": None, "run_seed": 42, "step": 1000, "fraction": 1.0, "layer": 10, "k": 3072, "lambda": 0.05,
+        "objective": "mlsm", "kappa": None, "run_seed": 42, "step": 1000, "fraction": 1.0,
+        "layer": 10, "k": 3072, "lambda": 0.05,
         "dictionary": "d", "encoder": "deberta-base", "teacher": "bert-base-cased",
         "flops": {"pretraining": 9e12, "teacher": 2e12}, "wall": 1.0,
         "data": {"name": task, "files": {"train.tsv": digest(task)}, "n_train": 1000, "n_eval": 100},
