@@ -117,6 +117,13 @@ VERBS = {
         "evaluation.store_summaries:view",
         recipes=False,
     ),
+    "show-lsp": Verb(
+        "what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse",
+        "evaluation.lsps.config:LspConfig",
+        "cli:show_lsp",
+        "evaluation.lsps.terminal:summary",
+        recipes=False,
+    ),
     "clean": Verb(
         "remove what killed processes left behind",
         "shards.config:CleanConfig",
@@ -231,6 +238,13 @@ def show_shards(settings, progress):
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     store = _with_store(settings, progress).store
     return show(store, **{name: value for name, value in values.items() if name not in ("store", "json")})
+
+
+def show_lsp(settings, progress):
+    """One of the views of LSPs."""
+    from evaluation.lsps.show import show
+
+    return show(_with_store(settings, progress, ("lsp",)), progress)
 
 
 def derive_shards(settings, progress):
