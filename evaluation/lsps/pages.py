@@ -49,7 +49,7 @@ def write(view, directory):
         facts = view.facts()
         _write_lists(view, new / "data")
         _write_pages(view, new, facts)
-        (new / "view.json").write_text(json.dumps(MARK | facts, indent=1))
+        (new / "view.json").write_text(json.dumps(MARK, indent=1))
     files = [path for path in directory.rglob("*") if path.is_file()]
     return {"html": str(directory), **facts, "files": len(files), "bytes": sum(path.stat().st_size for path in files)}
 
@@ -100,13 +100,19 @@ def _write_script(path, name, value):
     path.write_text(f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n", encoding="ascii")
 
 
+def _public(teacher):
+    """A teacher's name without the path that leads there: pages are passed on."""
+    return "/".join(Path(str(teacher)).parts[-2:])
+
+
 def _write_pages(view, directory, facts):
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    (directory / "index.html").write_text(pages.get_template("index.html").render(
-        name=Path(facts["store"]).name, facts=facts), encoding="utf-8")  # fmt: skip
+    names = {"name": Path(facts["store"]).name, "teacher": _public(facts["teacher_name"])}
+    index = pages.get_template("index.html").render(**names, facts=facts)
+    (directory / "index.html").write_text(index, encoding="utf-8")
     template = pages.get_template("lsp.html")
     (directory / "lsp").mkdir()
     shared = {"k": facts["k"], "coded": facts["coded"], "counted": view.counted_together,

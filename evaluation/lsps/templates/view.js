@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { rows, labels } = LSPS; // a row: [density, mean weight, typical words]; a label: senses
-  const PAGE = 100, MOST_WORDS = 20;
+  const PAGE = 100, MOST_WORDS = 10;
   const $ = (id) => document.getElementById(id);
   const heaviest = Math.max(...rows.map((row) => row[0]), 1e-9);
   let column = 1, rising = false, limit = PAGE, wordsAsked = false;
@@ -41,8 +41,8 @@
   }
 
   function matches(lsp, query) {
-    return String(lsp) === query || rows[lsp][2].toLowerCase().includes(query)
-      || (labels && labels[lsp] || "").toLowerCase().includes(query);
+    const texts = [...rows[lsp][2].split(", "), ...(labels && labels[lsp] || "").split(/[ ,.·]+/)];
+    return String(lsp) === query || texts.some((text) => text.toLowerCase().startsWith(query));
   }
 
   function showLsps(query) {
@@ -51,7 +51,7 @@
     order(found);
     if (query && found.includes(Number(query))) found.sort((a, b) => (String(b) === query) - (String(a) === query));
     document.querySelector("#lsps tbody").replaceChildren(...found.slice(0, limit).map(line));
-    $("count").textContent = query ? `${found.length.toLocaleString("en")} LSPs with “${query}” as number, typical word or label` : "";
+    $("count").textContent = query ? `${found.length.toLocaleString("en")} LSPs whose number, typical words or label begin with “${query}”` : "";
     $("lsps").hidden = !found.length;
     $("more").hidden = found.length <= limit;
     document.querySelectorAll("th").forEach((head, i) => {
@@ -81,8 +81,9 @@
       }
       return;
     }
-    const rank = ([word]) => word.toLowerCase() === query ? 0 : word.toLowerCase().startsWith(query) ? 1 : 2;
-    const found = WORDS.filter(([word]) => word.toLowerCase().includes(query)).sort((a, b) => rank(a) - rank(b));
+    const beginning = WORDS.filter(([word]) => word.toLowerCase().startsWith(query));
+    const found = beginning.length ? beginning : WORDS.filter(([word]) => word.toLowerCase().includes(query));
+    found.sort((a, b) => (b[0].toLowerCase() === query) - (a[0].toLowerCase() === query));
     const title = element("h2", found.length ? "Words" : `No word with “${query}” among the ${WORDS.length.toLocaleString("en")} most frequent`);
     $("words").replaceChildren(title, element("ul", found.slice(0, MOST_WORDS).map(wordLine)));
   }

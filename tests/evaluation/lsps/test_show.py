@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from http_store import serving
 from tiny_exports import exported
 
 from evaluation.lsps.config import LspConfig
@@ -73,6 +74,14 @@ def test_lsps_words_and_places(coded_store):
             shown(store=store, similar_to=wrong)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=store, lsp=(48,))
+
+
+def test_a_store_behind_a_url(coded_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
+    with serving(coded_store.path.parent) as web:
+        url = f"{web.url}/{coded_store.path.name}"
+        (remote, _), (local, _) = shown(store=url, lsp=(3,)), shown(store=str(coded_store.path), lsp=(3,))
+    assert remote == local | {"store": url} and remote["lsps"][0]["nearest"]
 
 
 def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels):
