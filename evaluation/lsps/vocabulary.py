@@ -19,6 +19,7 @@ from student.words import continuation_flags
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
 _PREFIXES = ("##", "Ġ", "▁")
+_SPACES = _PREFIXES[1:]
 
 
 class Vocabulary:
@@ -30,7 +31,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer_dir, vocab_size):
         self.texts = _texts(Path(tokenizer_dir), vocab_size)
-        self.is_symbol_V = np.array([not any(sign.isalnum() for sign in text) for text in self.texts], bool)
+        self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
         self._continues_V = _continues(tokenizer_dir, vocab_size)
         self._tight_V = self._continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
@@ -72,6 +73,8 @@ def _plain(text, name):
     text = text.strip()
     if not text or "\ufffd" in text:
         text = name
+    if name in _SPACES:     # a space on its own, before a word that continues it
+        return ""
     for prefix in _PREFIXES:
         if len(text) > len(prefix):
             text = text.removeprefix(prefix)
