@@ -12,8 +12,8 @@ class LspConfig:
     or all of it as static pages."""
 
     store: Positional[str | None] = None
-    """A store (directory or URL), a dictionary, or a student (run, export, Hub id); the newest finished store under
-    ./runs when not given."""
+    """A store (directory or URL), a dictionary, or a student (run or export); the newest finished store under ./runs
+    when not given."""
     lsp: tuple[int, ...] = ()
     """Show these LSPs, counted from 0: where they are heaviest, with what they fire, what their atoms are near to."""
     word: str | None = None

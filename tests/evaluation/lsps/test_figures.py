@@ -26,6 +26,16 @@ def dense_NK(view):
     return rows
 
 
+def test_tokens_without_a_code_do_not_count(hostile_view):
+    """Of the made-up language, every seventh word has none."""
+    sample = hostile_view.sample
+    coded = sample.ids_N % 7 != 0
+    assert sample.coded == coded.sum() < len(sample)
+    for lsp in (0, 5, 23):
+        having = [coded[t] and lsp in (i % 24, i * 5 % 24, i * 11 % 24) for t, i in enumerate(sample.ids_N.tolist())]
+        assert hostile_view.densities[lsp] == pytest.approx(sum(having) / coded.sum())
+
+
 def test_densities_are_shares_of_the_tokens_with_a_code(view, dense_NK):
     coded = dense_NK.any(1).sum()
     assert view.densities == pytest.approx((dense_NK > 0).sum(0) / coded)

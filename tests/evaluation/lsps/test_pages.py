@@ -92,6 +92,22 @@ def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path,
     assert not (place / "old").exists() and sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
 
 
+def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostile_view, tmp_path, monkeypatch):
+    place, rename = tmp_path / "view", Path.rename
+    pages.write(hostile_view, place)
+    (place / "old").touch()
+
+    def failing(self, target):
+        if self.name.endswith(".tmp") and not self.name.endswith(".old.tmp"):
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no space"):
+        pages.write(hostile_view, place)
+    assert (place / "old").is_file() and [path.name for path in tmp_path.iterdir()] == ["view"]
+
+
 # -- in a browser -----------------------------------------------------------------------------------------
 
 
