@@ -108,18 +108,32 @@ VERBS = {
         "evaluation.finetuning.summary:summary",
         recipes=False,
     ),
-    "derive-shards": Verb(
-        "a store with fewer entries a token from a stored one, without the teacher",
-        "shards.config:DeriveConfig",
-        "cli:derive_shards",
-        "evaluation.summaries:encoding",
-        recipes=False,
-    ),
     "compare": Verb(
         "models by their evaluations: averages, Wilcoxon's test, win rates, the paper's figures",
         "evaluation.comparison.config:CompareConfig",
         "evaluation.comparison.report:compare",
         "evaluation.comparison.summary:comparison",
+        recipes=False,
+    ),
+    "show-lsp": Verb(
+        "what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse",
+        "evaluation.lsps.config:LspConfig",
+        "cli:show_lsp",
+        "evaluation.lsps.terminal:summary",
+        recipes=False,
+    ),
+    "count-flops": Verb(
+        "operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses",
+        "evaluation.flops.config:CountFlopsConfig",
+        "evaluation.flops.count:count_flops",
+        "evaluation.flops.summary:counted",
+        recipes=False,
+    ),
+    "derive-shards": Verb(
+        "a store with fewer entries a token from a stored one, without the teacher",
+        "shards.config:DeriveConfig",
+        "cli:derive_shards",
+        "evaluation.summaries:encoding",
         recipes=False,
     ),
     "verify-shards": Verb(
@@ -134,13 +148,6 @@ VERBS = {
         "shards.config:ShowConfig",
         "cli:show_shards",
         "evaluation.store_summaries:view",
-        recipes=False,
-    ),
-    "count-flops": Verb(
-        "operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses",
-        "evaluation.flops.config:CountFlopsConfig",
-        "evaluation.flops.count:count_flops",
-        "evaluation.flops.summary:counted",
         recipes=False,
     ),
     "clean": Verb(
@@ -257,6 +264,13 @@ def show_shards(settings, progress):
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     store = _with_store(settings, progress).store
     return show(store, **{name: value for name, value in values.items() if name not in ("store", "json")})
+
+
+def show_lsp(settings, progress):
+    """One of the views of LSPs."""
+    from evaluation.lsps.show import show
+
+    return show(_with_store(settings, progress, ("lsp",)), progress)
 
 
 def derive_shards(settings, progress):

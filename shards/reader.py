@@ -354,6 +354,18 @@ class WindowReader:
             raise
         return _take_rows(rows, _inverse(sort))
 
+    def document_keys(self, batch):
+        """Which document every token of a batch is of, int64 (W, L): equal keys within the split are one document; -1
+        at padding."""
+        sort, parts = self._by_block(batch.window_ids)
+        keys_WL = np.full(batch.ids.shape, -1)
+        for number, block, local, chosen in parts:
+            runs_WL = block.columns["run_starts"].searchsorted(block.window_starts[local], side="right")[:, None] - 1
+            runs_WL = runs_WL + np.maximum(batch.documents[sort[chosen]], 0)
+            records_WL = block.columns["run_records"][runs_WL].astype(np.int64)
+            keys_WL[sort[chosen]] = (self._table.unit[number] << 32) | records_WL
+        return np.where(batch.documents < 0, -1, keys_WL)
+
     def _name_the_block(self, parts):
         """Decode block by block, to say which one breaks the format although its hash is right."""
         for number, part in parts:

@@ -52,9 +52,12 @@ def test_every_command_explains_its_flags(verb):
     assert "--recipe" in run.stdout and "--seed" in run.stdout
 
 
-@pytest.mark.parametrize(
-    "verb", ["export-student", "derive-shards", "compare", "verify-shards", "show-shards", "clean"]
-)
+TOOLS = (
+    "export-student", "finetune", "compare", "show-lsp", "derive-shards", "verify-shards", "show-shards", "clean",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", TOOLS)
 def test_tools_take_a_path_and_no_recipe(verb):
     run = mlsm(verb, "--help", check=0)
     assert "positional arguments" in run.stdout and "--recipe" not in run.stdout

@@ -31,6 +31,8 @@ def test_the_wheel_holds_data_and_no_tests(wheel):
     assert modules | {"cli.py"} <= names
     recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
     teacher = {f"pipeline/bundled_teacher/{path.name}" for path in (ROOT / "pipeline/bundled_teacher").iterdir()}
+    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "evaluation").rglob("templates/*")}
+    assert templates and templates <= names
     assert len(recipes) >= 3 and len(teacher) >= 4 and recipes | teacher <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 

@@ -1,0 +1,51 @@
+"""Settings of show-lsp. Imports tyro, whose marker makes STORE a word without a flag."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class LspConfig:
+    """Show what latent semantic properties (LSPs) stand for: an overview, single LSPs, a word, a text, similar tokens,
+    or all of it as static pages."""
+
+    store: Positional[str | None] = None
+    """A store (directory or URL), a dictionary, or a student (run or export); the newest finished store under ./runs
+    when not given."""
+    lsp: tuple[int, ...] = ()
+    """Show these LSPs, counted from 0: where they are heaviest, with what they fire, what their atoms are near to."""
+    word: str | None = None
+    """Show the LSPs of this word over its sampled occurrences, upper and lower case alike."""
+    text: str | None = None
+    """Show the LSPs that the teacher gives to the tokens of this text, and the student's predictions beside them when
+    there is a --student. It may hold the mask token."""
+    student: str | None = None
+    """Student to compare with the teacher, with --text: a finished run, an export or a Hub id."""
+    teacher: str | None = None
+    """Where the store's teacher lies now, with --text; where the store says by default."""
+    similar_to: str | None = None
+    """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
+    --text the number of one of its tokens, counted from 0."""
+    html: Path | None = None
+    """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
+    there is replaced."""
+    samples: int = 2_000_000
+    """Most tokens to read of the store's training split, in windows spread over it."""
+    diagnostic: Path | None = None
+    """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
+    when the store lies in DIR/stores."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self):
+        views = {"--lsp": bool(self.lsp), "--word": self.word is not None, "--html": self.html is not None,
+                 "--text or --similar-to": self.text is not None or self.similar_to is not None}
+        if sum(views.values()) > 1:
+            given = ", ".join(name for name, wanted in views.items() if wanted)
+            raise ValueError(f"{given} are different things to show. Give one of them")
+        if (self.student or self.teacher) and self.text is None:
+            raise ValueError("--student and --teacher are for a text. Add --text \"...\"")
+        if self.samples < 1:
+            raise ValueError(f"--samples must be at least one token, found {self.samples}")

@@ -1,0 +1,66 @@
+"""Sampled tokens in their text, as JSON can hold them: decoded only for what is shown.
+
+    context(sample, vocabulary, token)                    # plain
+    lsp_contexts(sample, vocabulary, tokens, lsp)         # with the LSP's weight on every token around
+
+A context is {"window", "position", "weight", "at", "text"}: "text" is a list of [string, weight], which joined is the
+text; "at" counts the piece that is the token itself. Neighbours without the LSP are joined to one piece of weight 0.
+Contexts end at the window and the document: further the teacher did not see.
+
+Shapes: N sampled tokens.
+"""
+
+import numpy as np
+
+from pipeline.solvers.parallel import kernel
+
+REACH = 12      # tokens shown to either side
+
+
+def lsp_contexts(sample, vocabulary, tokens, lsp, reach=REACH):
+    """Contexts of some tokens in which the LSP's weights are marked."""
+    return [_marked(sample, vocabulary, int(token), lsp, reach) for token in tokens]
+
+
+def context(sample, vocabulary, token, weight=0.0, reach=REACH):
+    """The context of a token in which only itself is marked."""
+    first, last = sample.bounds(token, reach)
+    return _joined(sample, vocabulary, token, first, np.zeros(last - first), weight)
+
+
+def _marked(sample, vocabulary, token, lsp, reach):
+    first, last = sample.bounds(token, reach)
+    weights = np.zeros(last - first)
+    _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
+    return _joined(sample, vocabulary, token, first, weights, float(weights[token - first]))
+
+
+@kernel
+def _weights_of(indptr, lsps_E, weights_E, first, lsp, found):
+    for i in range(len(found)):
+        for entry in range(indptr[first + i], indptr[first + i + 1]):
+            if lsps_E[entry] == lsp:
+                found[i] = weights_E[entry]
+
+
+def _joined(sample, vocabulary, token, first, weights, weight):
+    texts = vocabulary.pieces(sample.ids_N[first : first + len(weights)])
+    pieces, at = [], None
+    for place, (text, own) in enumerate(zip(texts, weights.tolist(), strict=True), start=first):
+        if own == 0 and place != token:
+            _add_plain(pieces, text, at)
+            continue
+        if text.startswith(" "):    # the mark is on the token, not on the space before it
+            _add_plain(pieces, " ", at)
+        at = len(pieces) if place == token else at
+        pieces.append([text.lstrip(" "), round(own, 4)])
+    return {"window": int(sample.window_N[token]), "position": int(sample.position_N[token]),
+            "weight": round(weight, 4), "at": at, "text": pieces}
+
+
+def _add_plain(pieces, text, at):
+    """Text without the LSP, to the piece before if that has none either and is not the token itself."""
+    if pieces and pieces[-1][1] == 0 and len(pieces) - 1 != at:
+        pieces[-1][0] += text
+    else:
+        pieces.append([text, 0.0])

@@ -1,0 +1,57 @@
+"""What the word-sense diagnostic calls the LSPs: WordNet synsets and lexicographer files, where it has run.
+
+    labels = find_labels(dictionary fingerprint, place)
+
+choose-layer writes <place>/diagnostics/*/layer-*-k*/labels.json: {"dictionary": fingerprint, "layer", "k", "lsps": [{
+"synsets": [{"synset", "lemmas", "lexname", "npmi", "mass"}, …], "lexnames": [[name, share], …]}, …]}. Labels are of a
+dictionary: those of another one would name other LSPs, so the fingerprint decides. Left out: making them.
+"""
+
+import json
+from pathlib import Path
+
+from evaluation.lsps.sample import InspectionError
+
+PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",
+            "diagnostics/*/layer-*-k*/labels.json")  # fmt: skip
+
+
+def find_labels(fingerprint, place):
+    """The labels of a dictionary's LSPs under a directory, None when there are none.
+
+    place    a diagnostic, one of its layers, or the directory that `diagnostics` lies in
+    Returns  list with one entry an LSP, from the file that was written last
+    """
+    found = []
+    for path in {path for pattern in PATTERNS for path in Path(place).glob(pattern)}:
+        kept = _read(path)
+        if kept and kept["dictionary"] == fingerprint:
+            found.append((path.stat().st_mtime_ns, str(path), kept["lsps"]))
+    return max(found)[2] if found else None
+
+
+def asked_labels(fingerprint, directory):
+    """The same of a directory that somebody named; InspectionError when it has none of this dictionary."""
+    labels = find_labels(fingerprint, directory)
+    if labels is None:
+        raise InspectionError(
+            f"--diagnostic {directory}: no labels.json there is of this dictionary ({fingerprint[:12]}). Run the "
+            f"diagnostic with it:  mlsm choose-layer --help"
+        )
+    return labels
+
+
+def _read(path):
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return kept if isinstance(kept["lsps"], list) and "dictionary" in kept else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None     # of another version, or half copied: labels are a help, not a condition
+
+
+def short(label):
+    """A label in a few words: the first synset's lemmas and the most frequent lexicographer file; "" without any."""
+    if not label:
+        return ""
+    lemmas = [", ".join(synset["lemmas"][:3]) for synset in label.get("synsets", [])[:1]]
+    return " · ".join([*lemmas, *(name for name, _ in label.get("lexnames", [])[:1])])

@@ -1,0 +1,158 @@
+"""show-lsp: a store, a dictionary or a student to the view of it that was asked for.
+
+    result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
+
+Every result says in "view" which one it is; terminal.py makes it readable. Left out: the views of a store (view.py).
+
+Shapes: K LSPs, d hidden width.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from evaluation.lsps import pages, texts
+from evaluation.lsps.labels import asked_labels, find_labels, short
+from evaluation.lsps.neighbours import nearest_atoms, unit
+from evaluation.lsps.sample import InspectionError
+from evaluation.lsps.view import StoreView
+from pipeline.dictionary import Dictionary
+from shards.reader import Store, is_url
+
+OVERVIEW_ROWS = 16
+NAMED_BY = 300_000      # tokens that are read to name the LSPs of a text
+NAMED_OF_A_TOKEN = 2
+NEIGHBOURS = 8
+CLOSEST_PAIRS = 10
+
+
+def show(settings, progress):
+    """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
+
+    Raises  InspectionError when it is not there; StoreError, DictionaryError, TeacherError, RunError
+    """
+    kind = _kind(settings.store)
+    if kind == "dictionary":
+        return _dictionary(settings)
+    return _student(settings) if kind == "student" else _store(settings, progress)
+
+
+def _kind(source):
+    """What a path holds."""
+    path = Path(source)
+    if is_url(source) or (path / "target.json").is_file():
+        return "store"
+    if (path / "atoms.npy").is_file() or (path / "dictionary.json").is_file():
+        return "dictionary"
+    signs = ("export", "checkpoints", "log.jsonl", "lsp_config.json", "config.json")
+    return "student" if any((path / sign).exists() for sign in signs) else "store"
+
+
+# -- a store ----------------------------------------------------------------------------------------------
+
+
+def _store(settings, progress):
+    if settings.html is not None:
+        pages.check_replaceable(settings.html)
+    store = Store.open(settings.store)
+    if settings.text is not None and settings.similar_to is None:
+        return _text(settings, store, progress)
+    view = StoreView(store, settings.samples, settings.diagnostic, progress)
+    if settings.html is not None:
+        return {"view": "pages", **pages.write(view, settings.html)}
+    if settings.lsp:
+        return {"view": "lsps", **view.facts(), "lsps": [view.lsp(lsp) for lsp in settings.lsp]}
+    if settings.word is not None:
+        return {"view": "word", **view.word(settings.word)}
+    if settings.text is not None:
+        return {"view": "similar", **_similar_to_text(settings, view)}
+    if settings.similar_to is not None:
+        return {"view": "similar", **view.similar_to_stored(settings.similar_to)}
+    return {"view": "overview", **view.overview(OVERVIEW_ROWS)}
+
+
+def _text(settings, store, progress):
+    fingerprint = store.settings.get("dictionary")
+    student = texts.load_student(settings.student, fingerprint) if settings.student else None
+    rows = _teacher_rows(settings, store)
+    tokens = texts.compare(student, settings.text, rows)
+    view = StoreView(store, min(settings.samples, NAMED_BY), settings.diagnostic, progress)
+    lsps = {lsp for token in tokens for name in ("teacher", "student")
+            for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]}  # fmt: skip
+    return {"view": "text", "text": settings.text, "student": settings.student, **view.facts(), "tokens": tokens,
+            "names": [[lsp, ", ".join(filter(None, (view.name(lsp), short(view.label(lsp)))))] for lsp in sorted(lsps)]}
+
+
+def _teacher_rows(settings, store):
+    if store.kind != "lsp":
+        raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
+    return texts.teacher_lsps(store, Dictionary.load(store.files.dictionary), settings.text, settings.teacher)
+
+
+def _similar_to_text(settings, view):
+    rows = _teacher_rows(settings, view.store)
+    number = settings.similar_to
+    if not (number.isdecimal() and int(number) < len(rows.texts)):
+        numbered = " ".join(f"{i}:{token}" for i, token in enumerate(rows.texts))
+        raise InspectionError(f"--similar-to with --text is the number of one of its tokens, found {number!r}; they "
+                              f"are {numbered}")  # fmt: skip
+    return view.similar(rows.texts[int(number)], *rows.row(int(number)))
+
+
+# -- a dictionary -----------------------------------------------------------------------------------------
+
+
+def _dictionary(settings):
+    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html"))
+    dictionary, path = Dictionary.load(settings.store), Path(settings.store)
+    place = settings.diagnostic or path.resolve().parent.parent
+    labels = (asked_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
+    near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)
+    norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
+    figures = {name: value for name, value in dictionary.report().items() if value == value}    # NaN is no JSON
+    return {"view": "dictionary", "dictionary": str(path), **figures, **_atoms(near, norms_K),
+            "lsps": [_atom(lsp, near, norms_K, labels) for lsp in settings.lsp]}  # fmt: skip
+
+
+def _atoms(near, norms_K):
+    """Figures of all atoms, and the pairs that are closest."""
+    found_Kn, cosines_Kn = near
+    atoms = np.repeat(np.arange(len(found_Kn)), found_Kn.shape[1])
+    once = atoms < found_Kn.ravel()
+    order = np.argsort(-cosines_Kn.ravel()[once], kind="stable")[:CLOSEST_PAIRS]
+    pairs = zip(atoms[once][order], found_Kn.ravel()[once][order], cosines_Kn.ravel()[once][order], strict=True)
+    return {"norms": np.quantile(norms_K, [0, 0.5, 1]).tolist(),
+            "nearest_cosines": np.quantile(cosines_Kn[:, 0], [0, 0.5, 1]).tolist(),
+            "closest": [[int(first), int(second), float(cosine)] for first, second, cosine in pairs]}  # fmt: skip
+
+
+def _atom(lsp, near, norms_K, labels):
+    if not 0 <= lsp < len(norms_K):
+        raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {len(norms_K) - 1}")
+    label = labels[lsp] if labels else None
+    return {"lsp": lsp, "norm": float(norms_K[lsp]), "label": short(label), "senses": label,
+            "nearest": [{"lsp": int(other), "cosine": float(cosine)}
+                        for other, cosine in zip(near[0][lsp], near[1][lsp], strict=True)]}  # fmt: skip
+
+
+# -- a student --------------------------------------------------------------------------------------------
+
+
+def _student(settings):
+    _refuse(settings, "a student", ("word", "similar_to", "html", "student", "teacher", "diagnostic"))
+    model = texts.load_student(settings.store)
+    if settings.text is not None:
+        return {"view": "text", "text": settings.text, "student": str(settings.store),
+                "tokens": texts.compare(model, settings.text)}  # fmt: skip
+    outputs_Kd = unit(model.student.output_matrix.detach().float().numpy())
+    near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)
+    return {"view": "student", "student": str(settings.store), "k": len(norms_K), "width": outputs_Kd.shape[1],
+            "dictionary": model.facts.get("dictionary"), "trained_from": model.facts.get("store"),
+            **_atoms(near, norms_K),
+            "lsps": [_atom(lsp, near, norms_K, None) for lsp in settings.lsp]}  # fmt: skip
+
+
+def _refuse(settings, what, names):
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(settings, name) is not None]
+    if given:
+        raise InspectionError(f"{settings.store} is {what}, which cannot answer {given[0]}. Give a store for that.")

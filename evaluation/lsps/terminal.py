@@ -1,0 +1,179 @@
+"""What show-lsp says on a terminal: the dicts of show.py to lines of text. Tokens in context stand in «».
+
+One function a view. Left out: the pages (pages.py).
+"""
+
+from evaluation.summaries import command, table
+
+
+def summary(result, settings):
+    """The text of any view."""
+    return _VIEWS[result["view"]](result)
+
+
+def _facts(result):
+    read = f"{result['sampled']:,} of {result['tokens']:,} tokens read, {result['coded']:,} with a code"
+    dead = f"{result['k']:,}, {result['dead']:,} of them not in what was read"
+    return [*_source(result), ("LSPs", dead), ("sample", read)]
+
+
+def _source(result):
+    return [("store", result["store"]), ("teacher", f"{result['teacher_name']}, layer {result['layer']}")]
+
+
+def _overview(result):
+    deciles = result["density_deciles"]
+    spread = (("density", f"median {deciles[5]:.2%}, from {deciles[0]:.2%} to {deciles[10]:.2%} of the tokens"),)
+    rows = [(row["lsp"], f"{row['density']:.2%}", f"{row['mean_weight']:.3f}", row["words"], row["label"])
+            for row in result["rows"]]  # fmt: skip
+    lines = ["", table([*_facts(result), *spread]), "\nSome of them, from the densest to the rarest:"]
+    lines += _columns(("LSP", "density", "weight", "typical words", "senses" * result["labelled"]), rows)
+    if not result["labelled"]:
+        lines.append(f"\nNo word-sense labels: no diagnostic has run with this dictionary ({command()} choose-layer).")
+    return "\n".join([*lines, *_next(result["store"], result["rows"])])
+
+
+def _next(store, rows):
+    lsp = rows[0]["lsp"] if rows else 0
+    shown = [("--html lsps", "all of them as pages; then open lsps/index.html"), (f"--lsp {lsp}", "one in full"),
+             ("--word bank", "the LSPs of a word"), ('--text "The bank raised its rates."', "those of a text"),
+             ("--similar-to 0:5", "tokens with the profile of window 0's token 5")]  # fmt: skip
+    width = max(len(flags) for flags, _ in shown)
+    return ["\nNext:", *(f"  {command()} show-lsp {store} {flags:<{width}}  # {what}" for flags, what in shown)]
+
+
+def _lsps(result):
+    return "\n\n".join(["\n" + table(_facts(result)), *(_lsp(lsp) for lsp in result["lsps"])])
+
+
+def _lsp(lsp):
+    title = f"LSP {lsp['lsp']}" + (f"  ({lsp['label']})" if lsp["label"] else "")
+    words = ", ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
+    rows = [("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
+            ("typical words", words or "none")]  # fmt: skip
+    lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
+    lines += ["\nFires together with:", *(
+        f"  {other['lsp']:>5}  NPMI {other['npmi']:.2f}  {other['support']:>7,} tokens  {other['words']}"
+        for other in lsp["co_firing"])]  # fmt: skip
+    lines += _nearest(lsp["nearest"])
+    lines.append("\nFrom every tenth of its weights:")
+    return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
+
+
+def _senses(senses):
+    if not senses:
+        return []
+    rows = [(sense["synset"], sense["lexname"], f"NPMI {sense['npmi']:.2f}", ", ".join(sense["lemmas"]))
+            for sense in senses["synsets"]]  # fmt: skip
+    files = ", ".join(f"{name} {share:.0%}" for name, share in senses["lexnames"])
+    return ["\nWord senses:", *_columns(None, rows), f"  lexicographer files: {files}"]
+
+
+def _nearest(rows):
+    lines = [f"  {other['lsp']:>5}  cosine {other['cosine']:.2f}  {other.get('words', '')}".rstrip() for other in rows]
+    return ["\nNearest atoms:", *lines] if lines else []
+
+
+def _context(context, figure="weight"):
+    text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
+    return f"  {context[figure]:.3f}  {' '.join(text.split())}   {context['window']}:{context['position']}"
+
+
+def _word(result):
+    forms = ", ".join(f"{form} {count:,}" for form, count in result["forms"])
+    rows = [(row["lsp"], f"{row['weight']:.3f}", f"{row['share']:.0%}", row["words"], row["label"])
+            for row in result["lsps"]]  # fmt: skip
+    lines = ["", table([*_facts(result), ("word", f"{result['word']}, {result['count']:,} times ({forms})")]), ""]
+    lines += _columns(("LSP", "mean weight", "of its tokens", "typical words", "senses" * result["labelled"]), rows)
+    return "\n".join([*lines, "\nSome occurrences:", *(_with_lsps(context) for context in result["contexts"])])
+
+
+def _with_lsps(context):
+    text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
+    place = f"{context['window']}:{context['position']}"
+    return f"  {' '.join(text.split())}   {place}\n      {_weights(context['lsps'])}"
+
+
+def _weights(lsps):
+    return "  ".join(f"{lsp}:{weight:.3f}" for lsp, weight in lsps) or "no code"
+
+
+def _similar(result):
+    own = [f"  {lsp:>5}  {weight:.3f}  {words}" for lsp, weight, words in result["lsps"]]
+    found = [_context(context, "cosine") for context in result["similar"]]
+    searched = f"\nTokens most like it, of {result['indexed']:,} that were compared; cosine, text, WINDOW:TOKEN:"
+    return "\n".join(["", table(_facts(result)), f"\nThe token {result['token']!r} has:", *own, searched, *found])
+
+
+def _text(result):
+    both = "teacher" in result["tokens"][0] and "student" in result["tokens"][0]
+    names = [name for name in ("teacher", "student") if name in result["tokens"][0]]
+    rows = []
+    for number, token in enumerate(result["tokens"]):
+        distance = ["–" if token["kl"] is None else f"{token['kl']:.3f}"] if both else []
+        rows.append((number, token["text"], *distance, *(_weights(token[name]) for name in names)))
+    facts = _source(result) if "store" in result else []
+    if result.get("student"):
+        facts.append(("student", f"{result['student']}, every token masked in turn"))
+    lines = ["", table(facts), "", *_columns(("", "token", *["KL (nats)"] * both, *names), rows)]
+    known = [token["kl"] for token in result["tokens"] if token.get("kl") is not None]
+    if known:
+        lines.append(f"\nMean KL(teacher || student): {sum(known) / len(known):.3f} nats")
+    if "names" in result:
+        lines += [f"\nTypical words, of {result['sampled']:,} tokens of the store:",
+                  *_columns(None, [(lsp, words) for lsp, words in result["names"]])]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _pages(result):
+    rows = [*_facts(result), ("pages", f"{result['files']:,} files, {result['bytes'] / 1e6:,.1f} MB")]
+    return "\n".join(["\nThe pages are written.", table(rows), f"\nOpen:  {result['html']}/index.html"])
+
+
+def _dictionary(result):
+    rows = [("dictionary", result["dictionary"]), ("atoms", f"{result['k']:,} of width {result['width']}")]
+    names = ("objective", "explained_variance", "nnz", "dead_atoms", "vectors", "stopped")
+    rows += [(name.replace("_", " "), _number(result[name])) for name in names if result.get(name) is not None]
+    return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"])])
+
+
+def _student(result):
+    rows = [("student", result["student"]), ("LSP outputs", f"{result['k']:,} of width {result['width']}"),
+            ("dictionary", result["dictionary"]), ("trained from", result["trained_from"])]  # fmt: skip
+    hint = f"\nNext:  {command()} show-lsp {result['student']} --text \"The [MASK] raised its rates.\""
+    return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
+
+
+def _number(value):
+    return f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _geometry(result):
+    spans = {"norms": "norms", "nearest": "nearest_cosines"}
+    return [(title, "from {:.3f} to {:.3f}, median {:.3f}".format(*(result[name][i] for i in (0, 2, 1))))
+            for title, name in spans.items()]  # fmt: skip
+
+
+def _closest(result):
+    if result["lsps"]:
+        return []
+    pairs = [f"  {first:>5}  {second:>5}  cosine {cosine:.3f}" for first, second, cosine in result["closest"]]
+    return ["\nClosest pairs (--lsp N for an atom's neighbours):", *pairs]
+
+
+def _atom(atom):
+    title = f"\nLSP {atom['lsp']}" + (f"  ({atom['label']})" if atom["label"] else "")
+    return "\n".join([title, table([("norm", f"{atom['norm']:.3f}")]), *_senses(atom["senses"]),
+                      *_nearest(atom["nearest"])])  # fmt: skip
+
+
+def _columns(names, rows):
+    """Rows of cells as lines of aligned columns."""
+    cells = [[str(cell) for cell in row] for row in ([names] if names else []) + list(rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells]  # fmt: skip
+
+
+_VIEWS = {"overview": _overview, "lsps": _lsps, "word": _word, "similar": _similar, "text": _text, "pages": _pages,
+          "dictionary": _dictionary, "student": _student}  # fmt: skip

@@ -1,0 +1,139 @@
+"""The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
+
+    rows = teacher_lsps(store, dictionary, text)
+    tokens = compare(rows, student_lsps(model, text))
+
+The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
+was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.
+Their distance is KL(teacher || student) in nats, the training loss at that token less the teacher's entropy.
+
+Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from evaluation.lsps.sample import InspectionError
+from shards.codec import SparseRows
+
+
+class TextRows(NamedTuple):
+    """Tokens of a text with the teacher's distributions, in CSR form; a mask token has an empty row."""
+
+    ids_T: np.ndarray
+    texts: list
+    rows: SparseRows
+
+    def row(self, token):
+        """LSPs and weights of a token."""
+        entries = slice(self.rows.indptr[token], self.rows.indptr[token + 1])
+        return self.rows.indices[entries], self.rows.weights[entries]
+
+
+def teacher_lsps(store, dictionary, text, teacher=None):
+    """The LSPs of every token of a text, as a store of these settings would hold them.
+
+    teacher  where it lies now; by default where the store says
+    Returns  TextRows
+    Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError
+    """
+    import torch
+
+    from pipeline.coder import make_batch, unit_rows
+    from pipeline.lsp import distributions
+    from pipeline.solvers import nonneg_lasso
+
+    settings = store.settings
+    tokenizer, ids_T = _read(store, text)
+    framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
+    batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
+    with torch.inference_mode():
+        hidden = unit_rows(_teacher(store, teacher), batch, [settings["layer"]])[settings["layer"]]
+        hidden_Nd = hidden.rows_Nd.float().numpy()
+    codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], tol=settings["tolerance"])
+    rows = _over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
+    return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
+
+
+def _read(store, text):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_dir)      # which knows "[MASK]", unlike an encoder's
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if not 0 < len(ids) <= store.max_length - 2:
+        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {store.max_length - 2}, one window. Cut it")
+    return tokenizer, np.array(ids, np.int64)
+
+
+def _teacher(store, place):
+    from pipeline.teacher import Teacher
+
+    settings = store.settings
+    teacher = Teacher.load(place or settings["teacher_name"], settings["layer"], dtype=settings["dtype"])
+    if teacher.fingerprint != settings["teacher"]:
+        raise InspectionError(
+            f"{teacher.name} is not the teacher of {store.path}: its weights are {teacher.fingerprint[:12]}, expected "
+            f"{settings['teacher'][:12]}. Say where that one lies with --teacher."
+        )
+    return teacher
+
+
+def _over_all(rows, coded_T):
+    """Rows of the coded tokens to rows of all; those that are stored sum to one, as a reader decodes them."""
+    nnz_T = np.zeros(len(coded_T), np.int64)
+    nnz_T[coded_T] = np.diff(rows.indptr)
+    tail_T = np.zeros(len(coded_T), np.float32)
+    tail_T[coded_T] = rows.tail
+    weights = rows.weights / np.repeat(1 - tail_T, nnz_T)
+    return SparseRows(np.concatenate(([0], np.cumsum(nnz_T))), rows.indices, weights, tail_T)
+
+
+def load_student(source, fingerprint=None):
+    """The LSP outputs of a student; those of another dictionary, if one is given, are refused."""
+    from student.lsp_model import LspModel
+
+    model = LspModel.from_pretrained(source)
+    found = model.facts.get("dictionary")
+    if None not in (fingerprint, found) and fingerprint != found:
+        raise InspectionError(
+            f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
+            f"numbers mean different things. Give the store that the student was trained from."
+        )
+    return model
+
+
+def compare(model, text, teacher=None, top=5):
+    """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
+
+    model, teacher  LspModel and TextRows, one of them possibly None
+    Returns         list of dicts: "text", and "teacher" and "student", lists of [lsp, weight], "kl" in nats (None where
+                    one of the two says nothing)
+    """
+    predicted = model.lsp([text])[0] if model else None
+    if model and teacher and predicted.tokens != teacher.texts:
+        raise InspectionError("the student's tokenizer cuts the text in other tokens than the store's. Give the store "
+                              "that the student was trained from.")  # fmt: skip
+    tokens = [{"text": token} for token in (teacher.texts if teacher else predicted.tokens)]
+    for t, token in enumerate(tokens):
+        if teacher:
+            token["teacher"] = _largest(*teacher.row(t), top)
+        if model:
+            q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
+            token["student"] = _largest(np.arange(len(q_K)), q_K, top)
+            token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
+    return tokens
+
+
+def _largest(lsps, weights, top):
+    order = np.argsort(-weights, kind="stable")[:top]
+    return [[int(lsps[i]), float(weights[i])] for i in order]
+
+
+def _divergence(lsps, weights, q_K):
+    """KL(P || Q) in nats of a sparse P; None for an empty one."""
+    if not len(lsps):
+        return None
+    p = weights.astype(np.float64)
+    return float((p * (np.log(p) - np.log(np.maximum(q_K[lsps], math.ulp(0.0))))).sum())

@@ -1,0 +1,228 @@
+"""A store's LSPs, looked at: what `mlsm show-lsp STORE` answers, as dicts that JSON can hold.
+
+    view = StoreView(Store.open(path), tokens=2_000_000)
+    view.overview(), view.lsp(7), view.word("bank"), view.similar(...)
+
+What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
+LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
+terminal (terminal.py), the pages (pages.py), the teacher and the student (texts.py).
+
+Shapes: K LSPs, d hidden width.
+"""
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from evaluation.lsps import figures, words
+from evaluation.lsps.contexts import context, lsp_contexts
+from evaluation.lsps.labels import asked_labels, find_labels, short
+from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
+from evaluation.lsps.sample import InspectionError, by_lsp, draw
+from evaluation.lsps.vocabulary import Vocabulary
+from pipeline.corpus import silent
+from pipeline.dictionary import Dictionary
+from shards.reader import is_url
+
+NEIGHBOURS = 8              # nearest atoms, co-firing LSPs
+TYPICAL_WORDS = 8
+NAME_WORDS = 3
+WORD_LSPS = 10
+WORD_CONTEXTS = 6
+SIMILAR_TOKENS = 20
+
+
+class StoreView:
+    """The LSPs of a store.
+
+    diagnostic  directory whose labels must be there; None: labels are looked for beside the store
+    """
+
+    def __init__(self, store, tokens, diagnostic=None, progress=silent):
+        self.store, self.progress = store, progress
+        self.sample = draw(store, tokens, progress)
+        self.fingerprint = store.settings.get("dictionary")
+        self._diagnostic = diagnostic
+        self.typical = lru_cache(maxsize=None)(self._typical)
+
+    @cached_property
+    def entries(self):
+        """The sample by LSP."""
+        return by_lsp(self.sample)
+
+    @cached_property
+    def vocabulary(self):
+        """The texts of its tokens."""
+        return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
+
+    @cached_property
+    def words(self):
+        """Its words."""
+        return words.find_words(self.sample, self.vocabulary)
+
+    @cached_property
+    def dictionary(self):
+        """The atoms; None in a store without them."""
+        directory = self.store.files.dictionary
+        return Dictionary.load(directory) if directory.is_dir() else None
+
+    @cached_property
+    def labels(self):
+        """Labels by LSP; None where no diagnostic has run."""
+        if self._diagnostic is not None:
+            return asked_labels(self.fingerprint, self._diagnostic)
+        return None if is_url(self.store.path) else find_labels(self.fingerprint, self.store.path.parent.parent)
+
+    @cached_property
+    def _together(self):
+        return figures.count_together(self.sample)
+
+    @property
+    def counted_together(self):
+        """Coded tokens in which pairs of LSPs were counted."""
+        return self._together[1]
+
+    @cached_property
+    def _nearest(self):
+        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS)
+
+    @cached_property
+    def densities(self):
+        """Share of the coded tokens that have each LSP, float64 (K)."""
+        return self.entries.counts / max(1, self.sample.coded)
+
+    def facts(self):
+        """What the store is and what of it was read."""
+        settings = self.store.settings
+        names = ("teacher_name", "layer", "lam", "top_n")
+        return {"store": str(self.store.path), "k": self.sample.k, **{name: settings.get(name) for name in names},
+                "sampled": len(self.sample), "coded": self.sample.coded, "tokens": self.sample.of,
+                "dead": int((self.entries.counts == 0).sum()), "labelled": self.labels is not None}  # fmt: skip
+
+    def row(self, lsp):
+        """An LSP in one line of a table."""
+        return {"lsp": lsp, "density": float(self.densities[lsp]), "mean_weight": float(self.entries.mean_weights[lsp]),
+                "words": self.name(lsp), "label": short(self.label(lsp))}  # fmt: skip
+
+    def label(self, lsp):
+        """Its label; None without one."""
+        return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
+
+    def name(self, lsp):
+        """Its most typical words."""
+        return ", ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
+
+    def _typical(self, lsp):
+        found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
+        return [[self.words.texts[number], share] for number, share in found]
+
+    # -- views -------------------------------------------------------------------------------------------
+
+    def overview(self, rows):
+        """Facts, deciles of the density, and some LSPs from the densest to the rarest."""
+        alive = np.flatnonzero(self.entries.counts)
+        order = alive[np.argsort(-self.densities[alive], kind="stable")]
+        shown = order[np.unique(np.linspace(0, len(order) - 1, min(rows, len(order))).astype(int))]
+        deciles = np.quantile(self.densities, np.linspace(0, 1, 11)).tolist()
+        return {**self.facts(), "density_deciles": deciles, "rows": [self.row(int(lsp)) for lsp in shown]}
+
+    def lsp(self, lsp):
+        """Everything of one LSP."""
+        if not 0 <= lsp < self.sample.k:
+            raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
+        tokens, weights = self.entries.heaviest_first(lsp)
+        return {
+            **self.row(lsp),
+            "tokens": int(self.entries.counts[lsp]),
+            "typical": self.typical(lsp),
+            "senses": self.label(lsp),
+            "co_firing": [{"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
+                          for other, npmi, support in figures.co_firing(*self._together, lsp, NEIGHBOURS)],
+            "nearest": self._near(lsp),
+            "top": self._contexts(figures.top_tokens(self.sample, tokens), lsp),
+            "quantiles": [{"from": least, "to": largest, "samples": self._contexts(some, lsp)}
+                          for least, largest, some in figures.quantile_samples(tokens, weights, lsp)],
+        }  # fmt: skip
+
+    def _contexts(self, tokens, lsp):
+        return lsp_contexts(self.sample, self.vocabulary, tokens, lsp)
+
+    def _near(self, lsp):
+        if self.dictionary is None:
+            return []
+        return [{"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
+                for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)]  # fmt: skip
+
+    def word(self, word):
+        """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
+        numbers = self.words.spelled(word)
+        if not numbers:
+            raise InspectionError(
+                f"the word {word!r} is not among the {len(self.sample):,} sampled tokens. Try another form of it, more "
+                "--samples, or --text with the word in a sentence."
+            )
+        tokens = np.flatnonzero(np.isin(self.words.word_N, numbers))
+        return {"word": word, **self.facts(), "count": int(self.words.counts_U[numbers].sum()),
+                "forms": [[self.words.texts[number], int(self.words.counts_U[number])] for number in numbers],
+                "lsps": self._lsps_of(tokens), "contexts": self._occurrences(tokens)}  # fmt: skip
+
+    def _lsps_of(self, tokens):
+        """The mean distribution over some tokens, and the share of them that have each LSP."""
+        mass_K, having_K = np.zeros(self.sample.k), np.zeros(self.sample.k)
+        for token in tokens:
+            lsps, weights = self.sample.row(token)
+            mass_K[lsps] += weights
+            having_K[lsps] += 1
+        largest = np.argsort(-mass_K, kind="stable")[:WORD_LSPS]
+        return [{**self.row(int(lsp)), "weight": float(mass_K[lsp] / len(tokens)),
+                 "share": float(having_K[lsp] / len(tokens))} for lsp in largest if mass_K[lsp] > 0]  # fmt: skip
+
+    def _occurrences(self, tokens):
+        """Some occurrences, one a document, evenly over the sample."""
+        _, first = np.unique(self.sample.document_N[tokens], return_index=True)
+        first = np.sort(first)[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
+        return [{**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
+                for token in tokens[first]]  # fmt: skip
+
+    def _largest(self, lsps, weights, top=5):
+        order = np.argsort(-weights, kind="stable")[:top]
+        return [[int(lsps[i]), float(weights[i])] for i in order]
+
+    # -- tokens by their profile --------------------------------------------------------------------------
+
+    def similar_to_stored(self, place):
+        """Tokens like the stored one at WINDOW:TOKEN."""
+        window, position = _place(place)
+        reader = self.store.split("train")
+        if not 0 <= window < len(reader):
+            raise InspectionError(f"--similar-to {place}: the training split has {len(reader):,} windows, from 0 on")
+        batch = reader.read([window])
+        if not 0 <= position < batch.lengths[0]:
+            raise InspectionError(f"--similar-to {place}: that window has {batch.lengths[0]} tokens, from 0 on")
+        rows = reader.targets(batch, np.zeros(1, np.int64), np.array([position]))
+        text = self.vocabulary.texts[batch.ids[0, position]]
+        return self.similar(text, rows.indices, rows.weights, leave_out=(window, position))
+
+    def similar(self, text, lsps, weights, leave_out=None):
+        """Sampled tokens whose LSPs are most like these, one of a document."""
+        if not len(lsps):
+            raise InspectionError(f"the token {text!r} has no LSPs: it is special, or its code is empty. Take another.")
+        if self.dictionary is None:
+            raise InspectionError(f"{self.store.path} has no dictionary, by which LSPs are compared. Copy it again.")
+        index = TokenIndex(self.sample, self.dictionary.atoms_Kd, self.progress)
+        found = {}
+        for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True):
+            document = int(self.sample.document_N[token])
+            if (self.sample.window_N[token], self.sample.position_N[token]) != leave_out and document not in found:
+                found[document] = {**context(self.sample, self.vocabulary, int(token)), "cosine": float(cosine),
+                                   "lsps": self._largest(*self.sample.row(token))}  # fmt: skip
+        return {"token": text, **self.facts(), "indexed": len(index.tokens),
+                "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
+                "similar": list(found.values())[:SIMILAR_TOKENS]}  # fmt: skip
+
+
+def _place(text):
+    window, colon, position = text.partition(":")
+    if not (colon and window.isdecimal() and position.isdecimal()):
+        raise InspectionError(f"--similar-to is WINDOW:TOKEN, two numbers as the views print them, found {text!r}")
+    return int(window), int(position)

@@ -1,0 +1,75 @@
+"""Two stores with dictionaries: a made-up language with markup for words, and English that a tiny teacher coded."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_store import SPECIAL, write_store
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from evaluation.lsps.view import StoreView
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import Dictionary
+from pipeline.encode import encode_lsp
+from shards.reader import Store
+
+WORDS = 60
+HOSTILE = {
+    7: "<script>window.hacked=1</script>", 8: "<img/src=x/onerror=window.hacked=1>", 9: "{{7*7}}", 10: "</script>",
+    11: "__proto__", 12: "\"'><b>", 13: "&lt;",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def hostile_store(tmp_path_factory):
+    """A store of 24 LSPs under runs/stores whose corpus holds markup, with a dictionary and word-sense labels."""
+    runs = tmp_path_factory.mktemp("inspected") / "runs"
+    store = write_store(runs / "stores" / "lsp-<b>tiny", k=24)
+    names = [f"[{name.upper()}]" for name in SPECIAL]
+    names += [HOSTILE.get(number, f"w{number}") for number in range(WORDS)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(store.files.tokenizer)
+    atoms_Kd = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)
+    dictionary = Dictionary(atoms_Kd / np.linalg.norm(atoms_Kd, axis=1, keepdims=True), [], "made up", {})
+    dictionary.save(store.files.dictionary)
+    store.settings["dictionary"] = dictionary.fingerprint       # as a target of encode-lsp has it
+    _write_labels(runs / "diagnostics" / "some" / "layer-3-k24", dictionary.fingerprint, 24)
+    return store
+
+
+@pytest.fixture
+def write_labels():
+    """A function that writes labels.json of a dictionary as choose-layer would."""
+    return _write_labels
+
+
+def _write_labels(directory, fingerprint, k):
+    """LSP 3 is a bank of money, LSP 5 hostile, the others have no senses."""
+    senses = [{"synsets": [], "lexnames": []} for _ in range(k)]
+    senses[3] = {"synsets": [{"synset": "depository.n.01", "lemmas": ["depository", "bank"], "lexname": "noun.group",
+                              "npmi": 0.41, "mass": 12.5}], "lexnames": [["noun.group", 0.8], ["noun.act", 0.2]]}
+    senses[5] = {"synsets": [{"synset": "x", "lemmas": ["<script>window.hacked=1</script>"], "lexname": "<b>",
+                              "npmi": 0.1, "mass": 1.0}], "lexnames": [["<i>", 1.0]]}  # fmt: skip
+    directory.mkdir(parents=True)
+    content = {"dictionary": fingerprint, "teacher": "none", "layer": 3, "k": k, "lsps": senses}
+    (directory / "labels.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="session")
+def hostile_view(hostile_store):
+    return StoreView(hostile_store, 1_000_000)
+
+
+@pytest.fixture(scope="session")
+def coded_store(tmp_path_factory, english_text, teacher_directory):
+    """A store of 48 LSPs of layer 2 of the tiny teacher, in windows of 32 tokens of English."""
+    settings = EncodeConfig(
+        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), k=48, lam=0.1, max_length=32,
+        max_tokens=10_000, unit_tokens=5_000, dictionary_tokens=3_000, batch_tokens=2048, device="cpu",
+        output=tmp_path_factory.mktemp("coded") / "runs",
+    )  # fmt: skip
+    return Store.open(encode_lsp(settings)[0]["store"])

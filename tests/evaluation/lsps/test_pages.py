@@ -1,0 +1,231 @@
+"""The pages: hostile text stays text, a real browser opens them from disk, and they replace only their like."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from evaluation.lsps import pages
+from evaluation.lsps.sample import InspectionError
+
+HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
+
+
+@pytest.fixture(scope="module")
+def written(hostile_view, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pages") / "a <b>view & more"
+    report = pages.write(hostile_view, directory)
+    return directory, report
+
+
+class Elements(HTMLParser):
+    """Names and attributes of all elements, and the text."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.names, self.addresses, self.text = set(), [], ""
+        self.feed(source)
+
+    def handle_starttag(self, name, attributes):
+        self.names.add(name)
+        self.addresses += [value for key, value in attributes if key in ("href", "src", "action")]
+        assert not any(key.startswith("on") for key, _ in attributes)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_text_of_the_corpus_is_never_markup(written):
+    directory, report = written
+    forbidden = {"script", "img", "iframe", "object", "embed", "style", "svg", "i"}
+    text = ""
+    for lsp in range(24):
+        found = Elements((directory / "lsp" / f"{lsp}.html").read_text(encoding="utf-8"))
+        assert not found.names & forbidden and {"mark", "section"} <= found.names
+        text += found.text
+    for hostile in ("<script>window.hacked=1</script>", "{{7*7}}", "<img/src=x/onerror=window.hacked=1>", "&lt;"):
+        assert hostile in text
+    for name in ("lsps", "words"):
+        script = (directory / "data" / f"{name}.js").read_text(encoding="ascii")
+        json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])
+
+
+def test_the_files_and_where_they_point(written, hostile_store):
+    directory, report = written
+    assert report["k"] == 24 and report["labelled"] and report["files"] == 24 + 6
+    sources = {path: Elements(path.read_text(encoding="utf-8")) for path in directory.rglob("*.html")}
+    for path, found in sources.items():
+        for address in found.addresses:
+            assert "://" not in address and (path.parent / address).is_file(), address
+    assert "://" not in (directory / "view.js").read_text() + (directory / "style.css").read_text()
+    assert hostile_store.path.name in sources[directory / "index.html"].text
+    assert "depository, bank" in sources[directory / "lsp" / "3.html"].text
+
+
+def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(InspectionError, match="is no view of show-lsp"):
+        pages.write(hostile_view, mine)
+    assert (mine / "thesis.txt").is_file()
+    place = tmp_path / "view"
+    pages.write(hostile_view, place)
+    (place / "old").touch()
+
+    def interrupted(stage, done, total, **_):
+        if stage == "pages" and done == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(hostile_view, "progress", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pages.write(hostile_view, place)
+    assert (place / "old").is_file() and (place / "lsp" / "23.html").is_file()
+    with pytest.raises(KeyboardInterrupt):
+        pages.write(hostile_view, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
+    monkeypatch.undo()
+    pages.write(hostile_view, place)
+    assert not (place / "old").exists() and sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
+
+
+def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostile_view, tmp_path, monkeypatch):
+    place, rename = tmp_path / "view", Path.rename
+    pages.write(hostile_view, place)
+    (place / "old").touch()
+
+    def failing(self, target):
+        if self.name.endswith(".tmp") and not self.name.endswith(".old.tmp"):
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no space"):
+        pages.write(hostile_view, place)
+    assert (place / "old").is_file() and [path.name for path in tmp_path.iterdir()] == ["view"]
+
+
+# -- in a browser -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver are installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(programs[1]))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, written):
+    """A function that opens a page of the view from disk; no page may complain or run a text of the corpus."""
+    base = Path(written[0])
+
+    def open_page(name, query=""):
+        browser.get((base / name).as_uri() + query)
+        return browser
+
+    yield open_page
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return window.hacked") is None
+
+
+def test_the_list_is_sorted_and_searched(opened):
+    browser = opened("index.html")
+    assert _column(browser, 0) != sorted(_column(browser, 0), key=int) and len(_column(browser, 0)) == 24
+    _find(browser, "th button").click()
+    assert _column(browser, 0) == [str(lsp) for lsp in range(24)]
+    _find(browser, "th button").click()
+    assert _column(browser, 0) == [str(lsp) for lsp in range(23, -1, -1)]
+    _search(browser, "bank")        # a label
+    assert _column(browser, 0) == ["3"] and "depository" in _find(browser, "td .sense").text
+    _search(browser, "17")
+    assert _column(browser, 0)[0] == "17"
+    _find(browser, "tbody a").click()
+    assert _find(browser, "h1").text == "LSP 17"
+
+
+def test_a_word_is_found_with_its_lsps(opened, hostile_view):
+    browser = opened("index.html")
+    _search(browser, "w31")
+    _wait(browser, "#words li")
+    assert _find(browser, "#words b").text == "w31"
+    expected = {row["lsp"] for row in hostile_view.word("w31")["lsps"]}
+    chips = browser.find_elements("css selector", "#words li:first-child .chips a")
+    assert {int(chip.text.split()[0]) for chip in chips} == expected != set()
+    address = chips[0].get_attribute("href")
+    chips[0].click()
+    assert browser.current_url == address
+    search = _find(browser, "input[type=search]")
+    search.send_keys("w40")
+    search.submit()
+    _wait(browser, "#words li")
+    assert _find(browser, "#words b").text == "w40" and "index.html" in browser.current_url
+
+
+@pytest.mark.parametrize("query", HOSTILE_SEARCHES)
+def test_hostile_words_are_found_as_words(opened, query):
+    browser = opened("index.html")
+    _search(browser, query)
+    _wait(browser, "#words h2")
+    title, found = _find(browser, "#words h2").text, browser.find_elements("css selector", "#words b")
+    assert any(query in word.text for word in found) or title.startswith("No word with")
+    assert (title == "Words") == (query != "constructor")
+
+
+@pytest.mark.parametrize("width", [375, 1200])
+def test_no_page_is_wider_than_the_screen(opened, width):
+    browser = opened("index.html")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": width, "height": 812, "deviceScaleFactor": 1, "mobile": width < 500})  # fmt: skip
+    for page, query in (("index.html", ""), ("index.html", "?q=script"), ("lsp/3.html", ""), ("lsp/5.html", "")):
+        opened(page, query)
+        if query:
+            _wait(browser, "#words li")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.execute_script("return innerWidth") == width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_pages_are_dark_where_the_reader_wants_it(opened):
+    browser = opened("lsp/3.html")
+    colours = []
+    for scheme in ("light", "dark"):
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        colours.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    light, dark = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    assert light > 600 and dark < 150
+
+
+def _find(browser, selector):
+    return browser.find_element("css selector", selector)
+
+
+def _wait(browser, selector):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(browser, 10).until(lambda driver: driver.find_elements("css selector", selector))
+
+
+def _search(browser, query):
+    field = _find(browser, "#query")
+    field.clear()
+    field.send_keys(query)
+
+
+def _column(browser, number):
+    return [cell.text for cell in browser.find_elements("css selector", f"tbody td:nth-child({number + 1})")]

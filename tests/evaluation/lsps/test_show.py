@@ -1,0 +1,139 @@
+"""show-lsp as a person uses it: stores, dictionaries, students; labels; errors of one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from http_store import serving
+from tiny_exports import exported
+
+from evaluation.lsps.config import LspConfig
+from evaluation.lsps.labels import find_labels
+from evaluation.lsps.sample import InspectionError
+from evaluation.lsps.show import show
+from evaluation.lsps.terminal import summary
+from pipeline.corpus import silent
+from pipeline.dictionary import Dictionary
+from student.objectives import Mlsm
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def shown(**settings):
+    """Result and text of a view; the result survives JSON."""
+    settings = LspConfig(**settings)
+    result = show(settings, silent)
+    assert json.loads(json.dumps(result)) == result
+    return result, summary(result, settings)
+
+
+def mlsm(place, *arguments, code=0):
+    command = [sys.executable, str(ROOT / "cli.py"), "show-lsp", *map(str, arguments)]
+    run = subprocess.run(command, cwd=place, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
+    return run
+
+
+def test_the_newest_store_is_shown_and_the_way_on(coded_store):
+    run = mlsm(coded_store.path.parents[2])
+    assert "the newest finished one" in run.stderr
+    for words in ("LSPs", "tokens read", "typical words", "--html lsps", "--word", "No word-sense labels"):
+        assert words in run.stdout
+
+
+def test_pages_of_a_store(coded_store, tmp_path):
+    _, text = shown(store=str(coded_store.path), html=tmp_path / "lsps")
+    assert "lsps/index.html" in text and (tmp_path / "lsps" / "lsp" / "47.html").is_file()
+    with pytest.raises(InspectionError, match="is no view of show-lsp"):
+        shown(store=str(coded_store.path), html=tmp_path)
+
+
+def test_an_error_is_one_line(coded_store, tmp_path):
+    errors = [line for line in mlsm(tmp_path, coded_store.path, "--word", "zyzzyva", code=2).stderr.splitlines()
+              if line.startswith("mlsm: error:")]  # fmt: skip
+    assert len(errors) == 1 and "'zyzzyva' is not among" in errors[0] and "--samples" in errors[0]
+
+
+def test_lsps_words_and_places(coded_store):
+    store = str(coded_store.path)
+    result, text = shown(store=store, lsp=(3, 7))
+    assert [lsp["lsp"] for lsp in result["lsps"]] == [3, 7]
+    for words in ("Heaviest", "Fires together", "Nearest atoms", "From every tenth", "«"):
+        assert words in text
+    result, text = shown(store=store, word="Return")
+    assert result["count"] == sum(count for _, count in result["forms"]) > 3 and "Some occurrences" in text
+    place = f"{result['contexts'][0]['window']}:{result['contexts'][0]['position']}"
+    assert "Tokens most like it" in shown(store=store, similar_to=place)[1]
+    for wrong, said in (("7", "is WINDOW:TOKEN"), ("999999:1", "windows, from 0 on"), ("0:77", "tokens, from 0 on"),
+                        ("0:0", "has no LSPs")):  # fmt: skip
+        with pytest.raises(InspectionError, match=said):
+            shown(store=store, similar_to=wrong)
+    with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
+        shown(store=store, lsp=(48,))
+
+
+def test_a_store_behind_a_url(coded_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
+    with serving(coded_store.path.parent) as web:
+        url = f"{web.url}/{coded_store.path.name}"
+        (remote, _), (local, _) = shown(store=url, lsp=(3,)), shown(store=str(coded_store.path), lsp=(3,))
+    assert remote == local | {"store": url} and remote["lsps"][0]["nearest"]
+
+
+def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels):
+    fingerprint = coded_store.settings["dictionary"]
+    write_labels(tmp_path / "diagnostics" / "one" / "layer-2-k48", "0" * 64, 48)
+    (tmp_path / "diagnostics" / "two" / "layer-2-k48").mkdir(parents=True)
+    (tmp_path / "diagnostics" / "two" / "layer-2-k48" / "labels.json").write_text("{broken")
+    assert find_labels(fingerprint, tmp_path) is None
+    with pytest.raises(InspectionError, match="no labels.json there is of this dictionary"):
+        shown(store=str(coded_store.path), diagnostic=tmp_path)
+    write_labels(tmp_path / "diagnostics" / "three" / "layer-2-k48", fingerprint, 48)
+    for place in (tmp_path, tmp_path / "diagnostics" / "three", tmp_path / "diagnostics" / "three" / "layer-2-k48"):
+        result, text = shown(store=str(coded_store.path), diagnostic=place, lsp=(3,))
+        assert result["lsps"][0]["label"] == "depository, bank · noun.group"
+        assert "depository.n.01" in text and "NPMI 0.41" in text
+    dictionary = str(coded_store.files.dictionary)
+    assert "depository" in shown(store=dictionary, diagnostic=tmp_path, lsp=(3,))[1]
+
+
+def test_labels_beside_the_store_are_found(hostile_view):
+    assert hostile_view.row(3)["label"] == "depository, bank · noun.group" and hostile_view.row(4)["label"] == ""
+
+
+def test_a_dictionary_alone(coded_store):
+    path = coded_store.files.dictionary
+    result, text = shown(store=str(path))
+    atoms = Dictionary.load(path).atoms_Kd
+    unit = atoms / np.linalg.norm(atoms, axis=1, keepdims=True)
+    cosines = np.tril(unit @ unit.T, -1)
+    assert result["norms"] == pytest.approx(np.quantile(np.linalg.norm(atoms, axis=1), [0, 0.5, 1]), abs=1e-5)
+    assert result["closest"][0][2] == pytest.approx(cosines.max(), abs=1e-5)
+    assert sorted(result["closest"][0][:2]) == sorted(np.unravel_index(cosines.argmax(), cosines.shape))
+    assert "explained variance" in text and "Closest pairs" in text
+    assert "Nearest atoms" in shown(store=str(path), lsp=(1,))[1]
+    with pytest.raises(InspectionError, match="is a dictionary, which cannot answer --word"):
+        shown(store=str(path), word="bank")
+
+
+def test_a_student_alone(coded_store, tmp_path):
+    _, export = exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path / "export")
+    result, text = shown(store=str(export))
+    assert result["k"] == 48 and result["dictionary"] == coded_store.settings["dictionary"] and "Closest pairs" in text
+    assert "Nearest atoms" in shown(store=str(export), lsp=(1,))[1]
+    with pytest.raises(InspectionError, match="is a student, which cannot answer --html"):
+        shown(store=str(export), html=tmp_path / "pages")
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"word": "a", "lsp": (1,)}, "different things to show"),
+    ({"student": "x"}, "are for a text"),
+    ({"samples": 0}, "at least one token"),
+])  # fmt: skip
+def test_settings_that_contradict_each_other(settings, said):
+    with pytest.raises(ValueError, match=said):
+        LspConfig(**settings)

@@ -1,0 +1,109 @@
+"""Texts: the teacher's LSPs against what the store holds of the same text, the student's, and their distance."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+from scipy.stats import entropy
+from tiny_exports import exported
+
+from evaluation.lsps import texts
+from evaluation.lsps.config import LspConfig
+from evaluation.lsps.sample import InspectionError
+from evaluation.lsps.show import show
+from evaluation.lsps.terminal import summary
+from pipeline.corpus import silent
+from pipeline.dictionary import Dictionary
+from student.objectives import Mlsm
+
+
+@pytest.fixture(scope="module")
+def dictionary(coded_store):
+    return Dictionary.load(coded_store.files.dictionary)
+
+
+@pytest.fixture(scope="module")
+def export(coded_store, tmp_path_factory):
+    return exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path_factory.mktemp("student") / "export")[1]
+
+
+def test_a_stored_window_has_the_stored_lsps(coded_store, dictionary):
+    """Of windows whose words survive being written out and read again. The store rounds weights to 3 %, and another
+    batch rounds hidden states otherwise, so rows are compared by their total variation."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(coded_store.tokenizer_dir)
+    reader, compared = coded_store.split("train"), 0
+    for window in range(0, len(reader), 3):
+        batch = reader.read([window])
+        ids = batch.ids[0, 1 : batch.lengths[0] - 1]
+        text = tokenizer.decode(ids)
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != ids.tolist() or np.isin(ids, [1]).any():
+            continue
+        found = texts.teacher_lsps(coded_store, dictionary, text)
+        stored = reader.targets(batch, np.zeros(len(ids), np.int64), np.arange(1, len(ids) + 1))
+        assert found.ids_T.tolist() == ids.tolist()
+        variation = abs(dense(found.rows, coded_store.k) - dense(stored, coded_store.k)).sum(1) / 2
+        assert variation.max() < 0.03 and stored.indptr[-1] > 3 * len(ids)
+        compared += 1
+        if compared == 3:
+            return
+    pytest.fail(f"only {compared} windows survive being read again")
+
+
+def dense(rows, k):
+    return csr_array((rows.weights, rows.indices, rows.indptr), (len(rows.indptr) - 1, k)).toarray()
+
+
+def test_teacher_and_student_with_their_distance(coded_store, export, dictionary):
+    text = "The function returns a list [MASK] values."
+    rows = texts.teacher_lsps(coded_store, dictionary, text)
+    model = texts.load_student(export, dictionary.fingerprint)
+    tokens, predicted = texts.compare(model, text, rows), model.lsp([text])[0]
+    assert [token["text"] for token in tokens] == predicted.tokens and "[MASK]" in predicted.tokens
+    for t, token in enumerate(tokens):
+        p_K = np.zeros(coded_store.k)
+        p_K[rows.row(t)[0]] = rows.row(t)[1]
+        q_K = predicted.distributions_Tk[t].double().numpy()
+        assert [lsp for lsp, _ in token["student"]] == np.argsort(-q_K, kind="stable")[:5].tolist()
+        if token["text"] == "[MASK]":
+            assert token["teacher"] == [] and token["kl"] is None
+        else:
+            assert p_K.sum() == pytest.approx(1, abs=1e-5)
+            assert token["kl"] == pytest.approx(entropy(p_K, q_K), rel=1e-4)
+
+
+def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export):
+    settings = LspConfig(store=str(coded_store.path), text="The function returns [MASK].", student=str(export))
+    result = show(settings, silent)
+    assert json.loads(json.dumps(result)) == result
+    printed = summary(result, settings)
+    for words in ("KL (nats)", "Mean KL(teacher || student)", "[MASK]", "no code", "Typical words"):
+        assert words in printed
+    alone = show(LspConfig(store=str(export), text="The function"), silent)
+    assert "teacher" not in alone["tokens"][0] and "student" in summary(alone, settings)
+
+
+def test_tokens_of_a_text_find_their_like(coded_store):
+    settings = LspConfig(store=str(coded_store.path), text="Return the list of values.", similar_to="2")
+    result = show(settings, silent)
+    assert result["token"] == "list" and len(result["similar"]) > 5
+    assert "«" in summary(result, settings)
+    with pytest.raises(InspectionError, match="found '99'; they are 0:"):
+        show(LspConfig(store=str(coded_store.path), text="Return the list", similar_to="99"), silent)
+
+
+def test_what_cannot_be_compared_is_refused(coded_store, dictionary, export, tmp_path, teacher_directory):
+    for text in ("", "word " * 31):
+        with pytest.raises(InspectionError, match="expected 1 to 30, one window"):
+            texts.teacher_lsps(coded_store, dictionary, text)
+    with pytest.raises(InspectionError, match="numbers mean different things"):
+        texts.load_student(export, "0" * 64)
+    other = tmp_path / "other"
+    shutil.copytree(teacher_directory, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
+    with pytest.raises(InspectionError, match="is not the teacher of"):
+        texts.teacher_lsps(coded_store, dictionary, "a text", teacher=str(other))
