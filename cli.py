@@ -89,6 +89,13 @@ VERBS = {
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
     ),
+    "evaluate-blimp": Verb(
+        "which of two sentences do masked language models find likelier? BLiMP's 67 paradigms",
+        "evaluation.blimp.config:BlimpConfig",
+        "evaluation.blimp.evaluate:evaluate",
+        "evaluation.blimp.summary:blimp",
+        recipes=False,
+    ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
