@@ -57,16 +57,21 @@ def evaluate(config: BlimpConfig, progress=silent) -> dict:
     paradigms, files = read(config.data_dir)
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
-    if len(directories) > 1:
-        for directory in directories:  # before hours are spent on the first
-            load(directory, device)
+    headings = [_heading(directory, config, paradigms, files) for directory in directories]
+    known = [_finished(heading, config) for heading in headings]
+    waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
+    if len(waiting) > 1:
+        for heading in waiting:  # before hours are spent on the first
+            load(Path(heading["path"]), device)
     found = []
-    for number, directory in enumerate(directories, 1):
-        record = _heading(directory, config, paradigms, files)
-        stage = "blimp" if len(directories) == 1 else f"blimp {number}/{len(directories)}"
-        found.append(_finished(record, config) or _evaluate(record, paradigms, config, device, stage, progress))
-    paths, known, done = zip(*found, strict=True)
-    return {"records": list(done), "already_finished": list(known), "paths": [str(path) for path in paths]}
+    for number, (heading, there) in enumerate(zip(headings, known, strict=True), 1):
+        stage = "blimp" if len(headings) == 1 else f"blimp {number}/{len(headings)}"
+        found.append(there or _evaluate(heading, paradigms, config, device, stage, progress))
+    return {
+        "records": [record for _, record in found],
+        "already_finished": [there is not None for there in known],
+        "paths": [str(path) for path, _ in found],
+    }
 
 
 def averages(figures: list[dict]) -> dict:
@@ -100,17 +105,17 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
 
 
 def _finished(record: dict, config: BlimpConfig):
-    """Path, True and the record of an earlier command that scored the same; None where there is none."""
+    """Path and record of an earlier command that scored the same; None where there is none."""
     path = records.path_of(config.output, record)
     if not path.is_file():
         return None
     there = records.read_file(path)
     same = all(there[name] == record[name] for name in ("weights", "settings", "data")) and "averages" in there
-    return (path, True, there) if same else None
+    return (path, there) if same else None
 
 
 def _evaluate(record: dict, paradigms: list[Paradigm], config: BlimpConfig, device, stage: str, progress):
-    """Path, False and the finished record of a model."""
+    """Path and record of a model, scored now."""
     place = records.directory_of(config.output, record) / f"{record['task']}-scores"
     make_directories(place)
     total = 2 * record["data"]["n_eval"]
@@ -128,7 +133,7 @@ def _evaluate(record: dict, paradigms: list[Paradigm], config: BlimpConfig, devi
         figures.append(scores.figure(paradigm.name))
     progress(stage, done, total, unit="sentences", model=record["model"])
     record |= {"figures": figures, "averages": averages(figures), "env": records.environment(device), "wall": wall}
-    return records.write(config.output, record), False, record
+    return records.write(config.output, record), record
 
 
 def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:

@@ -34,7 +34,9 @@ def find(name: str, step: str | None = None) -> list[Path]:
     if step is not None and is_run(path):
         return _kept(path, step)
     directory = Path(export_of(path if path.exists() else name))
-    return [directory if directory.is_dir() else _from_hub(name)]
+    directory = directory if directory.is_dir() else _from_hub(name)
+    _config(directory)
+    return [directory]
 
 
 def is_run(path: Path) -> bool:
@@ -88,8 +90,8 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _stock(directory: Path):
-    """The *ForMaskedLM of a directory, float32, every weight from its files."""
+def _config(directory: Path):
+    """The configuration of a model; BlimpError where it is of no family of masked language models."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -99,6 +101,12 @@ def _stock(directory: Path):
             f"{directory} is a model of type {config.model_type}, no masked language model of transformers. Give one"
             f" that AutoModelForMaskedLM loads."
         )
+    return config
+
+
+def _stock(directory: Path):
+    """The *ForMaskedLM of a directory, float32, every weight from its files."""
+    config = _config(directory)
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
 """Token scores against their definition, one row at a time through the whole model, and against minicons."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from student.objectives import Mlsm
 from student.probe import ProbedLspModel, ProbedStudent
 
 SENTENCES = ["w1 w2 w3", "w1 w9 w3", "w4", "w7 w8 w9 w10 w11 w7 w3", "w1 w2 w3", "w58 w0 w5 w5"]
-RECORDED = json.loads((Path(__file__).parent / "minicons_scores.json").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent
+RECORDED = json.loads((HERE / "minicons_scores.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +198,7 @@ def test_the_recorded_sentences_tell_the_metrics_apart():
 @pytest.mark.parametrize("metric", ["original", "within-word-l2r"])
 def test_tokens_score_as_minicons_scores_them_now(metric, bundled):
     pytest.importorskip("minicons")
-    from record_minicons import SENTENCES as REAL
-    from record_minicons import minicons_scores
-
-    theirs = minicons_scores(BUNDLED, REAL, metric)
-    for ours, scores in zip(Scorer(*bundled, metric).score(REAL), theirs, strict=True):
+    recorder = runpy.run_path(str(HERE / "record_minicons.py"))
+    theirs = recorder["minicons_scores"](BUNDLED, recorder["SENTENCES"], metric)
+    for ours, scores in zip(Scorer(*bundled, metric).score(recorder["SENTENCES"]), theirs, strict=True):
         np.testing.assert_allclose(ours, scores, rtol=0, atol=1e-4)
