@@ -28,7 +28,7 @@ class BlimpConfig:
     output: Path = Path("runs")
     """Directory whose `evaluations` gets the records."""
     batch_tokens: int | None = None
-    """Tokens in a forward pass; 2,048 on a CPU and 32,768 on a GPU when not given."""
+    """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
     json: bool = False

@@ -7,7 +7,9 @@
 (Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What is saved, none of it changing a
 score: equal sentences, and equal masked rows of different sentences (a pair that differs in one word shares the row in
 which that word is hidden), are computed once; a batch holds rows of one length, so nothing is padded; the last layer,
-the head and the softmax see the masked position alone. A sentence's beginning is never shared with another's: the
+the head and the softmax see the masked position alone. On a CPU every thread has batches of its own and a twin of the
+model, which shares its weights: two threads on one product of this size wait for each other, above all on a busy
+machine, and so the scores do not depend on their number. A sentence's beginning is never shared with another's: the
 model reads both ways.
 
 Left out: finding and loading models (models.py), what is compared with what (evaluate.py).
@@ -15,22 +17,25 @@ Left out: finding and loading models (models.py), what is compared with what (ev
 Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and a token whose probability is wanted).
 """
 
+import copy
 import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from evaluation.blimp.errors import BlimpError
+from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
 from student.onednn import use_onednn
 
-# Of a batch. On two CPU cores twice the tokens were slower by a fifth; the logits are float32, and their exponentials
-# take as much again.
-BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768}
-MOST_LOGITS = {"cpu": 2**24, "cuda": 2**27}
+# Of a batch. On a CPU more tokens are no faster. The logits are float32, and their exponentials take as much again.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
+MOST_LOGITS = {"cpu": 2**23, "cuda": 2**27}
 _CHECKED_LENGTH, _AGREEMENT = 7, 1e-3  # positions; largest difference, relative to the largest logit
 
 
@@ -68,6 +73,10 @@ class StockMaskedLm:
     def logits(self, ids_WL, where_W):
         """Logits (W, V) at position where_W of every row of ids; no row is padded."""
         return self._gathered(ids_WL, where_W) if self.is_gathered else self._whole(ids_WL, where_W)
+
+    def twin(self):
+        """Another one with the same weights, for another thread."""
+        return _sharing_weights(self, self._model)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
@@ -128,9 +137,19 @@ class ProbedMaskedLm:
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         return self._probed(ids_WL, None, flat_W, most_masked=1)
 
+    def twin(self):
+        """Another one with the same weights, for another thread."""
+        return _sharing_weights(self, self._probed, self._probed.student)
+
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
         return self.vocabulary
+
+
+def _sharing_weights(owner, *modules):
+    """A copy of what owns some modules, but for their weights and buffers."""
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
 
 
 def most_positions(model) -> float:
@@ -151,7 +170,9 @@ class Scorer:
     """
 
     def __init__(self, model, tokenizer, metric="original", batch_tokens=None):
-        self._model, self._tokenizer = model, tokenizer
+        lanes = torch.get_num_threads() if model.device.type == "cpu" else 1
+        self._models = [model, *(model.twin() for _ in range(lanes - 1))]
+        self._tokenizer = tokenizer
         self._special = special_ids(tokenizer)
         self._hides_rest_of_word = metric == "within-word-l2r"
         self._batch_tokens = batch_tokens or BATCH_TOKENS[model.device.type]
@@ -170,10 +191,10 @@ class Scorer:
                    strict=True)  # fmt: skip
         encoded = [self._framed(*row) for row in rows]
         longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
-        if longest is not None and len(longest.ids) > self._model.room:
+        if longest is not None and len(longest.ids) > self._models[0].room:
             raise BlimpError(
                 f"a sentence of {len(longest.ids)} tokens ({sentences[encoded.index(longest)][:30]!r}...): this model"
-                f" reads at most {self._model.room}. Give one that was trained on longer windows."
+                f" reads at most {self._models[0].room}. Give one that was trained on longer windows."
             )
         return encoded
 
@@ -199,7 +220,6 @@ class Scorer:
         found_R = self._log_probabilities(list(numbers), np.array(requests, np.int64).reshape(-1, 2))
         return np.split(found_R, np.cumsum([len(sentence.places) for sentence in encoded])[:-1])
 
-    @torch.inference_mode()
     def _log_probabilities(self, rows, requests_R2) -> np.ndarray:
         """ln p of every request. The shortest rows come first, and a batch has rows of one length."""
         lengths = np.array([len(ids) for ids, _ in rows])
@@ -209,29 +229,59 @@ class Scorer:
         by_rank = np.argsort(rank[requests_R2[:, 0]], kind="stable")
         ranks_R, tokens_R = rank[requests_R2[by_rank, 0]], requests_R2[by_rank, 1]
         found_R = np.empty(len(by_rank), np.float32)
-        for start, stop in self._batches(lengths[order]):
+
+        def compute(model, start, stop):
             first, last = np.searchsorted(ranks_R, [start, stop])
             batch = [rows[number] for number in order[start:stop]]
-            asked = (ranks_R[first:last] - start, tokens_R[first:last])
-            found_R[by_rank[first:last]] = self._batch(batch, *asked)
+            found_R[by_rank[first:last]] = _scores(model, batch, ranks_R[first:last] - start, tokens_R[first:last])
+
+        self._in_lanes(compute, deque(self._batches(lengths[order])))
         return found_R
+
+    def _in_lanes(self, compute, spans: deque) -> None:
+        """compute(model, start, stop) for all spans, in as many threads as there are models."""
+        if len(self._models) == 1:
+            with torch.inference_mode():
+                _work(compute, self._models[0], spans)
+            return
+        with ThreadPoolExecutor(len(self._models)) as pool:
+            try:
+                for lane in [pool.submit(_work_alone, compute, model, spans) for model in self._models]:
+                    lane.result()
+            finally:
+                spans.clear()  # after an error or Ctrl-C the other lanes end with the batch at hand
 
     def _batches(self, lengths):
         """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""
         start = 0
         while start < len(lengths):
             length = int(lengths[start])
-            budgets = self._batch_tokens // length, self._most_logits // self._model.logits_of_a_row(length)
+            budgets = self._batch_tokens // length, self._most_logits // self._models[0].logits_of_a_row(length)
             of_this_length = int(np.searchsorted(lengths, length, side="right"))
             stop = min(start + max(1, min(budgets)), of_this_length)
             yield start, stop
             start = stop
 
-    def _batch(self, rows, row_R, token_R) -> np.ndarray:
-        device = self._model.device
-        ids_WL = torch.tensor([ids for ids, _ in rows], device=device)
-        where_W = torch.tensor([place for _, place in rows], device=device)
-        logits_WV = self._model.logits(ids_WL, where_W).float()
-        row_R, token_R = (torch.from_numpy(numbers).to(device) for numbers in (row_R, token_R))
-        scores_R = logits_WV[row_R, token_R] - logits_WV.logsumexp(1)[row_R]
-        return scores_R.cpu().numpy()
+
+def _work_alone(compute, model, spans: deque) -> None:
+    with one_thread(), torch.inference_mode():
+        _work(compute, model, spans)
+
+
+def _work(compute, model, spans: deque) -> None:
+    while True:
+        try:
+            span = spans.popleft()
+        except IndexError:
+            return
+        compute(model, *span)
+
+
+def _scores(model, rows, row_R, token_R) -> np.ndarray:
+    """ln p of requests in rows of one length."""
+    ids_WL = torch.tensor([ids for ids, _ in rows], device=model.device)
+    where_W = torch.tensor([place for _, place in rows], device=model.device)
+    logits_WV = model.logits(ids_WL, where_W).float()
+    row_R, token_R = (torch.from_numpy(numbers).to(model.device) for numbers in (row_R, token_R))
+    scores_R = logits_WV[row_R, token_R] - logits_WV.logsumexp(1)[row_R]
+    return scores_R.cpu().numpy()

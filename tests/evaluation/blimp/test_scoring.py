@@ -24,6 +24,15 @@ HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "minicons_scores.json").read_text(encoding="utf-8"))
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny models are fastest on one thread, and what watches a model watches one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")
@@ -160,6 +169,25 @@ def test_equal_rows_are_computed_once_and_batches_keep_to_the_budgets(tokenizer,
             assert len(batch) <= most
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+def test_scores_are_the_same_bits_in_several_threads_and_weights_are_shared(family, tokenizer):
+    model = StockMaskedLm(tiny_model(family, "masked-lm"))
+    alone = Scorer(model, tokenizer, batch_tokens=10).score(SENTENCES)
+    torch.set_num_threads(3)
+    scorer = Scorer(model, tokenizer, batch_tokens=10)
+    places = [{tensor.data_ptr() for tensor in lane._model.parameters()} for lane in scorer._models]
+    assert len(places) == 3 and places[0] == places[1] == places[2]
+    for _ in range(5):
+        for ours, theirs in zip(scorer.score(SENTENCES), alone, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_error_in_a_thread_comes_out(tokenizer):
+    torch.set_num_threads(2)
+    with pytest.raises(IndexError):
+        Scorer(StockMaskedLm(tiny_model("bert", "masked-lm", vocab_size=40)), tokenizer).score(SENTENCES)
 
 
 def test_the_order_of_sentences_does_not_matter(tokenizer):
