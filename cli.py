@@ -101,6 +101,13 @@ VERBS = {
         "evaluation.summaries:exported",
         recipes=False,
     ),
+    "evaluate-blimp": Verb(
+        "which of two sentences do masked language models find likelier? BLiMP's 67 paradigms",
+        "evaluation.blimp.config:BlimpConfig",
+        "evaluation.blimp.evaluate:evaluate",
+        "evaluation.blimp.summary:blimp",
+        recipes=False,
+    ),
     "finetune": Verb(
         "models on ten tasks, with paired heads: one record a task and seed",
         "evaluation.finetuning.config:FinetuneConfig",

@@ -53,7 +53,8 @@ def test_every_command_explains_its_flags(verb):
 
 
 TOOLS = (
-    "export-student", "finetune", "compare", "show-lsp", "derive-shards", "verify-shards", "show-shards", "clean",
+    "export-student", "evaluate-blimp", "finetune", "compare", "show-lsp", "derive-shards", "verify-shards",
+    "show-shards", "clean",
 )  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def test_the_list_is_sorted_and_searched(opened):
     assert _column(browser, 0) == ["3"] and "depository" in _find(browser, "td .sense").text
     _search(browser, "17")
     assert _column(browser, 0)[0] == "17"
-    _find(browser, "tbody a").click()
+    _follow(browser, _find(browser, "tbody a"))
     assert _find(browser, "h1").text == "LSP 17"
 
 
@@ -167,7 +167,7 @@ def test_a_word_is_found_with_its_lsps(opened, hostile_view):
     chips = browser.find_elements("css selector", "#words li:first-child .chips a")
     assert {int(chip.text.split()[0]) for chip in chips} == expected != set()
     address = chips[0].get_attribute("href")
-    chips[0].click()
+    _follow(browser, chips[0])
     assert browser.current_url == address
     search = _find(browser, "input[type=search]")
     search.send_keys("w40")
@@ -219,6 +219,16 @@ def _wait(browser, selector):
     from selenium.webdriver.support.wait import WebDriverWait
 
     WebDriverWait(browser, 10).until(lambda driver: driver.find_elements("css selector", selector))
+
+
+def _follow(browser, link):
+    """Click a link and wait for the page that it leads to."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    address = link.get_attribute("href")
+    link.click()
+    WebDriverWait(browser, 10).until(lambda driver: driver.current_url == address)
+    WebDriverWait(browser, 10).until(lambda driver: driver.find_elements("css selector", "h1"))
 
 
 def _search(browser, query):

@@ -1,0 +1,135 @@
+"""Sentences per second of evaluate-blimp over minicons, on the same sentences with the same threads.
+
+    pip install --no-deps minicons==0.3.39 wonderwords
+    python -m benchmarks.blimp
+
+A random BERT of 6 x 384 with bert-base-uncased's vocabulary of 30,522, float32, on 50 pairs of each of seven BLiMP
+paradigms; in every round both score one paradigm, in turns. minicons, which has no paradigms, is given the batch size
+of 1, 2, 8 and 32 that is fastest here, by its own `sequence_score`; 0.3.39 calls batch_encode_plus, which transformers
+5 no longer has, so the tokenizer gets it back. `vs_minicons` is the median of the rounds, with the least and the most;
+`cpu_vs_minicons` that of the processor's time in all threads, which other processes hardly change. `memory` is what
+scoring adds to the process at its peak, in MiB. `difference` is the largest of any token's ln p.
+
+Needs $MLSM_DATA/data or ../shared/data. Without minicons our own rate alone. Left out: GPUs.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from benchmarks.data import ROOT, conditions
+from evaluation.blimp.data import read, subset
+from evaluation.blimp.scoring import Scorer, StockMaskedLm
+from pipeline.teacher import load_tokenizer
+
+PAIRS, ROUNDS, BATCH_SIZES, TRIED = 50, 7, (1, 2, 8, 32), 32  # the last: sentences to find the best batch size with
+
+
+def main():
+    data = data_directory()
+    tokenizer = load_tokenizer(data / "bert_base_uncased_tokenizer")
+    paradigms = read(data / "blimp")[0]
+    chosen = paradigms[:: len(paradigms) // ROUNDS][:ROUNDS]
+    rounds = [[s for pair in subset(paradigm, PAIRS).pairs for s in pair] for paradigm in chosen]
+    ours = Scorer(StockMaskedLm(random_bert(len(tokenizer))), tokenizer).score
+    ours(rounds[0][:TRIED])
+    before = memory("VmRSS")
+    reset_peak()
+    timed(ours, rounds[0])
+    result = {"benchmark": "blimp", "memory": memory("VmHWM") - before}
+    if find_spec("minicons") is None:
+        print("minicons is not installed, so nothing is compared: pip install --no-deps minicons==0.3.39 wonderwords")
+        rows = [{"ours": timed(ours, sentences)[1:]} for sentences in rounds]
+        packages = ()
+    else:
+        theirs, batch_size = minicons(random_bert(len(tokenizer)), tokenizer, rounds[0][:TRIED])
+        rows = [compare(ours, theirs, sentences) for sentences in rounds]
+        packages = ("minicons",)
+        result |= {"minicons_batch_size": batch_size, "difference": max(row["difference"] for row in rows)}
+        result |= spread(rows, "vs_minicons", 0) | spread(rows, "cpu_vs_minicons", 1)
+        result["minicons_sentences_per_second"] = rate(rows, "minicons")
+    result |= {"sentences_per_second": rate(rows, "ours"), "rounds": ROUNDS, "sentences": 2 * PAIRS}
+    result |= {"threads": torch.get_num_threads(), **conditions(*packages)}
+    for name, value in result.items():
+        print(f"{name:<32} {value}")
+    print(json.dumps(result))
+
+
+def data_directory():
+    """The evaluation data."""
+    places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
+    for place in [*places, ROOT.parent / "shared"]:
+        if (place / "data" / "blimp").is_dir():
+            return place / "data"
+    sys.exit("this benchmark needs data/blimp: set MLSM_DATA to the directory that contains data/")
+
+
+def random_bert(vocabulary):
+    """A BERT of 6 x 384, always the same."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
+    return BertForMaskedLM(BertConfig(vocab_size=vocabulary, **sizes)).eval()
+
+
+def minicons(model, tokenizer, sentences):
+    """A function that scores sentences with minicons, and its batch size: the fastest on these sentences."""
+    from minicons.scorer import MaskedLMScorer
+
+    type(tokenizer).batch_encode_plus = lambda self, *args, **kwargs: self(*args, **kwargs)
+    scorer = MaskedLMScorer(model, "cpu", tokenizer=tokenizer)
+
+    def score(sentences, size):
+        batches = (sentences[start : start + size] for start in range(0, len(sentences), size))
+        return [row.numpy() for batch in batches for row in scorer.sequence_score(batch, reduction=lambda row: row)]
+
+    score(sentences, 1)
+    seconds = {size: timed(lambda given, size=size: score(given, size), sentences)[1] for size in BATCH_SIZES}
+    best = min(seconds, key=seconds.get)
+    return lambda sentences: score(sentences, best), best
+
+
+def compare(ours, theirs, sentences):
+    """Wall and processor seconds of both on the same sentences, one after the other, and how far they are apart."""
+    our_scores, *our_seconds = timed(ours, sentences)
+    their_scores, *their_seconds = timed(theirs, sentences)
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(our_scores, their_scores, strict=True))
+    return {"ours": our_seconds, "minicons": their_seconds, "difference": difference}
+
+
+def timed(score, sentences):
+    """Scores, wall seconds, processor seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    scores = score(sentences)
+    return scores, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def spread(rows, name, clock):
+    ratios = [row["minicons"][clock] / row["ours"][clock] for row in rows]
+    return {name: statistics.median(ratios), f"{name}_spread": [min(ratios), max(ratios)]}
+
+
+def rate(rows, name):
+    return 2 * PAIRS / statistics.median(row[name][0] for row in rows)
+
+
+def reset_peak():
+    """Let the kernel forget the process's peak of memory."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory(name):
+    """A figure of /proc/self/status, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    main()

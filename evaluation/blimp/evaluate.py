@@ -1,0 +1,167 @@
+"""`evaluate-blimp`: of each minimal pair, does a masked language model find the acceptable sentence likelier?
+
+    evaluate(config)["records"]
+
+A sentence's score is the sum of ln p of its tokens (scoring.py). A pair is right when the acceptable sentence scores
+strictly higher; equal scores are wrong, and are counted as ties. The headline is the unweighted mean of the paradigms'
+accuracies, a phenomenon's that of its own.
+
+Every paradigm is a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz with
+the scores of all its sentences, so an interrupted command goes on behind the last of them; the record comes at the
+end. A task is `blimp`, or `blimp-100`, `blimp-within-word-l2r` and so on where a part is scored, or in another way.
+"""
+
+import math
+import statistics
+import time
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from evaluation import records
+from evaluation.blimp.config import BlimpConfig
+from evaluation.blimp.data import PHENOMENA, Paradigm, read, subset
+from evaluation.blimp.errors import BlimpError
+from evaluation.blimp.models import find, is_run, load
+from evaluation.blimp.scoring import Scorer
+from pipeline.corpus import silent
+from pipeline.device import choose_device
+from pipeline.files import appearing_whole
+from shards.manifest import fingerprint, make_directories
+
+
+class Scores(NamedTuple):
+    """Scores of a paradigm's sentences, in nats, pair by pair."""
+
+    good_N: np.ndarray
+    bad_N: np.ndarray
+    seconds: float
+
+    def figure(self, paradigm: str) -> dict:
+        """The paradigm's entry in a record: accuracy, pairs, ties."""
+        right, ties = int((self.good_N > self.bad_N).sum()), int((self.good_N == self.bad_N).sum())
+        return {"metric": paradigm, "value": right / len(self.good_N), "n": len(self.good_N), "ties": ties}
+
+
+def evaluate(config: BlimpConfig, progress=silent) -> dict:
+    """Score every model, or find that this was done.
+
+    Returns  records: one for every model, with `averages` added to what records.py says; already_finished, paths: of
+             each record
+    Raises   BlimpError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model cannot be used
+    """
+    device = choose_device(config.device)
+    directories = _directories(config)
+    paradigms, files = read(config.data_dir)
+    if config.per_paradigm is not None:
+        paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
+    headings = [_heading(directory, config, paradigms, files) for directory in directories]
+    known = [_finished(heading, config) for heading in headings]
+    waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
+    if len(waiting) > 1:
+        for heading in waiting:  # before hours are spent on the first
+            load(Path(heading["path"]), device)
+    found = []
+    for number, (heading, there) in enumerate(zip(headings, known, strict=True), 1):
+        stage = "blimp" if len(headings) == 1 else f"blimp {number}/{len(headings)}"
+        found.append(there or _evaluate(heading, paradigms, config, device, stage, progress))
+    return {
+        "records": [record for _, record in found],
+        "already_finished": [there is not None for there in known],
+        "paths": [str(path) for path, _ in found],
+    }
+
+
+def averages(figures: list[dict]) -> dict:
+    """headline and phenomena, unweighted means of the paradigms' accuracies; ties, a count."""
+    accuracy = {figure["metric"]: figure["value"] for figure in figures}
+    phenomena = {name: statistics.fmean(accuracy[member] for member in PHENOMENA[name]) for name in PHENOMENA}
+    ties = sum(figure["ties"] for figure in figures)
+    return {"headline": statistics.fmean(accuracy.values()), "phenomena": phenomena, "ties": ties}
+
+
+def _directories(config: BlimpConfig) -> list[Path]:
+    if not config.models:
+        raise BlimpError("no model to score. Give one or more:  mlsm evaluate-blimp MODEL --data-dir DIR")
+    if config.step is not None and not any(is_run(Path(name)) for name in config.models):
+        raise BlimpError(
+            f"--step {config.step} is of a run of train-student or train-probe, but {', '.join(config.models)} is none."
+            f" Give the run's directory."
+        )
+    return [directory for name in config.models for directory in find(name, config.step)]
+
+
+def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
+    """What a record says before anything is scored."""
+    settings = {"metric": config.metric, "per_paradigm": config.per_paradigm}
+    parts = [config.metric if config.metric != "original" else None, config.per_paradigm]
+    return {
+        "schema": records.SCHEMA, "suite": "blimp", "seed": None, "diverged": False, "head": None, "settings": settings,
+        "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
+        "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
+    } | records.describe(directory)  # fmt: skip
+
+
+def _finished(record: dict, config: BlimpConfig):
+    """Path and record of an earlier command that scored the same; None where there is none."""
+    path = records.path_of(config.output, record)
+    if not path.is_file():
+        return None
+    there = records.read_file(path)
+    same = all(there[name] == record[name] for name in ("weights", "settings", "data")) and "averages" in there
+    return (path, there) if same else None
+
+
+def _evaluate(record: dict, paradigms: list[Paradigm], config: BlimpConfig, device, stage: str, progress):
+    """Path and record of a model, scored now."""
+    place = records.directory_of(config.output, record) / f"{record['task']}-scores"
+    make_directories(place)
+    total = 2 * record["data"]["n_eval"]
+    scorer, done, figures, wall = None, 0, [], 0.0
+    for paradigm in paradigms:
+        file, identity = place / f"{paradigm.name}.npz", _identity(record, paradigm)
+        scores = _read(file, identity)
+        if scores is None:
+            progress(stage, done, total, unit="sentences", model=record["model"])
+            scorer = scorer or Scorer(*load(Path(record["path"]), device), config.metric, config.batch_tokens)
+            scores = _score(scorer, paradigm, record["model"])
+            _write(file, identity, scores)
+        done += 2 * len(paradigm.pairs)
+        wall += scores.seconds
+        figures.append(scores.figure(paradigm.name))
+    progress(stage, done, total, unit="sentences", model=record["model"])
+    record |= {"figures": figures, "averages": averages(figures), "env": records.environment(device), "wall": wall}
+    return records.write(config.output, record), record
+
+
+def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
+    clock = time.perf_counter()
+    tokens = scorer.score([sentence for pair in paradigm.pairs for sentence in pair])
+    # fsum rounds once, so sentences of the same tokens' scores in another order are equal
+    sums_N2 = np.array([math.fsum(row) for row in tokens]).reshape(-1, 2)
+    if not np.isfinite(sums_N2).all():
+        raise BlimpError(f"{model}: scores of {paradigm.name} are not finite: its weights, or its logits, are not.")
+    return Scores(sums_N2[:, 0], sums_N2[:, 1], time.perf_counter() - clock)
+
+
+def _identity(record: dict, paradigm: Paradigm) -> str:
+    """What two commands must share to have the same scores of a paradigm."""
+    return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest])
+
+
+def _write(file: Path, identity: str, scores: Scores) -> None:
+    with appearing_whole(file) as stream:
+        np.savez(stream, identity=identity, **scores._asdict())
+
+
+def _read(file: Path, identity: str) -> Scores | None:
+    """The scores in a file; None where there are none, or of other pairs, weights or metric."""
+    try:
+        with np.load(file) as arrays:
+            if str(arrays["identity"]) != identity:
+                return None
+            return Scores(arrays["good_N"], arrays["bad_N"], float(arrays["seconds"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,287 @@
+"""Pseudo-log-likelihoods: ln p of every token of a sentence, with that token masked.
+
+    scorer = Scorer(model, tokenizer)
+    scores = scorer.score(["Cats sleep."])      # one float32 array of ln p, in nats, per sentence
+
+`original` is Salazar et al. 2020 (arXiv:1910.14659); `within-word-l2r` also hides the later tokens of the same word
+(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What is saved, none of it changing a
+score: equal sentences, and equal masked rows of different sentences (a pair that differs in one word shares the row in
+which that word is hidden), are computed once; a batch holds rows of one length, so nothing is padded; the last layer,
+the head and the softmax see the masked position alone. On a CPU every thread has batches of its own and a twin of the
+model, which shares its weights: two threads on one product of this size wait for each other, above all on a busy
+machine, and so the scores do not depend on their number. A sentence's beginning is never shared with another's: the
+model reads both ways.
+
+Left out: finding and loading models (models.py), what is compared with what (evaluate.py).
+
+Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and a token whose probability is wanted).
+"""
+
+import copy
+import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from evaluation.blimp.errors import BlimpError
+from pipeline.solvers.onednn import one_thread
+from pipeline.teacher import special_ids
+from student.deberta import adapt_deberta
+from student.last_layer import LastLayer
+from student.onednn import use_onednn
+
+# Of a batch. On a CPU more tokens are no faster. The logits are float32, and their exponentials take as much again.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
+MOST_LOGITS = {"cpu": 2**23, "cuda": 2**27}
+_CHECKED_LENGTH, _AGREEMENT = 7, 1e-3  # positions; largest difference, relative to the largest logit
+
+
+class Encoded(NamedTuple):
+    """One sentence as the model reads it."""
+
+    ids: list[int]
+    """special tokens included"""
+    places: list[int]
+    """where its own tokens are"""
+    words: list[int | None]
+    """number of the word at every place of `ids`"""
+
+
+class StockMaskedLm:
+    """Any *ForMaskedLM of transformers, asked for the logits of one position per row.
+
+    Its head is given the hidden states of these positions alone. That serves every head that works position by
+    position; whether this model's does is tried once, and otherwise the logits of all positions are computed.
+    """
+
+    def __init__(self, model):
+        self._model = model.eval()
+        self.device = model.device
+        self.room = most_positions(model)
+        rows = model.get_input_embeddings().num_embeddings
+        ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
+        where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
+        expected_WV = self._whole(ids_WL, where_W)
+        self.vocabulary = expected_WV.shape[1]
+        self._make_fast()
+        self.is_gathered = True
+        self.is_gathered = self._agrees(ids_WL, where_W, expected_WV)
+
+    def logits(self, ids_WL, where_W):
+        """Logits (W, V) at position where_W of every row of ids; no row is padded."""
+        return self._gathered(ids_WL, where_W) if self.is_gathered else self._whole(ids_WL, where_W)
+
+    def twin(self):
+        """Another one with the same weights, for another thread."""
+        return _sharing_weights(self, self._model)
+
+    def logits_of_a_row(self, length: int) -> int:
+        """How many logits a row of a length takes."""
+        return self.vocabulary if self.is_gathered else self.vocabulary * length
+
+    def _make_fast(self) -> None:
+        encoder = self._model.base_model
+        adapt_deberta(encoder)
+        use_onednn(self._model)
+        self._last_layer = LastLayer(encoder)
+        self._where = None
+        encoder.register_forward_hook(self._gather)
+
+    def _gather(self, encoder, args, output):
+        """What the head is given: (W, 1, d), or (W, d) from a last layer that computed no more."""
+        if self._where is not None:
+            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
+        return output
+
+    def _gathered(self, ids_WL, where_W):
+        rows, length = ids_WL.shape
+        flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
+        if self._last_layer.restricted:
+            return self._last_layer.run(lambda: self._model(input_ids=ids_WL).logits, flat_W, 1)
+        self._where = flat_W
+        try:
+            return self._model(input_ids=ids_WL).logits[:, 0]
+        finally:
+            self._where = None
+
+    def _whole(self, ids_WL, where_W):
+        with torch.inference_mode():
+            logits_WLV = self._model(input_ids=ids_WL).logits
+        return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
+
+    def _agrees(self, ids_WL, where_W, expected_WV) -> bool:
+        with torch.inference_mode():
+            try:
+                found_WV = self._gathered(ids_WL, where_W)
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                return False
+        within = _AGREEMENT * expected_WV.abs().max()
+        return found_WV.shape == expected_WV.shape and bool((found_WV - expected_WV).abs().max() <= within)
+
+
+class ProbedMaskedLm:
+    """A ProbedLspModel (student/probe.py), asked in the same way."""
+
+    def __init__(self, model):
+        self._probed = model.probed.eval()
+        self.device = model.probed.probe_Vk.device
+        self.vocabulary = len(model.probed.probe_Vk)
+        self.room = most_positions(model.probed.encoder)
+
+    def logits(self, ids_WL, where_W):
+        """Logits (W, V) at position where_W of every row of ids."""
+        rows, length = ids_WL.shape
+        flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
+        return self._probed(ids_WL, None, flat_W, most_masked=1)
+
+    def twin(self):
+        """Another one with the same weights, for another thread."""
+        return _sharing_weights(self, self._probed, self._probed.student)
+
+    def logits_of_a_row(self, length: int) -> int:
+        """How many logits a row of a length takes."""
+        return self.vocabulary
+
+
+def _sharing_weights(owner, *modules):
+    """A copy of what owns some modules, but for their weights and buffers."""
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
+
+
+def most_positions(model) -> float:
+    """Longest row that a model of transformers can read, in tokens with special ones."""
+    room = getattr(model.config, "max_position_embeddings", None) or math.inf
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and its kin number positions from behind it
+    return room if padding is None else room - padding - 1
+
+
+class Scorer:
+    """Scores sentences with one model.
+
+    model         a StockMaskedLm or ProbedMaskedLm
+    tokenizer     the model's, a fast one
+    metric        original or within-word-l2r
+    batch_tokens  most tokens in a forward pass; BATCH_TOKENS of the model's device when not given
+    """
+
+    def __init__(self, model, tokenizer, metric="original", batch_tokens=None):
+        lanes = torch.get_num_threads() if model.device.type == "cpu" else 1
+        self._models = [model, *(model.twin() for _ in range(lanes - 1))]
+        self._tokenizer = tokenizer
+        self._special = special_ids(tokenizer)
+        self._hides_rest_of_word = metric == "within-word-l2r"
+        self._batch_tokens = batch_tokens or BATCH_TOKENS[model.device.type]
+        self._most_logits = MOST_LOGITS[model.device.type]
+
+    def score(self, sentences: list[str]) -> list[np.ndarray]:
+        """ln p of the tokens of every sentence, float32, in nats; their sum is the sentence's score."""
+        distinct = list(dict.fromkeys(sentences))
+        scores = dict(zip(distinct, self._token_scores(self.encode(distinct)), strict=True))
+        return [scores[sentence] for sentence in sentences]
+
+    def encode(self, sentences: list[str]) -> list[Encoded]:
+        """Sentences with the special tokens that the tokenizer adds, or [CLS] and [SEP] where it adds none."""
+        batch = self._tokenizer(sentences, return_special_tokens_mask=True, return_attention_mask=False)
+        rows = zip(batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))),
+                   strict=True)  # fmt: skip
+        encoded = [self._framed(*row) for row in rows]
+        longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
+        if longest is not None and len(longest.ids) > self._models[0].room:
+            raise BlimpError(
+                f"a sentence of {len(longest.ids)} tokens ({sentences[encoded.index(longest)][:30]!r}...): this model"
+                f" reads at most {self._models[0].room}. Give one that was trained on longer windows."
+            )
+        return encoded
+
+    def _framed(self, ids, added, words) -> Encoded:
+        if not any(added):
+            ids, words = [self._special["cls"], *ids, self._special["sep"]], [None, *words, None]
+            added = [1, *added, 1]
+        return Encoded(ids, [place for place, extra in enumerate(added) if not extra], words)
+
+    def _masked(self, sentence: Encoded, place: int) -> tuple[int, ...]:
+        """The row in which one token, or what the metric hides with it, is masked."""
+        stop, word = place + 1, sentence.words[place]
+        while self._hides_rest_of_word and word is not None and sentence.words[stop] == word:
+            stop += 1
+        return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
+
+    def _token_scores(self, encoded: list[Encoded]) -> list[np.ndarray]:
+        numbers, requests = {}, []  # (row, place) -> its number;  (number of a row, token) of every token
+        for sentence in encoded:
+            for place in sentence.places:
+                row = numbers.setdefault((self._masked(sentence, place), place), len(numbers))
+                requests.append((row, sentence.ids[place]))
+        found_R = self._log_probabilities(list(numbers), np.array(requests, np.int64).reshape(-1, 2))
+        return np.split(found_R, np.cumsum([len(sentence.places) for sentence in encoded])[:-1])
+
+    def _log_probabilities(self, rows, requests_R2) -> np.ndarray:
+        """ln p of every request. The shortest rows come first, and a batch has rows of one length."""
+        lengths = np.array([len(ids) for ids, _ in rows])
+        order = np.argsort(lengths, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        by_rank = np.argsort(rank[requests_R2[:, 0]], kind="stable")
+        ranks_R, tokens_R = rank[requests_R2[by_rank, 0]], requests_R2[by_rank, 1]
+        found_R = np.empty(len(by_rank), np.float32)
+
+        def compute(model, start, stop):
+            first, last = np.searchsorted(ranks_R, [start, stop])
+            batch = [rows[number] for number in order[start:stop]]
+            found_R[by_rank[first:last]] = _scores(model, batch, ranks_R[first:last] - start, tokens_R[first:last])
+
+        self._in_lanes(compute, deque(self._batches(lengths[order])))
+        return found_R
+
+    def _in_lanes(self, compute, spans: deque) -> None:
+        """compute(model, start, stop) for all spans, in as many threads as there are models."""
+        if len(self._models) == 1:
+            with torch.inference_mode():
+                _work(compute, self._models[0], spans)
+            return
+        with ThreadPoolExecutor(len(self._models)) as pool:
+            try:
+                for lane in [pool.submit(_work_alone, compute, model, spans) for model in self._models]:
+                    lane.result()
+            finally:
+                spans.clear()  # after an error or Ctrl-C the other lanes end with the batch at hand
+
+    def _batches(self, lengths):
+        """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""
+        start = 0
+        while start < len(lengths):
+            length = int(lengths[start])
+            budgets = self._batch_tokens // length, self._most_logits // self._models[0].logits_of_a_row(length)
+            of_this_length = int(np.searchsorted(lengths, length, side="right"))
+            stop = min(start + max(1, min(budgets)), of_this_length)
+            yield start, stop
+            start = stop
+
+
+def _work_alone(compute, model, spans: deque) -> None:
+    with one_thread(), torch.inference_mode():
+        _work(compute, model, spans)
+
+
+def _work(compute, model, spans: deque) -> None:
+    while True:
+        try:
+            span = spans.popleft()
+        except IndexError:
+            return
+        compute(model, *span)
+
+
+def _scores(model, rows, row_R, token_R) -> np.ndarray:
+    """ln p of requests in rows of one length."""
+    ids_WL = torch.tensor([ids for ids, _ in rows], device=model.device)
+    where_W = torch.tensor([place for _, place in rows], device=model.device)
+    logits_WV = model.logits(ids_WL, where_W).float()
+    row_R, token_R = (torch.from_numpy(numbers).to(model.device) for numbers in (row_R, token_R))
+    scores_R = logits_WV[row_R, token_R] - logits_WV.logsumexp(1)[row_R]
+    return scores_R.cpu().numpy()
