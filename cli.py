@@ -89,6 +89,12 @@ VERBS = {
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
     ),
+    "choose-layer": Verb(
+        "which layer to take: word-sense disambiguation with every layer's LSPs",
+        "evaluation.word_senses.config:ChooseLayerConfig",
+        "evaluation.word_senses.choose_layer:choose_layer",
+        "evaluation.word_senses.report:layers",
+    ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
