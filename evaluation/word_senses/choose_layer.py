@@ -142,6 +142,7 @@ def _dictionaries(job, teacher, lacking):
 class WordVectors:
     """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
 
+    chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: which word a row is of, words counted from 0, training words first
     solver       backend of the codes: where the teacher is
     """
@@ -150,13 +151,13 @@ class WordVectors:
         self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
         self.solver = teacher.device.type
         self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
-        self._chunks = list(self.text.chunks(PART_TOKENS))
-        self.word_of_row = np.concatenate([words for words, _ in self._chunks])
+        self.chunks = list(self.text.chunks(PART_TOKENS))
+        self.word_of_row = np.concatenate([words for words, _ in self.chunks])
 
     def make(self):
         """Write the files that are not there yet."""
         done = 0
-        for number, (words, readings) in enumerate(self._chunks):
+        for number, (words, readings) in enumerate(self.chunks):
             if not self._is_whole(number):
                 self._write(number, len(words), readings)
             done += sum(len(reading.ids) for reading in readings)
@@ -183,14 +184,14 @@ class WordVectors:
 
     def layer(self, layer):
         """The vectors of a layer, part by part: float16 (n, d)."""
-        for number in range(len(self._chunks)):
+        for number in range(len(self.chunks)):
             with np.load(self._path(number)) as part:
                 yield part[str(layer)]
 
     def costs(self, layer):
         """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
         seconds = 0.0
-        for number in range(len(self._chunks)):
+        for number in range(len(self.chunks)):
             with np.load(self._path(number)) as part:
                 seconds += float(part["seconds"]) * layer / int(part["deepest"])
         return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}

@@ -9,6 +9,7 @@ Left out: their vectors (word_vectors.py).
 
 import hashlib
 import logging
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -43,21 +44,24 @@ class WsdData(NamedTuple):
     def read(cls, root, progress):
         """Read and check everything. Raises WsdDataError."""
         wordnet = WordNet.load(root / SENSE_INDEX)
-        sentences, sizes = [], []
+        sets = []
         for done, folder in enumerate([SEMCOR, *TEST_SETS.values()]):
             progress("annotated text", done, 1 + len(TEST_SETS), unit="sets")
-            found = read_annotated(root, folder, wordnet)
-            sentences += found
-            sizes.append(sum(len(sentence.instances) for sentence in found))
-        instances = [instance for sentence in sentences for instance in sentence.instances]
-        training, test = instances[: sizes[0]], instances[sizes[0] :]
-        pairs = [(word, wordnet.synset_of[key]) for word, instance in enumerate(training) for key in instance.gold]
+            sets.append(read_annotated(root, folder, wordnet))
+        return cls.of(wordnet, *sets)
+
+    @classmethod
+    def of(cls, wordnet, training, *tests):
+        """Numbers of the sentences of a training set and of test sets in the order of TEST_SETS."""
+        words = [[instance for sentence in found for instance in sentence.instances] for found in (training, *tests)]
+        test = list(chain(*words[1:]))
+        pairs = [(word, wordnet.synset_of[key]) for word, instance in enumerate(words[0]) for key in instance.gold]
         synsets = sorted({synset for _, synset in pairs})
         row_of = {synset: row for row, synset in enumerate(synsets)}
         return cls(
-            wordnet, sentences, len(training), np.array([word for word, _ in pairs]),
+            wordnet, list(chain(training, *tests)), len(words[0]), np.array([word for word, _ in pairs]),
             np.array([row_of[synset] for _, synset in pairs]), synsets, _questions(test, wordnet, row_of),
-            _groups(test, sizes[1:]),
+            _groups(test, [len(found) for found in words[1:]]),
         )  # fmt: skip
 
     def counts(self):
