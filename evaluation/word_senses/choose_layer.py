@@ -106,7 +106,7 @@ def _directory(job, teacher, data_digits):
 def _diagnose(job, teacher, directory, lacking):
     """Make the directories of the layers that are not there yet."""
     data = WsdData.read(job.config.wsd_data, job.progress)
-    data.note_differences(data.questions.first_sense_Q().mean())
+    data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors") as place:
         vectors = WordVectors(place, job, teacher, sorted({layer for layer, _ in lacking}), data)

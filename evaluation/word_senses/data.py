@@ -8,7 +8,7 @@ Left out: their vectors (word_vectors.py).
 """
 
 import hashlib
-import logging
+import warnings
 from itertools import chain
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from evaluation.word_senses.sense_scores import Questions
 from evaluation.word_senses.wordnet import WordNet
 
 EXPECTED = {"training": 226_036, "test": 7_253, "first sense F1": 65.2}  # Raganato et al. 2017, tables 1, 2 and 4
-logger = logging.getLogger(__name__)
 
 
 class WsdData(NamedTuple):
@@ -69,14 +68,15 @@ class WsdData(NamedTuple):
         return {"training_words": self.training, "test_words": len(self.groups["ALL"]),
                 "synsets_seen": len(self.synsets), "sentences": len(self.sentences)}  # fmt: skip
 
-    def note_differences(self, first_sense):
-        """Say where the data is not what the framework's authors counted."""
+    def warn_of_differences(self):
+        """Warn where the data is not what the framework's authors counted."""
+        first_sense = self.questions.first_sense_Q().mean()
         found = {"training": self.training, "test": len(self.groups["ALL"]),
                  "first sense F1": round(100 * first_sense, 1)}  # fmt: skip
         for name, expected in EXPECTED.items():
             if found[name] != expected:
-                logger.warning("%s: %s in this data, %s in the framework as published: figures do not compare with "
-                               "published ones", name, f"{found[name]:,}", f"{expected:,}")  # fmt: skip
+                warnings.warn(f"{name}: {found[name]:,} in this data, {expected:,} in the framework as published. "
+                              "Figures do not compare with published ones.", stacklevel=2)  # fmt: skip
 
 
 def _questions(test, wordnet, row_of):

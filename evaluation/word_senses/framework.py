@@ -117,8 +117,8 @@ class _Reader:
         except expat.ExpatError as error:
             raise WsdDataError(f"{self.path}, line {error.lineno}: expected XML, found "
                                f"{expat.ErrorString(error.code)}. Fetch the file again.") from None  # fmt: skip
-        if not self.sentences:
-            raise self._error("expected <sentence> elements, found none")
+        if not any(sentence.instances for sentence in self.sentences):
+            raise self._error("expected <sentence> elements with instances, found none")
         return self.sentences
 
     def _start(self, name, attributes):

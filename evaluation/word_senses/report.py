@@ -200,6 +200,8 @@ def layers(result, settings):
     lines += _lines(result)
     lines.append(f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
                  f"{result['counts']['ALL']:,} words")  # fmt: skip
+    if max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
+        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
     for best in result["recommended"]:
         cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
         lines.append(f"\nRecommended{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "

@@ -1,7 +1,6 @@
 """The command as a whole: what it writes, what it does again, what a kill costs, what it refuses."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,16 +11,19 @@ import pytest
 from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
+import cli
 from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
 from evaluation.word_senses.framework import WsdDataError
+from evaluation.word_senses.report import layers
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.teacher import TeacherError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -32,7 +34,7 @@ def settings(tmp_path_factory, teacher_directory, english_text):
     return {
         "wsd_data": write_miniature(directory / "wsd"), "teacher": str(teacher_directory),
         "corpus": (str(english_text),), "k": (16, 24), "lam": 0.1, "max_length": 32, "max_tokens": 20_000,
-        "dictionary_tokens": 2000, "batch_tokens": 64, "output": directory / "runs",
+        "dictionary_tokens": 1000, "dictionary_epochs": 1.0, "batch_tokens": 64, "output": directory / "runs",
     }  # fmt: skip
 
 
@@ -189,14 +191,16 @@ def test_what_is_refused(settings, change, error, message):
         choose_layer(ChooseLayerConfig(**settings | change))
 
 
-def test_the_command_line(settings, result, tmp_path):
+def test_flags_and_the_summary(settings, result, tmp_path):
     (tmp_path / "averages.csv").write_text("layer,average\n1,70.1\n2,71.3\n3,70.9\n")
-    arguments = ["--teacher", settings["teacher"], "--wsd-data", settings["wsd_data"], "--corpus", *settings["corpus"],
-                 "--k", 16, 24, "--lam", 0.1, "--max-length", 32, "--max-tokens", 20_000, "--dictionary-tokens", 2000,
-                 "--batch-tokens", 64, "--output", settings["output"], "--layer", "all",
-                 "--finetuning", tmp_path / "averages.csv"]  # fmt: skip
-    run = subprocess.run([sys.executable, "cli.py", "choose-layer", *map(str, arguments)], cwd=ROOT, text=True,
-                         capture_output=True, env=os.environ)  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    for words in ("was finished already", "Recommended at k = 16:  --layer", "first sense: 75.0%", "layers 1, 2, 3"):
-        assert words in run.stdout
+    given = [f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+             for name, value in settings.items()]  # fmt: skip
+    argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
+    config, _ = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], argv)
+    assert config.layer == "all"
+    shown = layers(choose_layer(config), config)
+    for words in ("was finished already", "Recommended at k = 16:  --layer", "first sense: 75.0%", "layers 1, 2, 3",
+                  result["directory"]):  # fmt: skip
+        assert words in shown
+    demonstration, recipe = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])
+    assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)

@@ -1,5 +1,6 @@
 """Reading the framework's files: the real counts, a miniature by hand, and what is wrong with a file."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from evaluation.word_senses.wordnet import WordNet
 from pipeline.corpus import silent
 
 
-def test_the_real_data_has_the_published_counts(caplog):
+def test_the_real_data_has_the_published_counts():
     data = WsdData.read(Path(data_path("wsd")), silent)
     assert data.training == 226_036 and len(data.training_words) == 226_695 and len(data.wordnet.synset_of) == 206_941
     sizes = {name: int(data.groups[name].sum()) for name in data.groups}
@@ -25,14 +26,15 @@ def test_the_real_data_has_the_published_counts(caplog):
     assert first == {"ALL": 65.2, "semeval2007": 55.2, "senseval3": 66.2, "senseval2": 66.8, "semeval2013": 63.0,
                      "semeval2015": 67.8}  # fmt: skip
     assert (np.diff(data.questions.starts_Q) > 0).all()
-    data.note_differences(data.questions.first_sense_Q().mean())
-    assert not caplog.records
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.warn_of_differences()
     assert data.wordnet.lemmas("02084071-n") == ["dog", "canis_familiaris", "domestic_dog"]
     names = [data.wordnet.lexname(data.wordnet.synset_of[key]) for key in ("rain%2:43:00::", "think%2:31:01::")]
     assert names == ["verb.weather", "verb.cognition"]
 
 
-def test_a_miniature_by_hand(tmp_path, caplog):
+def test_a_miniature_by_hand(tmp_path):
     root = write_miniature(tmp_path / "wsd")
     data = WsdData.read(root, silent)
     assert [len(sentence.instances) for sentence in data.sentences[:5]] == [1, 2, 2, 0, 2]
@@ -43,8 +45,9 @@ def test_a_miniature_by_hand(tmp_path, caplog):
     assert data.questions.starts_Q.tolist() == [0, 2, 3, 5, 6, 7, 8, 10, 12]
     assert data.questions.rows_C.tolist() == [4, 5, -1, 2, 1, -1, 0, 3, 4, 5, 2, 1]
     assert data.questions.first_sense_Q().tolist() == [False, True, False, True, True, True, True, True]
-    data.note_differences(0.75)
-    assert "training: 7 in this data, 226,036 in the framework" in caplog.text and len(caplog.records) == 3
+    with pytest.warns(UserWarning) as found:
+        data.warn_of_differences()
+    assert len(found) == 3 and "training: 7 in this data, 226,036 in the framework" in str(found[0].message)
 
 
 def test_wordnet_by_hand(tmp_path):
@@ -76,6 +79,7 @@ XML, GOLD, INDEX = f"{SEMCOR}.data.xml", f"{SEMCOR}.gold.key.txt", "wordnet3.0/i
         (XML, 'pos="NOUN"', 'pos="NN"', "line 6: expected id, lemma and pos NOUN, VERB, ADJ, ADV .* found pos 'NN'"),
         (XML, 'lemma="bank"', "", "line 6: expected .* found none of lemma"),
         (XML, 'id="d0.s1.t1"', 'id="other"', "line 12: semcor.gold.key.txt has no sense key for the instance other"),
+        (XML, "<instance", "<!-- <instance", "line .*: expected XML, found"),
         (XML, '<sentence id="d0.s0">', "<x>", "line 5: expected <wf> inside of a <sentence>"),
         (GOLD, "bank%1:14:00::", "bank%1:99:00::", "line 1: the sense key bank%1:99:00:: is not in"),
         (GOLD, "d0.s1.t1 dog%1:05:00::", "d0.s1.t1", "line 2: expected an instance's id and its sense keys, found 'd0"),
