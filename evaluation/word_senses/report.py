@@ -33,9 +33,9 @@ def summarise(layers, right, averages):
     averages  layer to fine-tuning average in per cent, or None
     """
     entries = [_entry(layer) for layer in layers]
-    dearest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
+    highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
     for entry in entries:
-        entry["costs"]["relative_encoding"] = entry["costs"]["encoding_microseconds"] / dearest
+        entry["costs"]["relative_encoding"] = entry["costs"]["encoding_microseconds"] / highest
     sizes = sorted({entry["k"] for entry in entries})
     correct = {(entry["layer"], entry["k"]): right_VQ[0] for entry, right_VQ in zip(entries, right, strict=True)}
     by_size = {k: [entry for entry in entries if entry["k"] == k] for k in sizes}
@@ -187,7 +187,7 @@ def _figure(result, k, directory):
     upper.set(xlabel="layer", ylabel="F1 (%)", xticks=layers, title=f"{Path(result['teacher']['name']).name}, k = {k}")
     upper.legend()
     lower.bar(layers, columns["cost"])
-    lower.set(xlabel="layer", ylabel="cost of encoding a token\n(relative to the dearest)", xticks=layers)
+    lower.set(xlabel="layer", ylabel="cost of encoding a token\n(relative to the costliest)", xticks=layers)
     header = ["layer", "f1", "f1_best_on_development", "f1_semeval2007", "relative_encoding", "first_sense"]
     rows = zip(layers, *columns.values(), [first_sense] * len(layers), strict=True)
     return save_figure(figure, directory / f"layers-k{k}", header, rows)
