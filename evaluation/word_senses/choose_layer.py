@@ -15,6 +15,7 @@ import dataclasses
 import json
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,8 @@ def _diagnose(job, teacher, directory, lacking):
             dictionary, seconds = learned[layer, k]
             found = diagnose_layer(vectors, layer, dictionary.atoms_Kd, data, job.config)
             found.costs = vectors.costs(layer) | {"dictionary_seconds": seconds} | found.costs
-            publish_directory(path, lambda new: _save(new, found, teacher, layer, dictionary, data), replace=False)  # noqa: B023
+            save = partial(_save, found, teacher, layer, dictionary, data)
+            publish_directory(path, save, replace=False)
         job.progress("layers", len(lacking), len(lacking), unit="layers")
 
 
@@ -252,7 +254,8 @@ def _codes(parts, word_of_row, atoms_Kd, config, backend):
     return sparse.vstack(found, format="csr")[np.argsort(word_of_row)]
 
 
-def _save(directory, found, teacher, layer, dictionary, data):
+def _save(found, teacher, layer, dictionary, data, directory):
+    """Write the files of a layer into a directory that is about to appear."""
     k = len(dictionary.atoms_Kd)
     record = {
         "layer": layer,

@@ -18,6 +18,7 @@ from scipy import stats
 from evaluation.plots import PlotError, new_figure, save_figure
 from evaluation.summaries import duration, table
 from evaluation.word_senses.framework import TEST_SETS, WsdDataError
+from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
 
@@ -151,12 +152,8 @@ def write_report(result, directory, progress):
         for recommended in result["recommended"]:
             result["files"] += [path.name for path in _figure(result, recommended["k"], directory)]
     except PlotError as error:
-        getattr(progress, "note", print_nothing)(f"no figure: {error}")
+        getattr(progress, "note", silent)(f"no figure: {error}")
     replace_json(directory / "result.json", result)
-
-
-def print_nothing(text):
-    """Where nobody reads notes."""
 
 
 def _full_table(result):
