@@ -88,6 +88,12 @@ VERBS = {
         "pipeline.encode:encode_logits",
         "evaluation.summaries:encoding",
     ),
+    "choose-layer": Verb(
+        "which layer to take: word-sense disambiguation with every layer's LSPs",
+        "evaluation.word_senses.config:ChooseLayerConfig",
+        "evaluation.word_senses.choose_layer:choose_layer",
+        "evaluation.word_senses.report:layers",
+    ),
     "sweep": Verb(
         "a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k",
         "evaluation.sweeps.config:SweepConfig",

@@ -203,17 +203,22 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
         super().__post_init__()
         if self.top_n != "all":
             _refuse_top_n(self.top_n, ", or be `all`")
-        if not 0 < self.tolerance < self.lam:
-            is_default = self.tolerance == EncodeConfig.tolerance
-            advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.001"
-            raise ValueError(
-                f"--tolerance must lie between 0 and --lam {self.lam}, found {self.tolerance}: it is how far a "
-                f"correlation may exceed the penalty. {advice}."
-            )
+        refuse_tolerance(self.tolerance, self.lam)
         for name in ("layer", "k"):
             if self.dictionary is not None and len(getattr(self, name)) > 1:
                 count = len(getattr(self, name))
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
+
+
+def refuse_tolerance(tolerance, lam):
+    """Raise ValueError when a solver's tolerance does not fit the penalty."""
+    if not 0 < tolerance < lam:
+        is_default = tolerance == EncodeConfig.tolerance
+        advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.001"
+        raise ValueError(
+            f"--tolerance must lie between 0 and --lam {lam}, found {tolerance}: it is how far a correlation may "
+            f"exceed the penalty. {advice}."
+        )
 
 
 def _refuse_top_n(top_n, other=""):

@@ -127,8 +127,8 @@ def _lock(lock, directory):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(f"another process is learning in {directory}. Wait for it, then run this again: "
-                         "it will find the dictionary.") from None
+        raise ValueError(f"another process is at work in {directory}. Wait for it, then run this again: "
+                         "it will find what that has made.") from None
     except OSError as error:
         logger.info("no lock on %s (%s): see that no other process learns the same dictionary", directory,
                     error.strerror or error)

@@ -43,6 +43,7 @@ def test_help_answers_in_under_a_second():
 
 VERBS = (
     "encode-lsp", "train-student", "train-probe", "learn-dictionary", "encode-ids", "encode-logits", "train-tokenizer",
+    "choose-layer",
 )
 
 

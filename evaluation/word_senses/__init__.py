@@ -1,1 +1,1 @@
-"""The layer-choice diagnostic: how well do the LSPs of a layer tell word senses apart?"""
+"""Which layer of a teacher to take: how well its LSPs tell word senses apart (choose-layer)."""

@@ -133,7 +133,7 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
     place = tmp_path / "deep" / "place"
     with learning_checkpoint.workplace(place):
         (place / "something").touch()
-        with pytest.raises(ValueError, match="another process is learning"), learning_checkpoint.workplace(place):
+        with pytest.raises(ValueError, match="another process is at work"), learning_checkpoint.workplace(place):
             pass
     assert not place.exists()
     with pytest.raises(KeyError), learning_checkpoint.workplace(place):

@@ -1,0 +1,277 @@
+"""Compare a teacher's layers by word-sense disambiguation with their LSPs (MLSM paper, section 4.2.1).
+
+    result = choose_layer(ChooseLayerConfig(wsd_data=Path("wsd")), progress)
+
+1. a dictionary for every layer and k, learned on the corpus of the settings or found (pipeline/learn.py);
+2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
+3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
+
+The vectors (float16, on disk, in parts that appear whole) and each finished layer are kept when it is interrupted, and
+the same command goes on from there; the vectors go when all layers are done. Left out: which layer to take and what
+is shown (report.py), names of LSPs (labels.py).
+"""
+
+import dataclasses
+import json
+import time
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from evaluation.word_senses.data import WsdData, data_fingerprint
+from evaluation.word_senses.framework import WsdDataError
+from evaluation.word_senses.labels import name_lsps
+from evaluation.word_senses.report import finetuning_averages, summarise, write_report
+from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums
+from evaluation.word_senses.word_vectors import Readings, word_vectors
+from pipeline.corpus import silent
+from pipeline.files import appearing_whole
+from pipeline.job import helped, load_teacher, named_by_content, teacher_job
+from pipeline.learn import dictionaries, wanted_dictionaries
+from pipeline.learning_checkpoint import workplace
+from pipeline.solvers import nonneg_lasso
+from shards.manifest import fingerprint, publish_directory
+
+FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
+PART_TOKENS = 65_536  # of a file of vectors
+
+
+def choose_layer(config, progress=silent):
+    """Diagnose every layer and k of the settings, and say which layer to take.
+
+    Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended, correlation
+    Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
+    """
+    started = time.perf_counter()
+    config = _checked(config)
+    averages = finetuning_averages(config.finetuning)
+    data_digits = data_fingerprint(config.wsd_data)
+    job = teacher_job(config, progress)
+    teacher = load_teacher(job)
+    directory = _directory(job, teacher, data_digits)
+    wanted = {(entry.layer, entry.k): directory / f"layer-{entry.layer}-k{entry.k}"
+              for entry in wanted_dictionaries(job, teacher)}  # fmt: skip
+    lacking = {key: path for key, path in wanted.items() if not path.is_dir()}
+    if lacking:
+        _diagnose(job, teacher, directory, lacking)
+    layers = [json.loads((path / "layer.json").read_text()) for path in wanted.values()]
+    right = [np.load(path / "right.npy") for path in wanted.values()]
+    result = {
+        "directory": str(directory),
+        "teacher": {"name": teacher.name, "fingerprint": teacher.fingerprint, "layers": teacher.num_layers},
+        "lam": config.lam,
+        **summarise(layers, right, averages),
+        "finished_before": not lacking,
+        "seconds": time.perf_counter() - started,
+    }
+    write_report(result, directory, progress)
+    return result
+
+
+def _checked(config):
+    """The settings with numbers for `all`. Raises where the data is not named or the layers are not there."""
+    from pipeline.teacher import locate, read_config
+
+    if config.wsd_data is None:
+        raise WsdDataError(
+            "choose-layer needs --wsd-data DIR: the unified evaluation framework of Raganato et al. 2017 with "
+            "WordNet's index.sense. docs/word-senses.md says where they are."
+        )
+    if config.layer != "all":
+        return config
+    depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
+    return dataclasses.replace(config, layer=tuple(range(1, depth + 1)))
+
+
+def _directory(job, teacher, data_digits):
+    """Where the diagnostics of these settings are; each layer and k has a directory of its own in it."""
+    config = job.config
+    request = {
+        "format": FORMAT,
+        "teacher": teacher.fingerprint,
+        "dtype": str(teacher.dtype).removeprefix("torch."),
+        "plan": job.plan.id,
+        "lam": config.lam,
+        "tolerance": config.tolerance,
+        "tokens": config.dictionary_tokens,
+        "epochs": config.dictionary_epochs,
+        "seed": config.seed,
+        "data": data_digits,
+    }
+    return named_by_content(config.output / "diagnostics", Path(teacher.name).name, fingerprint(request))
+
+
+def _diagnose(job, teacher, directory, lacking):
+    """Make the directories of the layers that are not there yet."""
+    data = WsdData.read(job.config.wsd_data, job.progress)
+    data.warn_of_differences()
+    learned = _dictionaries(job, teacher, lacking)
+    with workplace(directory / "vectors") as place:
+        vectors = WordVectors(place, job, teacher, sorted({layer for layer, _ in lacking}), data)
+        vectors.make()
+        for done, ((layer, k), path) in enumerate(lacking.items()):
+            job.progress("layers", done, len(lacking), unit="layers")
+            dictionary, seconds = learned[layer, k]
+            found = diagnose_layer(vectors, layer, dictionary.atoms_Kd, data, job.config)
+            found.costs = vectors.costs(layer) | {"dictionary_seconds": seconds} | found.costs
+            save = partial(_save, found, teacher, layer, dictionary, data)
+            publish_directory(path, save, replace=False)
+        job.progress("layers", len(lacking), len(lacking), unit="layers")
+
+
+def _dictionaries(job, teacher, lacking):
+    """(layer, k) to its Dictionary and the seconds its learning took: the mean of those learned now, else None."""
+    from pipeline.dictionary import Dictionary
+
+    started = time.perf_counter()
+    with helped(job):
+        reports = dictionaries(job, teacher)
+    seconds, new = time.perf_counter() - started, sum(not report["finished_before"] for report in reports)
+    return {
+        (report["layer"], report["k"]): (
+            Dictionary.load(report["dictionary"]), None if report["finished_before"] else seconds / new,
+        )
+        for report in reports if (report["layer"], report["k"]) in lacking
+    }  # fmt: skip
+
+
+# -- the pass over the annotated text ----------------------------------------------------------------------
+
+
+class WordVectors:
+    """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
+
+    chunks       pairs of word numbers and readings, one for each file
+    word_of_row  int64: which word a row is of, words counted from 0, training words first
+    solver       backend of the codes: where the teacher is
+    """
+
+    def __init__(self, place, job, teacher, layers, data):
+        self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
+        self.solver = teacher.device.type
+        self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
+        self.chunks = list(self.text.chunks(PART_TOKENS))
+        self.word_of_row = np.concatenate([words for words, _ in self.chunks])
+
+    def make(self):
+        """Write the files that are not there yet."""
+        done = 0
+        for number, (words, readings) in enumerate(self.chunks):
+            if not self._is_whole(number):
+                self._write(number, len(words), readings)
+            done += sum(len(reading.ids) for reading in readings)
+            self.job.progress("word vectors", done, self.text.tokens)
+
+    def _write(self, number, words, readings):
+        clock = time.perf_counter()
+        pad, batch_tokens = self.job.special_ids["pad"], self.job.config.batch_tokens
+        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad)
+        seconds = time.perf_counter() - clock
+        with appearing_whole(self._path(number)) as file:
+            np.savez(file, seconds=seconds, deepest=self.teacher.layer,
+                     **{str(layer): rows_nd.astype(np.float16) for layer, rows_nd in found.items()})  # fmt: skip
+
+    def _path(self, number):
+        return self.place / f"part-{number:05}.npz"
+
+    def _is_whole(self, number):
+        try:
+            with np.load(self._path(number)) as part:
+                return {str(layer) for layer in self.layers} <= set(part.files)
+        except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
+            return False
+
+    def layer(self, layer):
+        """The vectors of a layer, part by part: float16 (n, d)."""
+        for number in range(len(self.chunks)):
+            with np.load(self._path(number)) as part:
+                yield part[str(layer)]
+
+    def costs(self, layer):
+        """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
+        seconds = 0.0
+        for number in range(len(self.chunks)):
+            with np.load(self._path(number)) as part:
+                seconds += float(part["seconds"]) * layer / int(part["deepest"])
+        return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}
+
+
+# -- one layer -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class LayerFindings:
+    """What the diagnostic of one layer found.
+
+    phi     Φ of raw codes, CSR (synsets, K)
+    npmi    its NPMI
+    right   variant to bool (Q): which test words were answered right
+    scores  variant to F1 of every group of words, and the share of words answered by backing off
+    costs   seconds of coding and scoring, and non-zeros a word
+    """
+
+    phi: sparse.csr_array
+    npmi: sparse.csr_array
+    right: dict
+    scores: dict
+    costs: dict
+
+
+def diagnose_layer(vectors, layer, atoms_Kd, data, config):
+    """Codes, Φ, NPMI and answers of one layer.
+
+    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`;  data  WsdData
+    """
+    clock = time.perf_counter()
+    codes = _codes(vectors.layer(layer), vectors.word_of_row, atoms_Kd, config, vectors.solver)
+    coded = time.perf_counter()
+    right, scores, phi, phi_npmi = {}, {}, None, None
+    for name, training in (("raw", codes[: data.training]), ("normalised", normalised(codes[: data.training]))):
+        sums = sense_sums(training, data.training_words, data.training_rows, len(data.synsets))
+        association = npmi(sums)
+        if name == "raw":
+            phi, phi_npmi = sums, association
+        for rule, found in answer(association, data.questions, codes[data.training :]).items():
+            right[f"{name}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
+            scores[f"{name}-{rule}"] = {group: float(right_Q[in_group].mean()) if in_group.any() else None
+                                        for group, in_group in data.groups.items()}  # fmt: skip
+            scores[f"{name}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
+    costs = {"coding_seconds": coded - clock, "scoring_seconds": time.perf_counter() - coded,
+             "nnz_per_word": codes.nnz / codes.shape[0]}  # fmt: skip
+    return LayerFindings(phi, phi_npmi, right, scores, costs)
+
+
+def _codes(parts, word_of_row, atoms_Kd, config, backend):
+    """Codes of all words in the order of their numbers: CSR (words, K)."""
+    gram_KK = atoms_Kd @ atoms_Kd.T
+    found = []
+    for rows_nd in parts:
+        codes = nonneg_lasso(rows_nd, atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance, backend=backend)
+        found.append(sparse.csr_array((codes.values, codes.indices, codes.indptr), (len(rows_nd), len(atoms_Kd))))
+    return sparse.vstack(found, format="csr")[np.argsort(word_of_row)]
+
+
+def _save(found, teacher, layer, dictionary, data, directory):
+    """Write the files of a layer into a directory that is about to appear."""
+    k = len(dictionary.atoms_Kd)
+    record = {
+        "layer": layer,
+        "k": k,
+        "dictionary": dictionary.fingerprint,
+        "lsps_used": int((np.diff(found.phi.tocsc().indptr) > 0).sum()),
+        "scores": found.scores,
+        "first_sense": {group: float(data.questions.first_sense_Q()[chosen].mean()) if chosen.any() else None
+                        for group, chosen in data.groups.items()},
+        "counts": data.counts() | {group: int(chosen.sum()) for group, chosen in data.groups.items()},
+        "costs": found.costs,
+    }  # fmt: skip
+    labels = {"dictionary": dictionary.fingerprint, "teacher": teacher.fingerprint, "layer": layer, "k": k,
+              "lsps": name_lsps(found.phi, found.npmi, data.synsets, data.wordnet)}  # fmt: skip
+    sparse.save_npz(directory / "phi.npz", found.phi)
+    np.save(directory / "right.npy", np.array([found.right[name] for name in found.scores]))
+    (directory / "synsets.json").write_text(json.dumps(data.synsets))
+    (directory / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    (directory / "layer.json").write_text(json.dumps(record, indent=1))

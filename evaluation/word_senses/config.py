@@ -1,0 +1,35 @@
+"""Settings of choose-layer, frozen, with units. Imports nothing heavy, so that `--help` answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.config import DictionaryConfig, refuse_tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseLayerConfig(DictionaryConfig):
+    """Compare the layers of a teacher by word-sense disambiguation with their LSPs."""
+
+    layer: tuple[int, ...] | Literal["all"] = "all"
+    """Layers of the teacher to compare, 1 to its depth, or `all`; each gets its own dictionary, and all share one pass
+    of the teacher over the annotated text."""
+    wsd_data: Path | None = None
+    """Directory of the unified evaluation framework of Raganato et al. 2017, with WordNet's sense index:
+    Training_Corpora/SemCor, Evaluation_Datasets/<set>, wordnet3.0/index.sense."""
+    finetuning: Path | None = None
+    """A .csv file with the columns layer and average: fine-tuning averages of students trained on these layers, in per
+    cent or as shares of 1, to correlate with."""
+    tolerance: float = 1e-3
+    """Largest KKT violation that a code may keep, in units of a correlation."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self):
+        every = self.layer in ("all", ("all",))  # a recipe's single value comes as a tuple
+        if every:
+            object.__setattr__(self, "layer", (1,))  # what the checks of numbers accept
+        super().__post_init__()
+        if every:
+            object.__setattr__(self, "layer", "all")
+        refuse_tolerance(self.tolerance, self.lam)

@@ -1,0 +1,240 @@
+"""What the diagnostic of several layers says: which layer to take, correlations, tables, a figure.
+
+The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
+the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
+other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: making the figures
+(choose_layer.py).
+
+Shapes: V variants, Q test words.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from evaluation.plots import PlotError, new_figure, save_figure
+from evaluation.summaries import duration, table
+from evaluation.word_senses.framework import TEST_SETS, WsdDataError
+from pipeline.corpus import silent
+from pipeline.files import appearing_whole
+from shards.manifest import replace_json
+
+HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
+SIGNIFICANT = 0.05
+GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
+
+
+def summarise(layers, right, averages):
+    """The result's parts that compare layers.
+
+    layers    records of layer.json;  right  their bool (V, Q), the headline's row first
+    averages  layer to fine-tuning average in per cent, or None
+    """
+    entries = [_entry(layer) for layer in layers]
+    highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
+    for entry in entries:
+        entry["costs"]["relative_encoding"] = entry["costs"]["encoding_microseconds"] / highest
+    sizes = sorted({entry["k"] for entry in entries})
+    correct = {(entry["layer"], entry["k"]): right_VQ[0] for entry, right_VQ in zip(entries, right, strict=True)}
+    by_size = {k: [entry for entry in entries if entry["k"] == k] for k in sizes}
+    return {
+        "headline": HEADLINE,
+        "first_sense": layers[0]["first_sense"],
+        "counts": layers[0]["counts"],
+        "layers": entries,
+        "recommended": [recommend(by_size[k], correct) for k in sizes],
+        "correlation": [correlate(by_size[k], averages) | {"k": k} for k in sizes] if averages else None,
+    }
+
+
+def _entry(layer):
+    """A layer's record with the headline, the variant that is best on the development set, and the cost of encoding."""
+    scores = layer["scores"]
+    best = max(scores, key=lambda name: scores[name][DEVELOPMENT] or 0)  # of equal ones the first, the headline
+    costs = layer["costs"]
+    per_token = costs["teacher_seconds"] / costs["teacher_tokens"] + costs["coding_seconds"] / costs["coded_words"]
+    return {name: value for name, value in layer.items() if name not in ("first_sense", "counts")} | {
+        "f1": scores[HEADLINE]["ALL"],
+        "best_on_development": {"variant": best, "f1": scores[best]["ALL"]},
+        "costs": costs | {"encoding_microseconds": 1e6 * per_token},
+    }
+
+
+def recommend(entries, correct):
+    """The best layer of one k, and the shallowest that is not significantly worse.
+
+    correct  (layer, k) to bool (Q)
+    """
+    best = max(entries, key=lambda entry: (entry["f1"], -entry["layer"]))
+    k, right_Q = best["k"], correct[best["layer"], best["k"]]
+    for entry in sorted(entries, key=lambda entry: entry["layer"]):
+        p = mcnemar(right_Q, correct[entry["layer"], k])
+        if p >= SIGNIFICANT:
+            break
+    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": _standard_error(right_Q),
+            "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p}}  # fmt: skip
+
+
+def mcnemar(left_Q, right_Q):
+    """Exact two-sided p of McNemar's test for two lists of right and wrong answers to the same questions."""
+    only_left, only_right = int((left_Q & ~right_Q).sum()), int((right_Q & ~left_Q).sum())
+    if only_left + only_right == 0:
+        return 1.0
+    return float(stats.binomtest(only_left, only_left + only_right).pvalue)
+
+
+def _standard_error(right_Q):
+    share = right_Q.mean()
+    return float(np.sqrt(share * (1 - share) / len(right_Q)))
+
+
+# -- fine-tuning averages ------------------------------------------------------------------------------------
+
+
+def finetuning_averages(path):
+    """Layer to average in per cent, from a .csv file; None without one. Raises WsdDataError naming the line."""
+    if path is None:
+        return None
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")), skipinitialspace=True))
+    except (OSError, UnicodeDecodeError) as error:
+        raise WsdDataError(f"--finetuning {path} cannot be read: {error}.") from None
+    found = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            found[int(row["layer"])] = float(row["average"])
+        except (KeyError, TypeError, ValueError):
+            raise WsdDataError(f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
+                               f"average, a number; found {dict(row)}.") from None  # fmt: skip
+    if not found:
+        raise WsdDataError(f"--finetuning {path}: expected a line layer,average and one line a layer; found none.")
+    scale = 1 if max(found.values()) > 1 else 100
+    return {layer: scale * average for layer, average in found.items()}
+
+
+def correlate(entries, averages):
+    """Spearman and Pearson between F1 and fine-tuning averages over the layers that have both.
+
+    As they are, and rounded to 0.1 of a per cent: the paper's Spearman needs ties.
+    """
+    layers = [entry["layer"] for entry in entries if entry["layer"] in averages]
+    if len(layers) < 3:
+        return {"layers": layers}
+    f1 = np.array([100 * entry["f1"] for entry in entries if entry["layer"] in averages])
+    average = np.array([averages[layer] for layer in layers])
+    return {"layers": layers, "raw": _coefficients(f1, average),
+            "rounded": _coefficients(f1.round(1), average.round(1))}  # fmt: skip
+
+
+def _coefficients(left, right):
+    """None where one of them is constant."""
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
+        return None
+    found = {}
+    for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
+        result = test(left, right)
+        found[name] = {"coefficient": float(result.statistic), "p": float(result.pvalue)}
+    return found
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+def write_report(result, directory, progress):
+    """result.json, table.csv with every variant and group of words, and a figure for every k."""
+    result["files"] = ["result.json", "table.csv"]
+    with appearing_whole(directory / "table.csv") as file:
+        file.write(_full_table(result).encode())
+    try:
+        for recommended in result["recommended"]:
+            result["files"] += [path.name for path in _figure(result, recommended["k"], directory)]
+    except PlotError as error:
+        getattr(progress, "note", silent)(f"no figure: {error}")
+    replace_json(directory / "result.json", result)
+
+
+def _full_table(result):
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["layer", "k", "variant", *GROUPS, "back_off"])
+    for entry in result["layers"]:
+        for variant, scores in entry["scores"].items():
+            writer.writerow([entry["layer"], entry["k"], variant, *(scores[name] for name in (*GROUPS, "back_off"))])
+    writer.writerow(["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""])
+    return text.getvalue()
+
+
+def _figure(result, k, directory):
+    entries = [entry for entry in result["layers"] if entry["k"] == k]
+    layers = [entry["layer"] for entry in entries]
+    columns = {
+        "raw codes, npmi0 (the paper's)": [100 * entry["f1"] for entry in entries],
+        "variant best on semeval2007": [100 * entry["best_on_development"]["f1"] for entry in entries],
+        "raw codes, npmi0, semeval2007 only": [100 * entry["scores"][HEADLINE][DEVELOPMENT] for entry in entries],
+        "cost": [entry["costs"]["relative_encoding"] for entry in entries],
+    }
+    first_sense = 100 * result["first_sense"]["ALL"]
+    figure, (upper, lower) = new_figure(rows=2)
+    for (label, values), style in zip(list(columns.items())[:3], ("o-", "s--", ".:"), strict=True):
+        upper.plot(layers, values, style, label=label)
+    upper.axhline(first_sense, color="black", linewidth=1, label="first sense")
+    upper.set(xlabel="layer", ylabel="F1 (%)", xticks=layers, title=f"{Path(result['teacher']['name']).name}, k = {k}")
+    upper.legend()
+    lower.bar(layers, columns["cost"])
+    lower.set(xlabel="layer", ylabel="cost of encoding a token\n(relative to the costliest)", xticks=layers)
+    header = ["layer", "f1", "f1_best_on_development", "f1_semeval2007", "relative_encoding", "first_sense"]
+    rows = zip(layers, *columns.values(), [first_sense] * len(layers), strict=True)
+    return save_figure(figure, directory / f"layers-k{k}", header, rows)
+
+
+def layers(result, settings):
+    """The summary of choose-layer for the terminal."""
+    first = result["first_sense"]
+    lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
+    lines += _lines(result)
+    lines.append(f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
+                 f"{result['counts']['ALL']:,} words")  # fmt: skip
+    if max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
+        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
+    for best in result["recommended"]:
+        cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
+        lines.append(f"\nRecommended{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
+                     f"{best['standard_error']:.1%})")  # fmt: skip
+        if cheap["layer"] != best["layer"]:
+            lines.append(f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
+                         f"McNemar p = {cheap['p']:.2f})")  # fmt: skip
+    lines += _correlations(result["correlation"])
+    rows = [("time", duration(result["seconds"])), ("files", f"{result['directory']}: {', '.join(result['files'])}")]
+    return "\n".join([*lines, "", table(rows)])
+
+
+def _lines(result):
+    header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
+    rows = [header]
+    for entry in result["layers"]:
+        scores, best = entry["scores"][HEADLINE], entry["best_on_development"]
+        rows.append((
+            str(entry["layer"]), f"{entry['k']:,}", f"{entry['f1']:.1%}", f"{scores[DEVELOPMENT]:.1%}",
+            f"{scores['back_off']:.1%}", best["variant"], f"{best['f1']:.1%}",
+            f"{entry['costs']['nnz_per_word']:.1f}", f"{entry['costs']['relative_encoding']:.2f}",
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _correlations(found):
+    lines = []
+    for entry in found or ():
+        layers_of = ", ".join(map(str, entry["layers"]))
+        lines.append(f"\nWith the fine-tuning averages of layers {layers_of} (k = {entry['k']}):")
+        for name in ("raw", "rounded"):
+            if not entry.get(name):
+                lines.append(f"  {name}: three layers or more that differ are needed for a correlation")
+                continue
+            parts = [f"{kind.capitalize()} {value['coefficient']:.3f} (p = {value['p']:.2g})"
+                     for kind, value in entry[name].items()]  # fmt: skip
+            lines.append(f"  {name:<8} {', '.join(parts)}")
+    return lines

@@ -1,0 +1,132 @@
+"""From codes of annotated words to answers: Φ, normalised pointwise mutual information, the best candidate.
+
+    phi = sense_sums(codes, words, synsets, count)             # synsets x LSPs
+    answers = answer(npmi(phi), questions, query_codes)        # {"npmi0": Answers, "nppmi": ..., "npmi-1": ...}
+
+Section 4.2.1 of the MLSM paper: Φ sums the codes of a synset's annotated words; NPMI after Bouma 2009 (Normalized
+(pointwise) mutual information in collocation extraction); a word's sense is the candidate whose row of Φ has the
+largest product with the word's code. Three rules for cells:
+
+    npmi0   a cell of Φ that is zero stays zero (the paper)
+    nppmi   values below zero count as zero, too
+    npmi-1  a cell of Φ that is zero counts -1, Bouma's limit for what never occurs together
+
+All matrices are sparse (CSR of scipy). Left out: codes and text (choose_layer.py).
+
+Shapes: S synsets, K LSPs, Q questions, C candidates of all questions end to end.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from pipeline.solvers.parallel import kernel
+
+RULES = ("npmi0", "nppmi", "npmi-1")
+
+
+class Questions(NamedTuple):
+    """Words whose sense is asked for, with their candidates in WordNet's order.
+
+    starts_Q  int64 (Q + 1): question q has candidates starts[q] to starts[q + 1]
+    rows_C    int64: the candidate's row of Φ, -1 for a synset that training never saw
+    right_C   bool: whether the candidate is among the gold senses
+    """
+
+    starts_Q: np.ndarray
+    rows_C: np.ndarray
+    right_C: np.ndarray
+
+    def first_sense_Q(self):
+        """Whether the first candidate is right."""
+        return self.are_right(np.zeros(len(self.starts_Q) - 1, np.int64))
+
+    def are_right(self, chosen_Q):
+        """Whether these candidates, counted within each question, are right; a word without candidates is wrong."""
+        found = np.diff(self.starts_Q) > 0
+        right_Q = np.zeros(len(found), bool)
+        right_Q[found] = self.right_C[(self.starts_Q[:-1] + chosen_Q)[found]]
+        return right_Q
+
+
+class Answers(NamedTuple):
+    """chosen_Q: numbers of candidates; backed_off_Q: whether no candidate had evidence, so that the first was taken."""
+
+    chosen_Q: np.ndarray
+    backed_off_Q: np.ndarray
+
+
+def sense_sums(codes, words, synsets, count):
+    """Φ: for every pair of a word and one of its synsets, the word's code is added to the synset's row.
+
+    codes    CSR (words, K);  words, synsets  int arrays of the pairs;  count  S
+    Returns  CSR (S, K) float64
+    """
+    shape = count, codes.shape[0]
+    return (sparse.csr_array((np.ones(len(words)), (synsets, words)), shape) @ codes.astype(np.float64)).tocsr()
+
+
+def normalised(codes):
+    """The codes with rows that sum to 1; empty ones stay empty."""
+    sums = np.asarray(codes.sum(1, dtype=np.float64)).ravel()
+    scale = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)
+    return sparse.csr_array((codes.data * np.repeat(scale, np.diff(codes.indptr)), codes.indices, codes.indptr),
+                            codes.shape)  # fmt: skip
+
+
+def npmi(phi):
+    """NPMI of the cells of Φ that are above zero: ln(N Φ_ij / (r_i c_j)) / -ln(Φ_ij / N); CSR (S, K)."""
+    total, rows_S, columns_K = phi.sum(), np.asarray(phi.sum(1)).ravel(), np.asarray(phi.sum(0)).ravel()
+    rows = np.repeat(rows_S, np.diff(phi.indptr))
+    share = phi.data / total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log(phi.data * total / (rows * columns_K[phi.indices])) / -np.log(share)
+    values[share >= 1] = 1.0  # one cell holds everything: the limit of what only occurs together
+    return sparse.csr_array((values, phi.indices, phi.indptr), phi.shape)
+
+
+def answer(npmi_SK, questions, codes):
+    """Answers of the three rules: argmax over the candidates of the row's product with the code; the first wins ties.
+
+    codes    CSR (Q, K) of the questions' words
+    Returns  dict of rule to Answers
+    """
+    chosen, backed_off = np.zeros((2, len(RULES), codes.shape[0]), np.int64)
+    _answer(npmi_SK.indptr, npmi_SK.indices, npmi_SK.data, codes.indptr, codes.indices, codes.data.astype(np.float64),
+            np.zeros(codes.shape[1]), questions.starts_Q, questions.rows_C, chosen, backed_off)  # fmt: skip
+    return {rule: Answers(chosen[i], backed_off[i].astype(bool)) for i, rule in enumerate(RULES)}
+
+
+@kernel
+def _answer(indptr, indices, values, query_indptr, query_indices, query_values, code_K, starts_Q, rows_C, chosen, none):
+    best, known = np.empty(3), np.empty(3, np.int64)
+    for question in range(len(starts_Q) - 1):
+        mass = 0.0
+        for entry in range(query_indptr[question], query_indptr[question + 1]):
+            code_K[query_indices[entry]] = query_values[entry]
+            mass += query_values[entry]
+        best[:], known[:] = -1e300, 0
+        for candidate in range(starts_Q[question], starts_Q[question + 1]):
+            plain, positive, met = 0.0, 0.0, 0.0
+            row = rows_C[candidate]
+            if row >= 0:
+                for entry in range(indptr[row], indptr[row + 1]):
+                    weight = code_K[indices[entry]]
+                    if weight > 0:
+                        product = weight * values[entry]
+                        plain += product
+                        positive += max(product, 0.0)
+                        met += weight
+            scores = (plain, positive, plain - (mass - met))
+            known[0] |= met > 0
+            known[1] |= positive > 0
+            known[2] |= met > 0
+            for rule in range(3):
+                if scores[rule] > best[rule]:
+                    best[rule] = scores[rule]
+                    chosen[rule, question] = candidate - starts_Q[question]
+        for rule in range(3):
+            none[rule, question] = known[rule] == 0
+        for entry in range(query_indptr[question], query_indptr[question + 1]):
+            code_K[query_indices[entry]] = 0.0

@@ -1,0 +1,206 @@
+"""The command as a whole: what it writes, what it does again, what a kill costs, what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import sparse
+from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
+
+import cli
+from evaluation.word_senses import choose_layer as module
+from evaluation.word_senses.choose_layer import choose_layer
+from evaluation.word_senses.config import ChooseLayerConfig
+from evaluation.word_senses.data import WsdData
+from evaluation.word_senses.framework import WsdDataError
+from evaluation.word_senses.report import layers
+from pipeline.corpus import silent
+from pipeline.dictionary import Dictionary
+from pipeline.solvers import nonneg_lasso
+from pipeline.teacher import TeacherError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, teacher_directory, english_text):
+    """Of a command that takes a second: three layers, two k."""
+    directory = tmp_path_factory.mktemp("senses")
+    return {
+        "wsd_data": write_miniature(directory / "wsd"), "teacher": str(teacher_directory),
+        "corpus": (str(english_text),), "k": (16, 24), "lam": 0.1, "max_length": 32, "max_tokens": 20_000,
+        "dictionary_tokens": 1000, "dictionary_epochs": 1.0, "batch_tokens": 64, "output": directory / "runs",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(settings):
+    return choose_layer(ChooseLayerConfig(**settings))
+
+
+def test_what_is_written(settings, result):
+    directory = Path(result["directory"])
+    assert directory.parent == settings["output"] / "diagnostics" and re.fullmatch(r"tiny-[0-9a-f]{12}", directory.name)
+    assert json.loads((directory / "result.json").read_text())["layers"] == result["layers"]
+    kept = {f"layer-{layer}-k{k}" for layer in (1, 2, 3) for k in (16, 24)}
+    figures = {f"layers-k{k}.{end}" for k in (16, 24) for end in ("svg", "png", "csv")}
+    assert {path.name for path in directory.iterdir()} == kept | figures | {"result.json", "table.csv"}
+    assert [(entry["layer"], entry["k"]) for entry in result["layers"]] == [
+        (layer, k) for layer in (1, 2, 3) for k in (16, 24)
+    ]
+    for entry in result["layers"]:
+        assert set(entry["scores"]["raw-npmi0"]) == {"ALL", *SETS, "NOUN", "VERB", "ADJ", "ADV", "back_off"}
+        assert entry["scores"]["raw-npmi0"]["VERB"] == 1.0 and 0 < entry["costs"]["relative_encoding"] <= 1
+        assert entry["costs"]["coded_words"] == 15 and entry["costs"]["dictionary_seconds"] > 0
+    assert result["first_sense"]["ALL"] == 6 / 8 and result["first_sense"]["senseval2"] == 0.5
+
+
+def test_the_files_of_a_layer(settings, result):
+    entry = result["layers"][3]
+    directory = Path(result["directory"]) / "layer-2-k24"
+    labels = json.loads((directory / "labels.json").read_text())
+    assert {name: labels[name] for name in ("layer", "k", "teacher", "dictionary")} == {
+        "layer": 2, "k": 24, "teacher": result["teacher"]["fingerprint"], "dictionary": entry["dictionary"],
+    }  # fmt: skip
+    (atoms,) = (d for d in (settings["output"] / "dictionaries").glob("*-l2-k24-*"))
+    assert Dictionary.load(atoms).fingerprint == labels["dictionary"]
+    phi = sparse.load_npz(directory / "phi.npz").toarray()
+    synsets = json.loads((directory / "synsets.json").read_text())
+    assert phi.shape == (len(synsets), 24) == (6, 24) and len(labels["lsps"]) == 24
+    lexname_of = WsdData.read(settings["wsd_data"], silent).wordnet.lexname
+    for column, label in zip(phi.T, labels["lsps"], strict=True):
+        shares = {synset: mass / column.sum() for synset, mass in zip(synsets, column, strict=True) if mass > 0}
+        for entry in label["synsets"]:
+            assert entry["mass"] == pytest.approx(shares[entry["synset"]], abs=1e-4) and entry["npmi"] > 0
+            assert entry["lemmas"] and entry["lexname"] == lexname_of(entry["synset"])
+        files = {}
+        for synset, share in shares.items():
+            files[lexname_of(synset)] = files.get(lexname_of(synset), 0) + share
+        assert [share for _, share in label["lexnames"]] == pytest.approx(sorted(files.values())[::-1][:3], abs=1e-4)
+        assert all(files[name] == pytest.approx(share, abs=1e-4) for name, share in label["lexnames"])
+    assert any(label["synsets"] for label in labels["lsps"])
+
+
+def test_finished_layers_are_found_and_new_ones_added(settings, result, monkeypatch):
+    made = []
+    real = module.diagnose_layer
+    monkeypatch.setattr(module, "diagnose_layer", lambda *a: made.append(a[1]) or real(*a))
+    again = choose_layer(ChooseLayerConfig(**settings))
+    assert again["finished_before"] and not made and again["layers"] == result["layers"]
+    other = choose_layer(ChooseLayerConfig(**settings | {"layer": (1, 3), "k": 20}))
+    assert made == [1, 3] and not other["finished_before"] and other["directory"] == result["directory"]
+    changed = choose_layer(ChooseLayerConfig(**settings | {"layer": 1, "k": 16, "tolerance": 1e-2}))
+    assert made == [1, 3, 1] and changed["directory"] != result["directory"]
+    assert changed["layers"][0]["costs"]["dictionary_seconds"] is None  # it was there
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from evaluation.word_senses import choose_layer as module
+from evaluation.word_senses.config import ChooseLayerConfig
+
+def dying(function, name, times):
+    def call(*arguments):
+        global calls
+        calls = globals().get("calls", 0) + 1
+        if calls == times:
+            print("killed in", name, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+
+settings, where = eval(sys.argv[1], {"PosixPath": Path}), sys.argv[2]
+module.PART_TOKENS = 24
+if where == "vectors":
+    module.word_vectors = dying(module.word_vectors, where, 3)
+else:
+    module.sparse.save_npz = dying(module.sparse.save_npz, where, 3)
+module.choose_layer(ChooseLayerConfig(**settings))
+"""
+
+
+def killed(settings, where):
+    command = [sys.executable, "-c", KILLED, repr(settings), where]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == -9 and f"killed in {where}" in run.stdout, run.stderr
+
+
+def test_a_kill_costs_the_part_or_the_layer_at_hand(settings, result, tmp_path, monkeypatch):
+    mine = settings | {"output": tmp_path / "runs"}
+    killed(mine, "vectors")
+    (directory,) = (tmp_path / "runs" / "diagnostics").iterdir()
+    parts = {path.name: path.stat().st_mtime_ns for path in (directory / "vectors").glob("part-*.npz")}
+    assert len(parts) == 2 and not list(directory.glob("layer-*"))
+    killed(mine, "layer")
+    found = {path.name: path.stat().st_mtime_ns for path in (directory / "vectors").glob("part-*.npz")}
+    assert len(found) > 3 and parts.items() <= found.items()
+    assert len(list(directory.glob("layer-*"))) == 2
+    last = sorted((directory / "vectors").glob("part-*.npz"))[-1]
+    last.write_bytes(last.read_bytes()[:-40])  # as after a power cut
+    made = []
+    monkeypatch.setattr(module, "PART_TOKENS", 24)
+    real = module.diagnose_layer
+    monkeypatch.setattr(module, "diagnose_layer", lambda *a: made.append(a[1]) or real(*a))
+    after = choose_layer(ChooseLayerConfig(**mine))
+    assert made == [2, 2, 3, 3] and directory.name == Path(result["directory"]).name
+    assert not (directory / "vectors").exists()
+    for ours, theirs in zip(after["layers"], result["layers"], strict=True):
+        assert {name: ours[name] for name in ("layer", "k", "scores", "dictionary", "lsps_used")} == {
+            name: theirs[name] for name in ("layer", "k", "scores", "dictionary", "lsps_used")
+        }
+    for name in ("layer-1-k16", "layer-3-k24"):
+        ours, theirs = (sparse.load_npz(d / name / "phi.npz") for d in (directory, Path(result["directory"])))
+        assert ours.toarray() == pytest.approx(theirs.toarray(), rel=1e-3, abs=1e-5)  # batches of other shapes
+
+
+def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result):
+    """From text to Φ: the slow sums of codes of the plain vectors, a sentence at a time."""
+    data = WsdData.read(settings["wsd_data"], silent)
+    vectors_Nd = plain_vectors(settings["teacher"], data.sentences[:5], [3])[0]
+    (atoms,) = (settings["output"] / "dictionaries").glob("*-l3-k16-*")
+    codes_NK = nonneg_lasso(vectors_Nd, Dictionary.load(atoms).atoms_Kd, 0.1).dense(16)
+    training, _ = all_instances(settings["wsd_data"])
+    phi = slow_phi(training, codes_NK, slow_candidates(settings["wsd_data"])[1], False)
+    directory = Path(result["directory"]) / "layer-3-k16"
+    synsets, found = json.loads((directory / "synsets.json").read_text()), sparse.load_npz(directory / "phi.npz")
+    expected = np.zeros(found.shape)
+    for (synset, j), mass in phi.items():
+        expected[synsets.index(synset), j] = mass
+    assert found.toarray() == pytest.approx(expected, abs=5e-3)  # float16, and the solver's tolerance
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"wsd_data": None}, WsdDataError, "needs --wsd-data DIR"),
+        ({"wsd_data": Path("/nowhere")}, WsdDataError, "semcor.data.xml is not there"),
+        ({"layer": (2, 7)}, TeacherError, "has 3 layers, no layer 7"),
+        ({"layer": (2, 2)}, ValueError, "names a number twice"),
+        ({"tolerance": 0.2}, ValueError, "--tolerance must lie between 0 and --lam 0.1"),
+        ({"finetuning": Path("/nowhere.csv")}, WsdDataError, "--finetuning /nowhere.csv cannot be read"),
+    ],
+)
+def test_what_is_refused(settings, change, error, message):
+    with pytest.raises(error, match=message):
+        choose_layer(ChooseLayerConfig(**settings | change))
+
+
+def test_flags_and_the_summary(settings, result, tmp_path):
+    (tmp_path / "averages.csv").write_text("layer,average\n1,70.1\n2,71.3\n3,70.9\n")
+    given = [f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+             for name, value in settings.items()]  # fmt: skip
+    argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
+    config, _ = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], argv)
+    assert config.layer == "all"
+    shown = layers(choose_layer(config), config)
+    for words in ("was finished already", "Recommended at k = 16:  --layer", "first sense: 75.0%", "layers 1, 2, 3",
+                  result["directory"]):  # fmt: skip
+        assert words in shown
+    demonstration, recipe = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])
+    assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)

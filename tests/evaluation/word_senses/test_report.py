@@ -1,0 +1,112 @@
+"""Which layer is recommended, correlations against the paper's formulas, what is shown without matplotlib."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from evaluation.word_senses.framework import WsdDataError
+from evaluation.word_senses.report import (
+    GROUPS,
+    correlate,
+    finetuning_averages,
+    layers,
+    mcnemar,
+    recommend,
+    write_report,
+)
+
+QUESTIONS = 400
+
+
+def answers(share, flipped=0, seed=0):
+    """Right answers at a share of the questions, and wrong ones at some of these instead."""
+    right_Q = np.random.default_rng(seed).permutation(QUESTIONS) < share * QUESTIONS
+    right_Q[np.flatnonzero(right_Q)[:flipped]] = False
+    return right_Q
+
+
+def entries(correct):
+    return [{"layer": layer, "k": k, "f1": float(right_Q.mean())} for (layer, k), right_Q in correct.items()]
+
+
+def test_the_exact_test_by_hand():
+    left_Q, right_Q = np.zeros((2, 20), bool)
+    left_Q[:5] = True
+    assert mcnemar(left_Q, left_Q) == 1.0
+    assert mcnemar(left_Q, right_Q) == 2 * 0.5**5  # five against none
+    right_Q[4:6] = True  # four against one
+    assert mcnemar(left_Q, right_Q) == pytest.approx(2 * (1 + 5) / 2**5)
+
+
+def test_the_best_layer_and_the_cheapest_that_is_not_worse():
+    best = answers(0.7)
+    correct = {(2, 8): answers(0.7, 40), (4, 8): answers(0.7, 3), (9, 8): best, (11, 8): best.copy()}
+    found = recommend(entries(correct), correct)
+    assert found["layer"] == 9  # the shallower of two equals
+    assert found["cheapest_not_worse"] == {"layer": 4, "f1": pytest.approx(0.7 - 3 / 400), "p": 0.25}
+    assert found["standard_error"] == pytest.approx(np.sqrt(0.7 * 0.3 / QUESTIONS))
+    del correct[4, 8]
+    assert recommend(entries(correct), correct)["cheapest_not_worse"]["layer"] == 9
+
+
+def test_correlations_raw_and_rounded(tmp_path):
+    path = tmp_path / "averages.csv"
+    path.write_text("layer, average\n2, 0.7012\n4,0.7249\n6,0.7251\n12,0.6\n")
+    averages = finetuning_averages(path)
+    assert averages == pytest.approx({2: 70.12, 4: 72.49, 6: 72.51, 12: 60.0})
+    f1 = {2: 0.5, 4: 0.6101, 6: 0.6099, 8: 0.9}
+    found = correlate([{"layer": layer, "f1": value} for layer, value in f1.items()], averages)
+    assert found["layers"] == [2, 4, 6]
+    assert found["raw"]["spearman"]["coefficient"] == pytest.approx(0.5)  # ranks 1 2 3 and 1 3 2
+    assert found["rounded"]["spearman"]["coefficient"] == pytest.approx(1.0)  # 72.5 twice, 61.0 twice
+    left, right = np.array([50, 61.01, 60.99]), np.array([70.12, 72.49, 72.51])
+    plain = ((left - left.mean()) * (right - right.mean())).sum() / (3 * left.std() * right.std())
+    assert found["raw"]["pearson"]["coefficient"] == pytest.approx(plain)
+    assert correlate([{"layer": 2, "f1": 0.5}], averages) == {"layers": [2]}
+    flat = correlate([{"layer": layer, "f1": 0.5} for layer in (2, 4, 6)], averages)
+    assert flat["raw"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer,avg\n1,2\n", "line 2: expected the columns layer"),
+        ("layer,average\n1,70\ntwo,71\n", "line 3: .*found {'layer': 'two'"),
+        ("layer,average\n", "found none"),
+    ],
+)
+def test_averages_that_cannot_be_read(tmp_path, text, message):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(WsdDataError, match=message):
+        finetuning_averages(tmp_path / "a.csv")
+
+
+def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    groups = dict.fromkeys((*GROUPS, "back_off"), 0.5) | {"VERB": None}
+    result = {
+        "directory": str(tmp_path), "teacher": {"name": "t"}, "first_sense": groups, "counts": {"ALL": 9},
+        "layers": [{"layer": 1, "k": 8, "f1": 0.5, "scores": {"raw-npmi0": groups},
+                    "best_on_development": {"variant": "raw-npmi0", "f1": 0.5},
+                    "costs": {"relative_encoding": 1.0, "nnz_per_word": 3.0}}],
+        "recommended": [{"k": 8, "layer": 1, "f1": 0.5, "standard_error": 0.1,
+                         "cheapest_not_worse": {"layer": 1, "f1": 0.5, "p": 1.0}}],
+        "correlation": [{"k": 8, "layers": [1]}], "finished_before": False, "seconds": 61.0,
+    }  # fmt: skip
+
+    class Progress:
+        notes = []
+
+        def note(self, text):
+            self.notes.append(text)
+
+    write_report(result, tmp_path, Progress())
+    assert "no figure: figures need matplotlib" in Progress.notes[0]
+    assert json.loads((tmp_path / "result.json").read_text())["files"] == ["result.json", "table.csv"]
+    shown = layers(result, None)
+    assert "Recommended:  --layer 1  (F1 50.0%" in shown and "Cheapest" not in shown
+    assert "No layer is above it" in shown  # 50 % both
+    assert "three layers or more" in shown and "1:01" in shown
+    assert (tmp_path / "table.csv").read_text().splitlines()[1].startswith("1,8,raw-npmi0,0.5,0.5")
