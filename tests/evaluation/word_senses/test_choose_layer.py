@@ -1,5 +1,6 @@
 """The command as a whole: what it writes, what it does again, what a kill costs, what it refuses."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -18,6 +19,7 @@ from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
 from evaluation.word_senses.framework import WsdDataError
 from evaluation.word_senses.report import layers
+from pipeline.config import DictionaryConfig
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
@@ -204,3 +206,9 @@ def test_flags_and_the_summary(settings, result, tmp_path):
         assert words in shown
     demonstration, recipe = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])
     assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)
+
+
+def test_the_demonstrations_dictionaries_are_those_of_encode_lsp():
+    chosen, encoded = (cli.parse_settings(name, cli.VERBS[name], [])[0] for name in ("choose-layer", "encode-lsp"))
+    names = [field.name for field in dataclasses.fields(DictionaryConfig) if field.name != "layer"]
+    assert {name: getattr(chosen, name) for name in names} == {name: getattr(encoded, name) for name in names}
