@@ -212,7 +212,9 @@ def test_flags_and_the_summary(settings, result, tmp_path):
     assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)
 
 
-def test_the_demonstrations_dictionaries_are_those_of_encode_lsp():
-    chosen, encoded = (cli.parse_settings(name, cli.VERBS[name], [])[0] for name in ("choose-layer", "encode-lsp"))
+@pytest.mark.parametrize("recipe", ["quickstart", "paper"])
+def test_the_recipes_dictionaries_are_those_of_encode_lsp(recipe):
+    verbs = ("choose-layer", "encode-lsp")
+    chosen, encoded = (cli.parse_settings(name, cli.VERBS[name], [], recipe)[0] for name in verbs)
     names = [field.name for field in dataclasses.fields(DictionaryConfig) if field.name != "layer"]
     assert {name: getattr(chosen, name) for name in names} == {name: getattr(encoded, name) for name in names}
