@@ -2,12 +2,13 @@
 
     report = clean("runs", dry_run=True)
 
-Three kinds are recognised, by name and place:
+Four kinds are recognised, by name and place:
 
     temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
                     filled or replaced), .<name>.<time in ns>.tmp (dictionaries)
     learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
                     same command would go on from it, so removing one costs the work it holds
+    word vectors    diagnostics/<name>/vectors: the same of an interrupted choose-layer, gigabytes for a large teacher
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it
 
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
@@ -16,7 +17,7 @@ Another process, here or on another machine that shares the file system, may be 
     - a shard that appeared within the last minute, even then: its record may be about to follow;
     - a temporary whose process lives on this machine, even then; a process id that has been given to another process
       since does not count, as that process began after the last write;
-    - a learning directory whose lock is held; shards of a unit whose record cannot be read.
+    - a directory of learning or of word vectors whose lock is held; shards of a unit whose record cannot be read.
 
 Left out: damaged units (verify.py).
 """
@@ -39,10 +40,12 @@ COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
 _LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
+_VECTORS_KIND = "word vectors of an interrupted choose-layer, whose work is lost"
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
 _DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
 _LEARNING = re.compile(r"\..+\.learning")
 _LEARNING_FILE = re.compile(r"lock|\.?(learning\.npz|sample\.npy)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?")
+_VECTORS_FILE = re.compile(r"lock|part-\d{5}\.npz|\.part-\d{5}\.npz\.tmp")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -81,7 +84,7 @@ def clean(path, dry_run=False, everything=False):
 
 
 def left_overs(path):
-    """Everything of the three kinds under a directory, links not followed."""
+    """Everything of the four kinds under a directory, links not followed."""
     for directory, names, files in os.walk(path):
         here = Path(directory)
         for name in list(names):
@@ -102,6 +105,8 @@ def _recognise(path):
         return LeftOver(path, "temporary", None)
     if _LEARNING.fullmatch(path.name) and path.is_dir() and all(map(_LEARNING_FILE.fullmatch, os.listdir(path))):
         return LeftOver(path, _LEARNING_KIND, _holder(path))
+    if path.match("diagnostics/*/vectors") and path.is_dir() and all(map(_VECTORS_FILE.fullmatch, os.listdir(path))):
+        return LeftOver(path, _VECTORS_KIND, _holder(path))
     return None
 
 
@@ -150,14 +155,14 @@ def _began(pid):
 
 
 def _holder(directory):
-    """Why a learning directory is in use: its lock is held, as pipeline/learning_checkpoint.py does."""
+    """Why such a directory is in use: its lock is held, as pipeline/learning_checkpoint.py does."""
     with _locked(directory) as mine:
-        return None if mine else "another process is learning in it"
+        return None if mine else "another process is at work in it"
 
 
 @contextmanager
 def _locked(directory):
-    """Hold the lock of a learning directory, if it is free: gives whether it was."""
+    """Hold the lock of such a directory, if it is free: gives whether it was."""
     try:
         descriptor = os.open(directory / "lock", os.O_RDONLY)
     except FileNotFoundError:
@@ -205,7 +210,7 @@ def _remove(found):
             files = StoreFiles(found.path.parent.parent)
             if not any(shard.in_use is None for shard in _unrecorded_shards(files, [found.path.name])):
                 return False
-        if found.kind == _LEARNING_KIND:
+        if found.kind in (_LEARNING_KIND, _VECTORS_KIND):
             with _locked(found.path) as mine:
                 if mine:
                     shutil.rmtree(found.path)

@@ -40,10 +40,12 @@ def word_senses(study):
     if study.diagnostic is None:
         raise Lacking("the result of choose-layer: --diagnostic result.json")
     chosen = sweep(study.models, "layer")
-    f1 = read_diagnostic(study.diagnostic, {model.facts["k"] for _, model in chosen})
+    k = chosen[0][1].facts["k"]
+    f1 = read_diagnostic(study.diagnostic, k)
     chosen = [(layer, model) for layer, model in chosen if layer in f1]
     if len(chosen) < 3:
-        raise Lacking(f"three layers or more in records and {study.diagnostic}; found {[x for x, _ in chosen]}")
+        found = [layer for layer, _ in chosen]
+        raise Lacking(f"three layers or more of k {k} in records and {study.diagnostic}; found {found}")
     return _draw_word_senses(study, chosen, f1)
 
 
@@ -156,10 +158,10 @@ def _tick_values(axes, values):
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
 
 
-def read_diagnostic(path, ks):
+def read_diagnostic(path, k):
     """Word-sense F1 by layer, from choose-layer's result.json.
 
-    ks       numbers of LSPs of the models: of several entries for a layer, one of these counts
+    k        number of LSPs of the models, all of one sweep: entries of others do not count
     Returns  {layer: F1 on ALL}
     Raises   ComparisonError naming file and field
     """
@@ -167,7 +169,7 @@ def read_diagnostic(path, ks):
         entries = json.loads(Path(path).read_text(encoding="utf-8"))["layers"]
         found = {}
         for entry in entries:
-            if entry.get("k") in ks or entry.get("k") is None or len({e.get("k") for e in entries}) == 1:
+            if entry.get("k") in (k, None):
                 found[int(entry["layer"])] = _f1_on_all(entry["f1"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ComparisonError(

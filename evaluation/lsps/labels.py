@@ -50,8 +50,9 @@ def _read(path):
 
 
 def short(label):
-    """A label in a few words: the first synset's lemmas and the most frequent lexicographer file; "" without any."""
+    """A label in a few words: the first synset's lemmas and lexicographer file, else the first file; "" without any."""
     if not label:
         return ""
-    lemmas = [", ".join(synset["lemmas"][:3]) for synset in label.get("synsets", [])[:1]]
-    return " · ".join([*lemmas, *(name for name, _ in label.get("lexnames", [])[:1])])
+    for synset in label.get("synsets", [])[:1]:
+        return f"{', '.join(synset['lemmas'][:3])} · {synset['lexname']}"
+    return "".join(name for name, _ in label.get("lexnames", [])[:1])

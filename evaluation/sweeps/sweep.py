@@ -53,7 +53,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
             "a sweep needs several --layer or several --k. The demonstrations: --recipe sweep-layers, --recipe sweep-k."
         )
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
-    f1_of = _diagnostic(settings.diagnostic, parts) if settings.diagnostic else {}
+    f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
@@ -110,15 +110,21 @@ def _row(layer, k, report, trained):
     }
 
 
-def _diagnostic(path, parts):
-    """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where it has none of the parts."""
+def _diagnostic(path, teacher, parts):
+    """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where none is of these parts."""
+    from pipeline.teacher import teacher_fingerprint
+
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))["layers"]
-        found = {(entry["layer"], entry["k"]): entry["f1"] for entry in entries}
+        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = {(entry["layer"], entry["k"]): entry["f1"] for entry in kept["layers"]}
+        name, content = kept["teacher"]["name"], kept["teacher"]["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SweepError(
-            f"--diagnostic {path} is no result of choose-layer ({error!r}). Make one: mlsm choose-layer --json > FILE"
+            f"--diagnostic {path} is no result of choose-layer ({error!r}). Make one, its "
+            "result.json: mlsm choose-layer --wsd-data DIR"
         ) from None
+    if content != teacher_fingerprint(teacher):
+        raise SweepError(f"--diagnostic {path} is of the teacher {name}, not {teacher}. Give both the same --teacher.")
     if not found.keys() & set(parts):
         has = ", ".join(f"layer {layer} k {k}" for layer, k in sorted(found))
         raise SweepError(f"--diagnostic {path} has {has or 'no layer'}, none of this sweep's. Give both the same --k.")

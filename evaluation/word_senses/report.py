@@ -10,6 +10,7 @@ Shapes: V variants, Q test words.
 
 import csv
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +106,16 @@ def finetuning_averages(path):
     found = {}
     for number, row in enumerate(rows, 2):
         try:
-            found[int(row["layer"])] = float(row["average"])
+            layer, average = int(row["layer"]), float(row["average"])
         except (KeyError, TypeError, ValueError):
+            layer, average = None, math.nan
+        if not math.isfinite(average):
             raise WsdDataError(f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
-                               f"average, a number; found {dict(row)}.") from None  # fmt: skip
+                               f"average, a number; found {dict(row)}.")  # fmt: skip
+        if layer in found:
+            raise WsdDataError(f"--finetuning {path}, line {number}: layer {layer} a second time. Give one average a "
+                               "layer, of students of one k.")  # fmt: skip
+        found[layer] = average
     if not found:
         raise WsdDataError(f"--finetuning {path}: expected a line layer,average and one line a layer; found none.")
     scale = 1 if max(found.values()) > 1 else 100

@@ -38,10 +38,10 @@ class WordNet:
     def load(cls, path):
         """Read an index.sense. Raises WsdDataError naming the line that is not one of a sense index."""
         wordnet = cls(Path(path))
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:  # decoded line by line, so that an error has its number
             for number, line in enumerate(file, 1):
                 try:
-                    wordnet._add(*line.split())
+                    wordnet._add(*line.decode().split())
                 except (ValueError, IndexError, TypeError):
                     raise WsdDataError(f"{path}, line {number}: expected a sense key, a synset's offset, the number of "
                                        f"the sense and a count; found {line[:80].rstrip()!r}.") from None  # fmt: skip

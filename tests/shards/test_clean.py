@@ -115,6 +115,23 @@ def test_a_learning_directory_in_use_stays(store, dead_pid, monkeypatch):
     assert names(clean(store.path.parent.parent)) == [learning.name]
 
 
+def test_word_vectors_of_an_interrupted_diagnostic(store, monkeypatch):
+    runs = store.path.parent.parent
+    diagnostic = runs / "diagnostics" / "name-0123"
+    for name in ("vectors/lock", "vectors/part-00000.npz", "vectors/.part-00001.npz.tmp", "layer-1-k8/phi.npz"):
+        (diagnostic / name).parent.mkdir(parents=True, exist_ok=True)
+        (diagnostic / name).write_bytes(b"v" * 10)
+    later(monkeypatch)
+    with open(diagnostic / "vectors" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert names(clean(runs), "kept") == ["vectors"]
+    (diagnostic / "vectors" / "mine.npz").touch()
+    assert names(clean(runs)) == []
+    (diagnostic / "vectors" / "mine.npz").unlink()
+    report = clean(runs)
+    assert names(report) == ["vectors"] and report["bytes"] == 30 and os.listdir(diagnostic) == ["layer-1-k8"]
+
+
 def test_the_shard_of_an_unreadable_record_stays(store, monkeypatch):
     record = next(store.units.glob("*.json"))
     shard = store.units / store.record(record.stem).file

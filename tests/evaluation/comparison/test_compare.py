@@ -207,6 +207,14 @@ def test_malformed_records_name_file_and_field(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_diagnostic_of_another_k_is_not_drawn(tmp_path):
+    entries = [{"layer": layer, "k": 12, "f1": f1} for layer, f1 in F1.items()]
+    (tmp_path / "result.json").write_text(json.dumps({"layers": entries}))
+    result, _ = compared(tmp_path, layer_study(list(F1), seeds=1), diagnostic=tmp_path / "result.json")
+    (lacks,) = (figure["lacks"] for figure in result["figures"] if figure["figure"] == 4)
+    assert "three layers or more of k 3072" in lacks
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{"layer": 8}]}'])
 def test_a_diagnostic_that_is_none_is_named(tmp_path, content):
     (tmp_path / "result.json").write_text(content)

@@ -51,7 +51,7 @@ def _write_labels(directory, fingerprint, k):
     """LSP 3 is a bank of money, LSP 5 hostile, the others have no senses."""
     senses = [{"synsets": [], "lexnames": []} for _ in range(k)]
     senses[3] = {"synsets": [{"synset": "depository.n.01", "lemmas": ["depository", "bank"], "lexname": "noun.group",
-                              "npmi": 0.41, "mass": 12.5}], "lexnames": [["noun.group", 0.8], ["noun.act", 0.2]]}
+                              "npmi": 0.41, "mass": 0.3}], "lexnames": [["noun.act", 0.6], ["noun.group", 0.4]]}
     senses[5] = {"synsets": [{"synset": "x", "lemmas": ["<script>window.hacked=1</script>"], "lexname": "<b>",
                               "npmi": 0.1, "mass": 1.0}], "lexnames": [["<i>", 1.0]]}  # fmt: skip
     directory.mkdir(parents=True)

@@ -20,7 +20,7 @@ from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
 from evaluation.sweeps.summary import swept
 from evaluation.sweeps.sweep import sweep
-from pipeline.teacher import Teacher
+from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 
 VARYING = ("store", "run", "tokens_per_second", "finished_before")
@@ -82,10 +82,16 @@ def test_table_note_and_files(settings, result):
     assert json.loads((directory / "sweep.json").read_text())["rows"] == result["rows"]
 
 
+def write_diagnostic(path, k, teacher):
+    """A result of choose-layer as far as it is read here."""
+    entries = [{"layer": layer, "k": k, "f1": 0.6 + layer / 100} for layer in (1, 2, 3)]
+    named = {"name": "a teacher", "fingerprint": teacher_fingerprint(teacher)}
+    path.write_text(json.dumps({"teacher": named, "layers": entries}))
+    return path
+
+
 def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, result, tmp_path, monkeypatch):
-    diagnostic = tmp_path / "result.json"
-    entries = [{"layer": layer, "k": 40, "f1": 0.6 + layer / 100} for layer in (1, 2, 3)]
-    diagnostic.write_text(json.dumps({"layers": entries}))
+    diagnostic = write_diagnostic(tmp_path / "result.json", 40, settings.teacher)
     monkeypatch.setattr(Teacher, "__call__", None)
     again = sweep(replace(settings, diagnostic=diagnostic))
     assert again["finished_before"] and again["directory"] == result["directory"]
@@ -163,8 +169,10 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path, monkeypatch):
         sweep(replace(settings, gpu="abacus"))
     with pytest.raises(SweepError, match="--recipe sweep-layers"):
         sweep(SweepConfig())
-    (tmp_path / "other.json").write_text('{"layers": [{"layer": 1, "k": 99, "f1": 60}]}')
-    for name, message in (("other.json", "has layer 1 k 99, none of this"), ("none.json", "no result of choose-layer")):
+    write_diagnostic(tmp_path / "other.json", 99, settings.teacher)
+    write_diagnostic(tmp_path / "foreign.json", 40, "bundled")
+    for name, message in (("other.json", "layer 1 k 99, .*none of this"), ("none.json", "no result of choose-layer"),
+                          ("foreign.json", "is of the teacher a teacher, not ")):
         with pytest.raises(SweepError, match=message):
             sweep(replace(settings, diagnostic=tmp_path / name))
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -66,7 +66,7 @@ def damaged(root, name, old, new):
     path = root / name
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new, 1), errors="surrogateescape")
 
 
 XML, GOLD, INDEX = f"{SEMCOR}.data.xml", f"{SEMCOR}.gold.key.txt", "wordnet3.0/index.sense"
@@ -87,6 +87,7 @@ XML, GOLD, INDEX = f"{SEMCOR}.data.xml", f"{SEMCOR}.gold.key.txt", "wordnet3.0/i
         (GOLD, "d0.s0.t1", "d9\td9.s9 bank%2:40:00::\nd0.s0.t1", "line 1: the sense key d9.s9 is not in"),
         (GOLD, "d0.s0.t1", "d9.s9 bank%2:40:00::\nd0.s0.t1", "d9.s9 has sense keys, but no instance"),
         (INDEX, " 2 25", " two 25", "index.sense, line 2: expected a sense key, a synset's offset"),
+        (INDEX, "big%3", "big\udcff%3", r"index.sense, line 4: expected a sense key, .* found b'big\\xff%3"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_line(tmp_path, name, old, new, message):
