@@ -15,6 +15,7 @@ import math
 from itertools import product
 from pathlib import Path
 
+from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
 from evaluation.plots import new_figure, save_figure
 from evaluation.sweeps.config import SweepConfig
@@ -45,7 +46,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
               held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
               student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None) and
               finished_before. With --dry-run only over, parts and full_scale
-    Raises    SweepError, and what encode_lsp and train raise
+    Raises    SweepError, ValueError before anything is done, and what encode_lsp and train raise
     """
     parts = list(product(settings.layer, settings.k))
     if len(parts) == 1:
@@ -54,6 +55,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
         )
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, parts) if settings.diagnostic else {}
+    _check(settings)
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
@@ -68,11 +70,27 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     return result
 
 
+def _check(settings):
+    """Raise ValueError now, not hours later, when the students cannot be trained."""
+    _encoding(settings)
+    _training(settings, store=None)
+    Encoder.find(settings.encoder)
+
+
+def _encoding(settings):
+    return EncodeConfig(**{name: getattr(settings, name) for name in ENCODING})
+
+
+def _training(settings, store):
+    values = {name: getattr(settings, name) for name in TRAINING}
+    return StudentConfig(store=store, objective="mlsm", eval_every=0, **values)
+
+
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
     from student.trainer import train
 
-    reports = encode_lsp(EncodeConfig(**{name: getattr(settings, name) for name in ENCODING}), progress)
+    reports = encode_lsp(_encoding(settings), progress)
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
         trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
@@ -82,9 +100,7 @@ def _rows(settings, parts, f1_of, progress):
 
 def _student(settings, layer, k, report):
     """The settings of one student, its run named by what it is trained on, and how."""
-    config = StudentConfig(
-        store=report["store"], objective="mlsm", eval_every=0, **{name: getattr(settings, name) for name in TRAINING}
-    )
+    config = _training(settings, report["store"])
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 

@@ -172,6 +172,17 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path, monkeypatch):
         sweep(settings)
 
 
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"lr": -1.0}, "lr must be a positive number"), ({"encoder": "/nowhere/bert"}, "no configuration found"),
+    ({"lam": -1.0}, "lam"),
+])  # fmt: skip
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_students_that_cannot_be_trained_are_refused_before_encoding(settings, tmp_path, wrong, message, dry_run):
+    with pytest.raises(ValueError, match=message):
+        sweep(replace(settings, output=tmp_path, dry_run=dry_run, **wrong))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("recipe", ["sweep-layers", "sweep_k"])
 def test_recipes_resolve(recipe):
     command = [sys.executable, "cli.py", "sweep", "--recipe", recipe, "--print-config"]
