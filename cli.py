@@ -328,7 +328,7 @@ def parse_settings(name, verb, argv, recipe=None):
     Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher,
     --tokenizer, --hidden, --student or --continue-from ask for other material: real text must not be cut to the
     demonstration's two million tokens, nor real weights be trained with its rates.
-    Returns  (settings, name of the recipe or None)
+    Returns  (settings, name of the recipe, or None where none has said anything)
     """
     is_asked_for = recipe is not None
     if recipe is None and verb.recipes and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
@@ -336,7 +336,7 @@ def parse_settings(name, verb, argv, recipe=None):
     settings_class = _load(verb.settings)
     values = recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
     default = settings_class(**values)
-    return _parse_flags(name, verb, argv, default), recipe
+    return _parse_flags(name, verb, argv, default), recipe if values or is_asked_for else None
 
 
 def _parse_flags(name, verb, argv, default):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+import cli
 from shards.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +75,11 @@ def test_own_material_is_not_cut_to_the_demonstration():
     run = mlsm("encode-lsp", "--corpus", "a.txt", "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["encode-lsp"]
     assert settings["max_tokens"] is None and settings["k"] == [3072]
+
+
+@pytest.mark.parametrize(("verb", "recipe"), [("encode-lsp", "quickstart"), ("sweep", None), ("train-tokenizer", None)])
+def test_only_a_recipe_that_says_something_is_named(verb, recipe):
+    assert cli.parse_settings(verb, cli.VERBS[verb], [])[1] == recipe
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])
