@@ -244,7 +244,10 @@ def _run_verb(name, verb, argv):
 
 def _exit_code_of_result(name, result):
     if name.startswith("encode-"):
-        return _complain_of_quarantine(result)
+        return _complain_of_quarantine(result, "Run the same command with --retry-quarantine to try them again")
+    if name == "sweep":
+        advice = "encode-lsp with these settings and --retry-quarantine tries them again"
+        return _complain_of_quarantine(result.get("rows", []), advice)
     return EXIT_STORE if "damaged" in result and result["damaged"] else 0
 
 
@@ -459,7 +462,7 @@ def _is_told(error, code):
     return same_for_all or type(error).__name__ == "PeerError"
 
 
-def _complain_of_quarantine(reports):
+def _complain_of_quarantine(reports, advice):
     """The exit code of an encoding: 5, and a line, when documents of the stores could not be coded."""
     count = sum(report.get("quarantined", 0) for report in reports)  # an estimate has none
     if not count:
@@ -467,7 +470,7 @@ def _complain_of_quarantine(reports):
     stores = ", ".join(report["store"] for report in reports if report["quarantined"])
     return _complain(
         f"finished, but {count} documents could not be coded and carry no targets; the records in {stores}/units name "
-        "them and why. Run the same command with --retry-quarantine to try them again",
+        f"them and why. {advice}",
         EXIT_QUARANTINE,
     )
 

@@ -44,8 +44,9 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, and rows: layer, k, store, run,
               held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
-              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None) and
-              finished_before. With --dry-run only over, parts and full_scale
+              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None),
+              quarantined (documents of the store that could not be coded) and finished_before. With --dry-run only
+              over, parts and full_scale
     Raises    SweepError, ValueError before anything is done, and what encode_lsp and train raise
     """
     parts = list(product(settings.layer, settings.k))
@@ -122,6 +123,7 @@ def _row(layer, k, report, trained):
         "tokens_per_second": trained["tokens_per_second"],
         "student_flops": trained["flops"],
         "encoding_flops": store_flops(Store.open(report["store"], report["plan"])),
+        "quarantined": report["quarantined"],
         "finished_before": report["finished_before"] and trained.get("already_finished", False),
     }
 
@@ -151,10 +153,10 @@ def _write(result, directory):
     figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
     panels = axes if has_f1 else [axes]
     values = [row[over] for row in rows]
-    panels[0].plot(values, [100 * (row["improvement"] or 0) for row in rows], marker="o")
+    panels[0].plot(values, _percent(rows, "improvement"), marker="o")
     panels[0].set_ylabel("held-out KL, % below the marginal")
     if has_f1:
-        panels[1].plot(values, [100 * (row["f1"] or math.nan) for row in rows], marker="o")
+        panels[1].plot(values, _percent(rows, "f1"), marker="o")
         panels[1].set_ylabel("word-sense F1 on ALL, % (choose-layer)")
     for panel in panels:
         panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
@@ -162,3 +164,8 @@ def _write(result, directory):
         panel.set_xticks(values, map(str, values))
         panel.minorticks_off()
     save_figure(figure, directory / "sweep", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+
+
+def _percent(rows, name):
+    """Shares in per cent, NaN where there is none: a gap in a line."""
+    return [math.nan if row[name] is None else 100 * row[name] for row in rows]
