@@ -250,7 +250,10 @@ def _run_verb(name, verb, argv):
 
 def _exit_code_of_result(name, result):
     if name.startswith("encode-"):
-        return _complain_of_quarantine(result)
+        return _complain_of_quarantine(result, "Run the same command with --retry-quarantine to try them again")
+    if name == "sweep":
+        advice = "encode-lsp with these settings and --retry-quarantine tries them again"
+        return _complain_of_quarantine(result.get("rows", []), advice)
     return EXIT_STORE if "damaged" in result and result["damaged"] else 0
 
 
@@ -334,7 +337,7 @@ def parse_settings(name, verb, argv, recipe=None):
     Without --recipe the demonstration recipe `quickstart` applies, save when --corpus, --teacher,
     --tokenizer, --hidden, --student or --continue-from ask for other material: real text must not be cut to the
     demonstration's two million tokens, nor real weights be trained with its rates.
-    Returns  (settings, name of the recipe or None)
+    Returns  (settings, name of the recipe, or None where none has said anything)
     """
     is_asked_for = recipe is not None
     if recipe is None and verb.recipes and not OWN_MATERIAL & {arg.split("=")[0] for arg in argv}:
@@ -342,7 +345,7 @@ def parse_settings(name, verb, argv, recipe=None):
     settings_class = _load(verb.settings)
     values = recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
     default = settings_class(**values)
-    return _parse_flags(name, verb, argv, default), recipe
+    return _parse_flags(name, verb, argv, default), recipe if values or is_asked_for else None
 
 
 def _parse_flags(name, verb, argv, default):
@@ -465,7 +468,7 @@ def _is_told(error, code):
     return same_for_all or type(error).__name__ == "PeerError"
 
 
-def _complain_of_quarantine(reports):
+def _complain_of_quarantine(reports, advice):
     """The exit code of an encoding: 5, and a line, when documents of the stores could not be coded."""
     count = sum(report.get("quarantined", 0) for report in reports)  # an estimate has none
     if not count:
@@ -473,7 +476,7 @@ def _complain_of_quarantine(reports):
     stores = ", ".join(report["store"] for report in reports if report["quarantined"])
     return _complain(
         f"finished, but {count} documents could not be coded and carry no targets; the records in {stores}/units name "
-        "them and why. Run the same command with --retry-quarantine to try them again",
+        f"them and why. {advice}",
         EXIT_QUARANTINE,
     )
 

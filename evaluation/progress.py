@@ -34,7 +34,7 @@ class Progress:
     def note(self, text):
         """A line that stays."""
         if self._bars:
-            self._bars.console.print(text, highlight=False)
+            self._bars.console.print(text, highlight=False, markup=False, emoji=False)
         else:
             print(text, file=self._stream, flush=True)
 
@@ -66,10 +66,10 @@ def _rich_bars(stream):
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(
-        TextColumn("{task.description:>10}"),
+        TextColumn("{task.description:>10}", markup=False),
         BarColumn(bar_width=30),
         TaskProgressColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[facts]}", markup=False),
         console=Console(file=stream),
     )

@@ -6,7 +6,10 @@ A recipe is one of this directory, by its name, or any YAML file. Left out: flag
 """
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin
 
 
 def recipe_settings(recipe, verb, settings_class, is_asked_for):
@@ -50,19 +53,48 @@ def _field(key):
 
 def _typed(settings_class, name, value):
     """YAML's types to the dataclass's: lists become tuples, strings become paths where a path is meant."""
-    hint = str(next(field.type for field in dataclasses.fields(settings_class) if field.name == name))
-    if "tuple" in hint and value is not None:
-        values = value if isinstance(value, list) else [value]
-        return tuple(map(float, values)) if "float" in hint else tuple(values)
-    if isinstance(value, bool) != (hint == "<class 'bool'>"):
-        raise ValueError(f"{name} is {'a switch, true or false' if 'bool' in hint else 'no switch'}, found {value!r}")
-    if hint == "<class 'int'>" and isinstance(value, str) and float(value).is_integer():  # YAML: 1e5 is a string
-        return int(float(value))
-    if "Path" in hint and isinstance(value, str):
+    hint = next(field.type for field in dataclasses.fields(settings_class) if field.name == name)
+    try:
+        return _converted(hint, value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name} is {_described(hint)}, found {value!r}") from None
+
+
+def _converted(hint, value):
+    """The value as one of a type; ValueError where it is none."""
+    kinds = get_args(hint)
+    if get_origin(hint) is tuple:
+        return tuple(_converted(kinds[0], one) for one in (value if isinstance(value, list) else [value]))
+    if get_origin(hint) in (Union, UnionType):
+        for kind in sorted(kinds, key=(str, Path).__contains__):    # a text is the last that a string can be
+            with suppress(ValueError):
+                return _converted(kind, value)
+    elif get_origin(hint) is Literal:
+        if isinstance(value, str) and value in kinds:
+            return value
+    elif hint in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+        number = float(value)    # YAML: 1e5, without a dot, is a string
+        if hint is float:
+            return number
+        if number.is_integer():
+            return value if isinstance(value, int) else int(number)
+    elif hint is Path and isinstance(value, str):
         return Path(value)
-    if hint in ("<class 'float'>", "float | None") and isinstance(value, str):  # YAML: 1e-4, without a dot
-        return float(value)
-    return value
+    elif hint in (bool, str, NoneType) and isinstance(value, hint):
+        return value
+    raise ValueError
+
+
+def _described(hint):
+    kinds = get_args(hint)
+    if get_origin(hint) is tuple:
+        return f"a list, each {_described(kinds[0])}"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(kinds)}"
+    if kinds:
+        return " or ".join(map(_described, kinds))
+    return {int: "a whole number", float: "a number", bool: "a switch, true or false", str: "a text (quoted, maybe)",
+            Path: "a path", NoneType: "null"}[hint]  # fmt: skip
 
 
 def _recipe_file(recipe):

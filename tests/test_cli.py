@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+import cli
 from shards.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,6 +76,36 @@ def test_own_material_is_not_cut_to_the_demonstration():
     run = mlsm("encode-lsp", "--corpus", "a.txt", "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["encode-lsp"]
     assert settings["max_tokens"] is None and settings["k"] == [3072]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("max-tokens: 1e6", 1_000_000),     # YAML reads a string
+        ("layer: 1e1", (10,)),
+        ("top-n: all", "all"),
+        ("max-tokens: 1.5", "max_tokens is a whole number or null, found 1.5"),
+        ("max-tokens: some", "max_tokens is a whole number or null, found 'some'"),
+        ("layer: [2, 2.5]", "layer is a list, each a whole number, found [2, 2.5]"),
+        ("max-length: null", "max_length is a whole number, found None"),
+        ("teacher: [bundled]", "teacher is a text"),
+        ("packing: boxed", "packing is one of packed, pairs, found 'boxed'"),
+    ],
+)
+def test_a_recipe_has_the_types_of_the_settings(tmp_path, line, found):
+    (tmp_path / "r.yaml").write_text(f"encode-lsp: {{{line}}}\n")
+    name = line.partition(":")[0].replace("-", "_")
+    try:
+        settings, _ = cli.parse_settings("encode-lsp", cli.VERBS["encode-lsp"], [], str(tmp_path / "r.yaml"))
+    except ValueError as error:
+        assert found in str(error)
+    else:
+        assert getattr(settings, name) == found and type(getattr(settings, name)) is type(found)
+
+
+@pytest.mark.parametrize(("verb", "recipe"), [("encode-lsp", "quickstart"), ("sweep", None), ("train-tokenizer", None)])
+def test_only_a_recipe_that_says_something_is_named(verb, recipe):
+    assert cli.parse_settings(verb, cli.VERBS[verb], [])[1] == recipe
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])
@@ -276,9 +307,9 @@ def test_numbers_without_a_dot_in_a_recipe(tmp_path):
     [
         ("max-steps: 1e3", None),
         ("checkpoints: [0.5, '1']", None),
-        ("checkpoints: [a]", "could not convert string to float"),
+        ("checkpoints: [a]", "checkpoints is a list, each a number, found ['a']"),
         ("documents-apart: maybe", "documents_apart is a switch, true or false, found 'maybe'"),
-        ("max-steps: yes", "max_steps is no switch, found True"),
+        ("max-steps: yes", "max_steps is a whole number, found True"),
     ],
 )
 def test_types_in_a_recipe(tmp_path, setting, message):

@@ -13,13 +13,12 @@ sets textContent only. Left out: what is shown (view.py).
 
 import json
 import shutil
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from evaluation.lsps import words
 from evaluation.lsps.labels import short
 from evaluation.lsps.sample import InspectionError
+from shards.manifest import publish_directory
 
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 1}
@@ -43,36 +42,19 @@ def check_replaceable(directory):
 def write(view, directory):
     """Write the pages of a StoreView; they appear together. Returns what was written."""
     check_replaceable(directory)
-    with _appearing(directory) as new:
+    facts = view.facts()
+
+    def fill(new):
         for name in ("style.css", "view.js"):
             shutil.copyfile(TEMPLATES / name, new / name)
-        facts = view.facts()
         _write_lists(view, new / "data")
         _write_pages(view, new, facts)
         (new / "view.json").write_text(json.dumps(MARK, indent=1))
-    files = [path for path in directory.rglob("*") if path.is_file()]
+
+    place = directory.resolve()     # a link stays one, and `.` has a name
+    publish_directory(place, fill)
+    files = [path for path in place.rglob("*") if path.is_file()]
     return {"html": str(directory), **facts, "files": len(files), "bytes": sum(path.stat().st_size for path in files)}
-
-
-@contextmanager
-def _appearing(directory):
-    """A new directory that takes its name, and an older one's place, when the block ends well."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    stamp = time.time_ns()
-    new = directory.with_name(f".{directory.name}.{stamp}.tmp")
-    old = directory.with_name(f".{directory.name}.{stamp}.old.tmp")
-    new.mkdir()
-    try:
-        yield new
-        if directory.exists():
-            directory.rename(old)
-        new.rename(directory)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists() and not directory.exists():
-            old.rename(directory)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_lists(view, directory):

@@ -15,6 +15,7 @@ import math
 from itertools import product
 from pathlib import Path
 
+from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
 from evaluation.plots import new_figure, save_figure
 from evaluation.sweeps.config import SweepConfig
@@ -43,9 +44,10 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, and rows: layer, k, store, run,
               held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
-              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None) and
-              finished_before. With --dry-run only over, parts and full_scale
-    Raises    SweepError, and what encode_lsp and train raise
+              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None),
+              quarantined (documents of the store that could not be coded) and finished_before. With --dry-run only
+              over, parts and full_scale
+    Raises    SweepError, ValueError before anything is done, and what encode_lsp and train raise
     """
     parts = list(product(settings.layer, settings.k))
     if len(parts) == 1:
@@ -54,6 +56,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
         )
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
+    _check(settings)
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
@@ -68,11 +71,27 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     return result
 
 
+def _check(settings):
+    """Raise ValueError now, not hours later, when the students cannot be trained."""
+    _encoding(settings)
+    _training(settings, store=None)
+    Encoder.find(settings.encoder)
+
+
+def _encoding(settings):
+    return EncodeConfig(**{name: getattr(settings, name) for name in ENCODING})
+
+
+def _training(settings, store):
+    values = {name: getattr(settings, name) for name in TRAINING}
+    return StudentConfig(store=store, objective="mlsm", eval_every=0, **values)
+
+
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
     from student.trainer import train
 
-    reports = encode_lsp(EncodeConfig(**{name: getattr(settings, name) for name in ENCODING}), progress)
+    reports = encode_lsp(_encoding(settings), progress)
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
         trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
@@ -82,9 +101,7 @@ def _rows(settings, parts, f1_of, progress):
 
 def _student(settings, layer, k, report):
     """The settings of one student, its run named by what it is trained on, and how."""
-    config = StudentConfig(
-        store=report["store"], objective="mlsm", eval_every=0, **{name: getattr(settings, name) for name in TRAINING}
-    )
+    config = _training(settings, report["store"])
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
@@ -106,6 +123,7 @@ def _row(layer, k, report, trained):
         "tokens_per_second": trained["tokens_per_second"],
         "student_flops": trained["flops"],
         "encoding_flops": store_flops(Store.open(report["store"], report["plan"])),
+        "quarantined": report["quarantined"],
         "finished_before": report["finished_before"] and trained.get("already_finished", False),
     }
 
@@ -141,10 +159,10 @@ def _write(result, directory):
     figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
     panels = axes if has_f1 else [axes]
     values = [row[over] for row in rows]
-    panels[0].plot(values, [100 * (row["improvement"] or 0) for row in rows], marker="o")
+    panels[0].plot(values, _percent(rows, "improvement"), marker="o")
     panels[0].set_ylabel("held-out KL, % below the marginal")
     if has_f1:
-        panels[1].plot(values, [100 * (row["f1"] or math.nan) for row in rows], marker="o")
+        panels[1].plot(values, _percent(rows, "f1"), marker="o")
         panels[1].set_ylabel("word-sense F1 on ALL, % (choose-layer)")
     for panel in panels:
         panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
@@ -152,3 +170,8 @@ def _write(result, directory):
         panel.set_xticks(values, map(str, values))
         panel.minorticks_off()
     save_figure(figure, directory / "sweep", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+
+
+def _percent(rows, name):
+    """Shares in per cent, NaN where there is none: a gap in a line."""
+    return [math.nan if row[name] is None else 100 * row[name] for row in rows]

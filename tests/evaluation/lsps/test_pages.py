@@ -1,5 +1,6 @@
 """The pages: hostile text stays text, a real browser opens them from disk, and they replace only their like."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 from evaluation.lsps import pages
 from evaluation.lsps.sample import InspectionError
+from shards import clean, disk
 
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
 
@@ -93,19 +95,43 @@ def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path,
 
 
 def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostile_view, tmp_path, monkeypatch):
-    place, rename = tmp_path / "view", Path.rename
+    place, rename = tmp_path / "view", disk.rename
     pages.write(hostile_view, place)
     (place / "old").touch()
+    failing = iter([OSError(errno.ENOTEMPTY, "taken"), None, OSError("no space left"), None])
 
-    def failing(self, target):
-        if self.name.endswith(".tmp") and not self.name.endswith(".old.tmp"):
-            raise OSError("no space left")
-        return rename(self, target)
+    def failing_rename(old, new):
+        if error := next(failing):
+            raise error
+        rename(old, new)
 
-    monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(disk, "rename", failing_rename)
     with pytest.raises(OSError, match="no space"):
         pages.write(hostile_view, place)
     assert (place / "old").is_file() and [path.name for path in tmp_path.iterdir()] == ["view"]
+
+
+def test_whatever_a_kill_leaves_is_known_to_clean(hostile_view, tmp_path, monkeypatch):
+    place, rename, left = tmp_path / "view", disk.rename, []
+
+    def looking(old, new):
+        rename(old, new)
+        left.append([path for path in tmp_path.iterdir() if path != place and not clean._recognise(path)])
+
+    pages.write(hostile_view, place)
+    monkeypatch.setattr(disk, "rename", looking)
+    pages.write(hostile_view, place)
+    assert left == [[], []]     # after the older view has gone, and after the new one has come
+
+
+def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    pages.write(hostile_view, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "index.html").is_file()
+    monkeypatch.chdir(tmp_path / "real")
+    assert pages.write(hostile_view, Path("."))["files"] == 24 + 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
 # -- in a browser -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from data import ROOT
 from tiny_store import log_of
 
+import cli
 from evaluation.plots import PlotError
 from evaluation.sweeps import sweep as sweeping
 from evaluation.sweeps.config import SweepConfig
@@ -101,6 +103,27 @@ def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, res
     assert "63.0%" in text and "was finished already" in text
 
 
+def test_documents_that_could_not_be_coded_are_told(result, capsys):
+    assert [row["quarantined"] for row in result["rows"]] == [0, 0]
+    assert cli._exit_code_of_result("sweep", result) == 0
+    first, second = result["rows"]
+    damaged = result | {"rows": [first, second | {"quarantined": 2}]}
+    assert cli._exit_code_of_result("sweep", damaged) == cli.EXIT_QUARANTINE
+    assert f"2 documents could not be coded and carry no targets; the records in {second['store']}/units" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_figure_that_is_not_there_is_a_gap_and_a_zero_is_a_zero(result, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sweeping, "save_figure", lambda figure, *_: drawn.extend(
+        axes.lines[0].get_ydata().tolist() for axes in figure.axes))  # fmt: skip
+    first, second = result["rows"]
+    rows = [first | {"improvement": None, "f1": 0.0}, second | {"improvement": 0.25, "f1": None}]
+    sweeping._write(result | {"rows": rows}, tmp_path)
+    assert drawn == [pytest.approx([math.nan, 25.0], nan_ok=True), pytest.approx([0.0, math.nan], nan_ok=True)]
+
+
 def test_other_sizes_share_the_plan_and_the_pass(settings, tmp_path):
     found = sweep(replace(settings, layer=(1,), k=(40, 48), max_steps=2, output=tmp_path))
     assert found["over"] == "k" and [Store.open(row["store"]).k for row in found["rows"]] == [40, 48]
@@ -178,6 +201,17 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotError, match="pip install"):
         sweep(settings)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"lr": -1.0}, "lr must be a positive number"), ({"encoder": "/nowhere/bert"}, "no configuration found"),
+    ({"lam": -1.0}, "lam"),
+])  # fmt: skip
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_students_that_cannot_be_trained_are_refused_before_encoding(settings, tmp_path, wrong, message, dry_run):
+    with pytest.raises(ValueError, match=message):
+        sweep(replace(settings, output=tmp_path, dry_run=dry_run, **wrong))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("recipe", ["sweep-layers", "sweep_k"])
