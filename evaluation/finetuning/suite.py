@@ -21,14 +21,14 @@ from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone
 from evaluation.finetuning.miniature import write_miniatures
 from evaluation.finetuning.tasks import TASKS
+from evaluation.models import directories
 from pipeline.corpus import silent
 from pipeline.device import choose_device
-from pipeline.teacher import load_tokenizer, locate
-from student.lsp_model import export_of
+from pipeline.teacher import load_tokenizer
 
 
 class StudyError(ValueError):
-    """Records that were made with other settings, or two models that would share a directory."""
+    """Records that were made with other settings, or one model given twice."""
 
 
 class Candidate(NamedTuple):
@@ -93,14 +93,12 @@ def _data_dir(settings):
 
 
 def _candidates(settings):
-    directories = [locate(export_of(model)) for model in settings.models]
-    found = [Candidate(directory, records.describe(directory)) for directory in directories]
-    places = {}
-    for model, candidate in zip(settings.models, found, strict=True):
-        place = records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})
-        if place in places:
-            raise StudyError(f"{places[place]} and {model} are one model: same name, same weights. Give it once.")
-        places[place] = model
+    found = []
+    for directory in directories(settings.models, settings.step):
+        facts = records.describe(directory)
+        if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+            raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
+        found.append(Candidate(directory, facts))
     return found
 
 

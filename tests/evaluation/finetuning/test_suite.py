@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from tiny_families import tiny_model
+from tiny_store import write_store
 from transformers import AutoTokenizer
 
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
 from evaluation.finetuning.suite import StudyError, finetune
 from evaluation.finetuning.summary import summary
+from student.config import StudentConfig
+from student.trainer import train
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -166,6 +169,33 @@ def test_constant_predictions_are_a_divergence(settings):
 def test_one_model_twice_is_refused(settings):
     with pytest.raises(StudyError, match="Give it once"):
         finetune(replace(settings, models=settings.models * 2))
+
+
+def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(settings, tmp_path):
+    run = tmp_path / "run"
+    train(StudentConfig(
+        store=write_store(tmp_path / "store", k=24).path, encoder="bert-2x32", max_steps=2, batch_windows=2,
+        micro_batch=2, eval_every=0, eval_windows=2, checkpoints=(0.5, 1.0), save_every=0, device="cpu", output=run,
+    ))  # fmt: skip
+    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out")
+    every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
+    assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
+    assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
+    with pytest.raises(StudyError, match="run/export and .*/step-00000002 are one model: the same weights"):
+        finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
+
+
+def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
+    """What is fetched is the whole of an export, or the weights and lineage of its records are not those at home."""
+    asked = {}
+
+    def fetched(name, allow_patterns):
+        asked[name] = allow_patterns
+        return settings.models[0]
+
+    monkeypatch.setattr("evaluation.models.snapshot_download", fetched)
+    finetune(replace(settings, models=("someone/student",), tasks=("rte",), seeds=1))
+    assert {"lineage.json", "lsp_head.safetensors", "probe.safetensors"} <= set(asked["someone/student"])
 
 
 def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):
