@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_families import tiny_model
+from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
+from evaluation.finetuning.formats import DataError
 from evaluation.finetuning.suite import StudyError, finetune
 from evaluation.finetuning.summary import summary
+from evaluation.models import ModelError
+from pipeline.teacher import TeacherError
 from student.config import StudentConfig
 from student.trainer import train
 
@@ -164,6 +168,29 @@ def test_constant_predictions_are_a_divergence(settings):
     finetune(replace(settings, tasks=("rte",), seeds=1, lr=1e-9))
     (record,) = records.read([settings.output / "evaluations"])
     assert record["diverged"] in ("every prediction is entailment", "every prediction is not_entailment")
+
+
+def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, teacher_directory, tmp_path):
+    """Of the last task, the last model, the last record: not after the days that the others take."""
+
+    def nothing_is_trained(error, match, **changes):
+        with pytest.raises(error, match=match):
+            finetune(replace(settings, **{"output": tmp_path / "out"} | changes))
+        assert len(list((tmp_path / "out").rglob("evaluations/*/*/*.json"))) == before
+
+    before = 0
+    incomplete = shutil.copytree(miniatures, tmp_path / "data")
+    (incomplete / "wic/dev/dev.gold.txt").unlink()
+    nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
+    broken = shutil.copytree(teacher_directory, tmp_path / "broken")
+    edit_weights(broken, lambda weights: {"x" + name if "layer.1" in name else name: w for name, w in weights.items()})
+    nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))
+    smaller = shutil.copytree(teacher_directory, tmp_path / "smaller")
+    AutoModel.from_config(AutoConfig.from_pretrained(smaller, vocab_size=100)).save_pretrained(smaller)
+    nothing_is_trained(ModelError, "but the model knows 100 words", models=(*settings.models, str(smaller)))
+    finetune(replace(settings, output=tmp_path / "out", tasks=("wic",), seeds=1))
+    before = 1
+    nothing_is_trained(StudyError, "wic-seed0.json was made otherwise", lr=0.1, tasks=("mrpc", "wic"))
 
 
 def test_one_model_twice_is_refused(settings):
