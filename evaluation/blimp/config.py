@@ -35,8 +35,6 @@ class BlimpConfig:
     """Print the records as JSON."""
 
     def __post_init__(self):
-        if self.step is not None and self.step != "all" and not self.step.isdecimal():
-            raise ValueError(f"--step is an optimiser step or `all`, found {self.step}")
         for name in ("per_paradigm", "batch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -24,8 +24,9 @@ from evaluation import records
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PHENOMENA, Paradigm, read, subset
 from evaluation.blimp.errors import BlimpError
-from evaluation.blimp.models import find, is_run, load
+from evaluation.blimp.models import check_family, load
 from evaluation.blimp.scoring import Scorer
+from evaluation.models import directories
 from pipeline.corpus import silent
 from pipeline.device import choose_device
 from pipeline.files import appearing_whole
@@ -50,14 +51,15 @@ def evaluate(config: BlimpConfig, progress=silent) -> dict:
 
     Returns  records: one for every model, with `averages` added to what records.py says; already_finished, paths: of
              each record
-    Raises   BlimpError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model cannot be used
+    Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model
+             cannot be used
     """
     device = choose_device(config.device)
-    directories = _directories(config)
+    places = _directories(config)
     paradigms, files = read(config.data_dir)
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
-    headings = [_heading(directory, config, paradigms, files) for directory in directories]
+    headings = [_heading(directory, config, paradigms, files) for directory in places]
     known = [_finished(heading, config) for heading in headings]
     waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
     if len(waiting) > 1:
@@ -85,12 +87,10 @@ def averages(figures: list[dict]) -> dict:
 def _directories(config: BlimpConfig) -> list[Path]:
     if not config.models:
         raise BlimpError("no model to score. Give one or more:  mlsm evaluate-blimp MODEL --data-dir DIR")
-    if config.step is not None and not any(is_run(Path(name)) for name in config.models):
-        raise BlimpError(
-            f"--step {config.step} is of a run of train-student or train-probe, but {', '.join(config.models)} is none."
-            f" Give the run's directory."
-        )
-    return [directory for name in config.models for directory in find(name, config.step)]
+    found = directories(config.models, config.step)
+    for directory in found:
+        check_family(directory)
+    return found
 
 
 def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:

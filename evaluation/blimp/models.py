@@ -1,47 +1,23 @@
-"""The models that can be scored: where they lie, and how they are loaded.
+"""The models that can be scored, and how they are loaded.
 
-    for directory in find("runs/students/<run>", step="all"):
-        model, tokenizer = load(directory, torch.device("cpu"))
+    model, tokenizer = load(Path("runs/students/<run>/export"), torch.device("cpu"))
 
 Stock masked language models, exports with a masked-LM head (objectives mlm, kd and mtl, and logits probes), and softmax
-probes of an MLSM student. All in float32, in evaluation mode. Left out: what is asked of them (scoring.py).
+probes of an MLSM student. All in float32, in evaluation mode. Left out: where they
+lie (evaluation/models.py), what is asked of them (scoring.py).
 """
 
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
 from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.scoring import ProbedMaskedLm, StockMaskedLm
-from pipeline.teacher import BUNDLED, load_tokenizer
-from student.export import EXPORT_FILES, PROBE_FILE
-from student.lsp_model import HEAD_FILE, export_of, quiet_transformers
+from pipeline.teacher import load_tokenizer
+from student.export import PROBE_FILE
+from student.lsp_model import HEAD_FILE, quiet_transformers
 from student.probe import ProbedLspModel
-
-
-def find(name: str, step: str | None = None) -> list[Path]:
-    """Directories of what a name means: one, or with step `all` every kept checkpoint of a run.
-
-    name    a run, an export, a checkpoint, any model's directory, `bundled` or a Hub id
-    step    of a run, an optimiser step or `all`; what is no run is taken as it is
-    Raises  BlimpError where there is no such model; RunError where a run is not finished
-    """
-    path = Path(name).expanduser()
-    if name == "bundled" and not path.is_dir():
-        return [BUNDLED]
-    if step is not None and is_run(path):
-        return _kept(path, step)
-    directory = Path(export_of(path if path.exists() else name))
-    directory = directory if directory.is_dir() else _from_hub(name)
-    _config(directory)
-    return [directory]
-
-
-def is_run(path: Path) -> bool:
-    """Whether a directory is a run of train-student or train-probe."""
-    return (path / "checkpoints").is_dir()
 
 
 def load(directory: Path, device: torch.device):
@@ -63,35 +39,8 @@ def load(directory: Path, device: torch.device):
     return model, tokenizer
 
 
-def _kept(run: Path, step: str) -> list[Path]:
-    """The kept checkpoints of a run that are meant."""
-    found = sorted((run / "checkpoints").glob("step-*"))
-    kept = {int(path.name[5:]): path for path in found if (path / "config.json").is_file()}
-    if step == "all" and kept:
-        return list(kept.values())
-    if step != "all" and int(step) in kept:
-        return [kept[int(step)]]
-    if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
-        raise BlimpError(
-            f"{run}: the checkpoint of step {step} is there to resume from only. Export it, and score that:"
-            f"  mlsm export-student {run} --checkpoint {step}"
-        )
-    there = ", ".join(map(str, kept)) or "none"
-    raise BlimpError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
-    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
-        raise BlimpError(
-            f"no such model: {name} is no directory, and the Hub's cache and the Hub do not give it"
-            f" ({type(error).__name__}). Give a directory, or where there is a network run: hf download {name}"
-        ) from error
-
-
-def _config(directory: Path):
-    """The configuration of a model; BlimpError where it is of no family of masked language models."""
+def check_family(directory: Path):
+    """The configuration of a model. Raises BlimpError where it is of no family of masked language models."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -106,7 +55,7 @@ def _config(directory: Path):
 
 def _stock(directory: Path):
     """The *ForMaskedLM of a directory, float32, every weight from its files."""
-    config = _config(directory)
+    config = check_family(directory)
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):

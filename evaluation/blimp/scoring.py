@@ -18,7 +18,6 @@ Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and
 """
 
 import copy
-import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 
 from evaluation.blimp.errors import BlimpError
+from evaluation.models import most_positions
 from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import special_ids
 from student.deberta import adapt_deberta
@@ -150,14 +150,6 @@ def _sharing_weights(owner, *modules):
     """A copy of what owns some modules, but for their weights and buffers."""
     tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
-
-
-def most_positions(model) -> float:
-    """Longest row that a model of transformers can read, in tokens with special ones."""
-    room = getattr(model.config, "max_position_embeddings", None) or math.inf
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)  # RoBERTa and its kin number positions from behind it
-    return room if padding is None else room - padding - 1
 
 
 class Scorer:

@@ -3,9 +3,10 @@
     models = models_of(records.read(paths))
     trainings, left_out = matched(models[0], models[1])
 
-A model is a name and a digest of weights. A family is what pre-trained it, whatever the step: its checkpoints. Two
-scores are a pair when they are of one task, metric and seed, and head, data and settings agree; nothing else is paired,
-and what was evaluated twice but does not agree is named. Left out: tests (significance.py), figures (figures.py).
+A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it,
+whatever the step: its checkpoints. Two scores are a pair when they are of one task, metric and seed, and head, data and
+settings agree; nothing else is paired, and what was evaluated twice but does not agree is named. Left out: tests
+(significance.py), figures (figures.py).
 
 A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
 """
@@ -120,11 +121,11 @@ def models_of(records):
     """
     models, notes = {}, []
     for record in records:
-        key = record["model"], record["weights"]
         facts = _facts(record)
-        model = models.setdefault(key, Model(record["model"], facts))
+        model = models.setdefault(record["weights"], Model(record["model"], facts))
         _require_same_facts(model, facts)
         notes += _add(model, record)
+    notes = list(dict.fromkeys(notes))
     ordered = sorted(models.values(), key=_order)
     _tell_apart(ordered)
     _choose_blimp(ordered)
@@ -148,10 +149,12 @@ def _require_same_facts(model, facts):
 
 
 def _add(model, record):
-    """Give a model one more record. Returns notes."""
+    """Give a model one more record, unless it has that one under another name. Returns notes."""
     key = record["task"], record["seed"]
     kept = model.blimps if record["suite"] == "blimp" else model.trainings
     earlier = kept.setdefault(key, record)
+    if record["model"] != earlier["model"]:
+        return [f"{record['model']} has the weights of {model.label}: of what both have, {earlier['model']}'s is used."]
     if earlier is record:
         return []
     what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"

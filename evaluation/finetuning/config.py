@@ -20,7 +20,10 @@ class FinetuneConfig:
     """
 
     models: Positional[tuple[str, ...]] = ()
-    """Runs of train-student, their exports or kept checkpoints, directories or Hub ids of other encoders."""
+    """Runs of train-student, their exports or kept checkpoints, directories or Hub ids of other encoders, or
+    `bundled`."""
+    step: str | None = None
+    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
     tasks: tuple[Literal["all", *TASKS], ...] = ("all",)
     """Which tasks."""
     seeds: int = 5

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from evaluation.finetuning.batches import task_number
+from evaluation.models import ModelError, most_positions
 from pipeline.teacher import check_report, load_weights
 from shards import disk
 from shards.counter import hash_u64
@@ -36,10 +37,6 @@ from student.onednn import use_onednn
 
 _HEAD_PURPOSE = 0x66744864    # "ftHd"
 DEVIATION = 0.02              # of BERT's initialiser
-
-
-class ModelError(ValueError):
-    """A directory that holds no model that can be fine-tuned."""
 
 
 class Backbone:
@@ -84,9 +81,7 @@ class Backbone:
 
     def room(self):
         """The longest input in tokens."""
-        room = getattr(self.config, "max_position_embeddings", None) or 10**6
-        offset = self.config.pad_token_id + 1 if "roberta" in self.config.model_type else 0
-        return room - offset
+        return most_positions(self.encoder)
 
     def takes_types(self):
         """Whether the encoder reads which sentence of a pair a token is of."""

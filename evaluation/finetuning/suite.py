@@ -21,14 +21,14 @@ from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone
 from evaluation.finetuning.miniature import write_miniatures
 from evaluation.finetuning.tasks import TASKS
+from evaluation.models import ModelError, directories
 from pipeline.corpus import silent
 from pipeline.device import choose_device
-from pipeline.teacher import load_tokenizer, locate
-from student.lsp_model import export_of
+from pipeline.teacher import load_tokenizer
 
 
 class StudyError(ValueError):
-    """Records that were made with other settings, or two models that would share a directory."""
+    """Records that were made with other settings, or one model given twice."""
 
 
 class Candidate(NamedTuple):
@@ -74,8 +74,14 @@ def finetune(settings: FinetuneConfig, progress=silent):
     candidates = _candidates(settings)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
-        for name in settings.chosen_tasks():
-            _run_task(TASKS[name], candidates, data_dir, settings, device, progress, tally)
+        # all that can be wrong with data, older records and models is said before hours are spent
+        plan = {name: _plan(TASKS[name], candidates, data_dir, settings, tally) for name in settings.chosen_tasks()}
+        waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
+        for candidate in waiting if len(waiting) > 1 else ():
+            load(candidate.directory)
+        for name, seeds in plan.items():
+            if any(seeds):
+                _run_task(TASKS[name], zip(candidates, seeds, strict=True), data_dir, settings, device, progress, tally)
     return {
         "models": [_report(candidate, settings) for candidate in candidates],
         "output": str(settings.output),
@@ -93,22 +99,28 @@ def _data_dir(settings):
 
 
 def _candidates(settings):
-    directories = [locate(export_of(model)) for model in settings.models]
-    found = [Candidate(directory, records.describe(directory)) for directory in directories]
-    places = {}
-    for model, candidate in zip(settings.models, found, strict=True):
-        place = records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})
-        if place in places:
-            raise StudyError(f"{places[place]} and {model} are one model: same name, same weights. Give it once.")
-        places[place] = model
+    found = []
+    for directory in directories(settings.models, settings.step):
+        facts = records.describe(directory)
+        if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+            raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
+        found.append(Candidate(directory, facts))
     return found
 
 
-def _run_task(task, candidates, data_dir, settings, device, progress, tally):
-    """All trainings of a task that are to be done."""
+def _plan(task, candidates, data_dir, settings, tally):
+    """The seeds that are to be trained of every candidate."""
     data = load_task(task, data_dir)
-    trials = [Trial(candidate, task, data) for candidate in candidates]
-    wanted = [(trial, _seeds_to_do(trial, settings, tally)) for trial in trials]
+    return [_seeds_to_do(Trial(candidate, task, data), settings, tally) for candidate in candidates]
+
+
+def _run_task(task, wanted, data_dir, settings, device, progress, tally):
+    """All trainings of a task that are to be done.
+
+    wanted  (candidate, its seeds) of every candidate
+    """
+    data = load_task(task, data_dir)
+    wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
     steps = training.steps_of(len(data.train), settings)
     total, done = steps * sum(len(seeds) for _, seeds in wanted), 0
     for trial, seeds in wanted:
@@ -131,12 +143,12 @@ def _seeds_to_do(trial, settings, tally):
     """Seeds without a record, or all where records are to be made anew; counts the others."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
-    missing = []
+    missing, facts = [], trial.facts(settings)
     for seed in range(settings.seeds):
         file = records.path_of(settings.output, trial.key(seed))
         if not file.is_file():
             missing.append(seed)
-        elif differing := _differing(records.read_file(file), trial.facts(settings)):
+        elif differing := _differing(records.read_file(file), facts):
             _complain(file, differing, settings)
             tally["differing"].append(str(file))
         else:
@@ -164,13 +176,29 @@ def _differing(record, facts, prefix=""):
     return ", ".join(filter(None, said))
 
 
+def load(directory):
+    """The encoder of a directory and its tokenizer.
+
+    Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
+    """
+    backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
+    largest, known = max(tokenizer.get_vocab().values()), backbone.encoder.get_input_embeddings().num_embeddings
+    if largest >= known:
+        raise ModelError(
+            f"{directory}: the tokenizer's ids go up to {largest}, but the model knows {known} words. Give a model with"
+            f" the tokenizer that it was trained with."
+        )
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
+    return backbone, tokenizer
+
+
 class Prepared:
     """A model and the examples of a task as it reads them, ready for any seed."""
 
     def __init__(self, trial, settings):
         self.trial, self.settings = trial, settings
-        self.backbone = Backbone(trial.candidate.directory)
-        tokenizer = load_tokenizer(trial.candidate.directory)
+        self.backbone, tokenizer = load(trial.candidate.directory)
         reading = {
             "max_length": min(settings.max_length, self.backbone.room()),
             "takes_types": self.backbone.takes_types(),

@@ -27,6 +27,7 @@ from evaluation.blimp.data import PARADIGMS, PHENOMENA
 from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.evaluate import evaluate
 from evaluation.blimp.summary import blimp
+from evaluation.models import ModelError
 from student.config import StudentConfig
 from student.errors import RunError
 from student.objectives import Mlm, Mlsm
@@ -231,12 +232,14 @@ def test_a_run_and_its_checkpoints_are_scored(run, config, data):
 
 
 def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config):
-    with pytest.raises(BlimpError, match="no checkpoint of step 9; those kept are: 2, 4"):
+    with pytest.raises(ModelError, match="no checkpoint of step 9; those kept are: 2, 4"):
         evaluate(replace(config, models=(str(run),), step="9"))
-    with pytest.raises(BlimpError, match=r"step 3 is there to resume.*mlsm export-student .*mlm-run --checkpoint 3"):
+    with pytest.raises(ModelError, match=r"step 3 is there to resume.*mlsm export-student .*mlm-run --checkpoint 3"):
         evaluate(replace(config, models=(str(run),), step="3"))
-    with pytest.raises(BlimpError, match="--step 2 is of a run"):
+    with pytest.raises(ModelError, match="--step 2 is of a run"):
         evaluate(replace(config, step="2"))
+    with pytest.raises(ModelError, match="--step is an optimiser step or `all`, found last"):
+        evaluate(replace(config, models=(str(run),), step="last"))
 
 
 @pytest.mark.parametrize("probe_input", ["softmax", "logits"])

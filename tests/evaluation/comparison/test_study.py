@@ -103,6 +103,15 @@ def test_two_different_records_of_one_training_name_their_file(fields):
         models_of(records)
 
 
+def test_the_same_weights_under_two_names_are_one_model():
+    """A run and its last checkpoint, both fine-tuned: figures by step have one model a step."""
+    records = [a_record("a", "rte", seed, [0.5], weights=digest("a")) for seed in range(2)]
+    records += [a_record("a-step-1000", "rte", seed, [0.6], weights=digest("a")) for seed in range(3)]
+    (model,), notes = models_of(records)
+    assert model.label == "a" and list(model.scores.values()) == [0.5, 0.5, 0.6]
+    assert notes == ["a-step-1000 has the weights of a: of what both have, a's is used."]
+
+
 def test_records_that_contradict_each_other_on_their_model():
     with pytest.raises(ComparisonError, match="layer is 10 in one and 9 in another"):
         models_of([a_record("a", "rte", 0, [0.5]), a_record("a", "rte", 1, [0.5], layer=9)])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,13 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_families import tiny_model
-from transformers import AutoTokenizer
+from tiny_families import edit_weights, tiny_model
+from tiny_store import write_store
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
+from evaluation.finetuning.formats import DataError
 from evaluation.finetuning.suite import StudyError, finetune
 from evaluation.finetuning.summary import summary
+from evaluation.models import ModelError
+from pipeline.teacher import TeacherError
+from student.config import StudentConfig
+from student.trainer import train
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -163,9 +170,59 @@ def test_constant_predictions_are_a_divergence(settings):
     assert record["diverged"] in ("every prediction is entailment", "every prediction is not_entailment")
 
 
+def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, teacher_directory, tmp_path):
+    """Of the last task, the last model, the last record: not after the days that the others take."""
+
+    def nothing_is_trained(error, match, **changes):
+        with pytest.raises(error, match=match):
+            finetune(replace(settings, **{"output": tmp_path / "out"} | changes))
+        assert len(list((tmp_path / "out").rglob("evaluations/*/*/*.json"))) == before
+
+    before = 0
+    incomplete = shutil.copytree(miniatures, tmp_path / "data")
+    (incomplete / "wic/dev/dev.gold.txt").unlink()
+    nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
+    broken = shutil.copytree(teacher_directory, tmp_path / "broken")
+    edit_weights(broken, lambda weights: {"x" + name if "layer.1" in name else name: w for name, w in weights.items()})
+    nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))
+    smaller = shutil.copytree(teacher_directory, tmp_path / "smaller")
+    AutoModel.from_config(AutoConfig.from_pretrained(smaller, vocab_size=100)).save_pretrained(smaller)
+    nothing_is_trained(ModelError, "but the model knows 100 words", models=(*settings.models, str(smaller)))
+    finetune(replace(settings, output=tmp_path / "out", tasks=("wic",), seeds=1))
+    before = 1
+    nothing_is_trained(StudyError, "wic-seed0.json was made otherwise", lr=0.1, tasks=("mrpc", "wic"))
+
+
 def test_one_model_twice_is_refused(settings):
     with pytest.raises(StudyError, match="Give it once"):
         finetune(replace(settings, models=settings.models * 2))
+
+
+def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(settings, tmp_path):
+    run = tmp_path / "run"
+    train(StudentConfig(
+        store=write_store(tmp_path / "store", k=24).path, encoder="bert-2x32", max_steps=2, batch_windows=2,
+        micro_batch=2, eval_every=0, eval_windows=2, checkpoints=(0.5, 1.0), save_every=0, device="cpu", output=run,
+    ))  # fmt: skip
+    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out")
+    every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
+    assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
+    assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
+    with pytest.raises(StudyError, match="run/export and .*/step-00000002 are one model: the same weights"):
+        finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
+
+
+def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
+    """What is fetched is the whole of an export, or the weights and lineage of its records are not those at home."""
+    asked = {}
+
+    def fetched(name, allow_patterns):
+        asked[name] = allow_patterns
+        return settings.models[0]
+
+    monkeypatch.setattr("evaluation.models.snapshot_download", fetched)
+    finetune(replace(settings, models=("someone/student",), tasks=("rte",), seeds=1))
+    assert {"lineage.json", "lsp_head.safetensors", "probe.safetensors"} <= set(asked["someone/student"])
 
 
 def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):

@@ -1,0 +1,88 @@
+"""The models that an evaluation is given: a word of the command line to the directories that hold them.
+
+    for directory in directories(("runs/students/<run>", "bundled"), step="all"):
+        ...
+
+One home for all evaluations, so that a model has the same files, and so the same digest and lineage in its records,
+whichever of them asked for it. Left out: loading (blimp/models.py, finetuning/heads.py).
+"""
+
+import math
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from pipeline.teacher import BUNDLED
+from student.export import EXPORT_FILES
+from student.lsp_model import export_of
+
+
+class ModelError(ValueError):
+    """There is no such model, or it is not of the kind that can be evaluated; the message says what to do next."""
+
+
+def directories(names, step: str | None = None) -> list[Path]:
+    """Directories of all that some names mean, in their order.
+
+    names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids
+    step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is no
+            run is taken as it is
+    Raises  ModelError where there is no such model or checkpoint; RunError where a run is not finished
+    """
+    if step is not None and step != "all" and not step.isdecimal():
+        raise ModelError(f"--step is an optimiser step or `all`, found {step}")
+    if step is not None and not any(_is_run(Path(name).expanduser()) for name in names):
+        raise ModelError(
+            f"--step {step} is of a run of train-student or train-probe, but {', '.join(names)} is none."
+            f" Give the run's directory."
+        )
+    return [directory for name in names for directory in _find(name, step)]
+
+
+def most_positions(model) -> float:
+    """Longest row that a model of transformers can read, in tokens with special ones."""
+    room = getattr(model.config, "max_position_embeddings", None) or math.inf
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and its kin number positions from behind it
+    return room if padding is None else room - padding - 1
+
+
+def _find(name: str, step: str | None) -> list[Path]:
+    path = Path(name).expanduser()
+    if name == "bundled" and not path.is_dir():
+        return [BUNDLED]
+    if step is not None and _is_run(path):
+        return _kept(path, step)
+    directory = Path(export_of(path if path.exists() else name))
+    return [directory if directory.is_dir() else _from_hub(name)]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir()
+
+
+def _kept(run: Path, step: str) -> list[Path]:
+    """The kept checkpoints of a run that are meant."""
+    found = sorted((run / "checkpoints").glob("step-*"))
+    kept = {int(path.name[5:]): path for path in found if (path / "config.json").is_file()}
+    if step == "all" and kept:
+        return list(kept.values())
+    if step != "all" and int(step) in kept:
+        return [kept[int(step)]]
+    if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
+        raise ModelError(
+            f"{run}: the checkpoint of step {step} is there to resume from only. Export it, and give that:"
+            f"  mlsm export-student {run} --checkpoint {step}"
+        )
+    there = ", ".join(map(str, kept)) or "none"
+    raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
+    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
+        raise ModelError(
+            f"no such model: {name} is no directory, and the Hub's cache and the Hub do not give it"
+            f" ({type(error).__name__}). Give a directory, or where there is a network run: hf download {name}"
+        ) from error
