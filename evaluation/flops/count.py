@@ -18,6 +18,7 @@ from evaluation.flops.pretraining import (
     table,
 )
 from evaluation.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
+from evaluation.plots import drawn
 from pipeline.config import plain
 from pipeline.corpus import silent
 
@@ -29,12 +30,12 @@ def count_flops(settings, progress=silent) -> dict:
              unrounded); in_full (as table3, by pretraining_flops), with_our_solver (online MLSM at the cut layer);
              solver, encoding (one batch); dictionary; offline (R -> parts of a batch); run (operations of a run, in
              full); measured (formula against torch's counter); figure (files, none with --json)
-    Raises   FlopsError; PlotError without matplotlib
+    Raises   FlopsError
     """
     setting = Setting.of(settings)
     result = _counted(setting, settings)
     result["measured"] = _measured(setting, progress)
-    result["figure"] = [] if settings.json else _drawn(result, settings)
+    result["figure"] = [] if settings.json else _figure(result, settings)
     return result
 
 
@@ -118,7 +119,7 @@ def _measured(setting, progress):
     return rows
 
 
-def _drawn(result, settings):
+def _figure(result, settings):
     from evaluation.flops.figure import draw
 
-    return [str(path) for path in draw(result, settings.output / "flops")]
+    return [str(path) for path in drawn(draw, result, settings.output / "flops")]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
-from evaluation.plots import new_figure, save_figure
+from evaluation.plots import drawn, new_figure, save_figure, save_table
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
@@ -60,7 +60,6 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
-    new_figure()    # says now, not after the training, that matplotlib is not there
     for line in full_scale_lines(scale):
         logger.info(line)
     rows = _rows(settings, parts, f1_of, progress)
@@ -150,11 +149,16 @@ def _diagnostic(path, teacher, parts):
 
 
 def _write(result, directory):
-    """sweep.json, and sweep.svg, .png and .csv."""
+    """sweep.json, sweep.csv, and sweep.svg and .png."""
     directory.mkdir(parents=True, exist_ok=True)
     with appearing_whole(directory / "sweep.json") as file:
         file.write((json.dumps(result, indent=1) + "\n").encode())
-    over, rows = result["over"], result["rows"]
+    table = COLUMNS, [[row[name] for name in COLUMNS] for row in result["rows"]]
+    save_table(directory / "sweep.csv", *table)
+    drawn(_draw, result["over"], result["rows"], directory / "sweep", *table)
+
+
+def _draw(over, rows, stem, *table):
     has_f1 = any(row["f1"] is not None for row in rows)
     figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
     panels = axes if has_f1 else [axes]
@@ -169,7 +173,7 @@ def _write(result, directory):
         panel.set_xscale("log" if over == "k" else "linear")
         panel.set_xticks(values, map(str, values))
         panel.minorticks_off()
-    save_figure(figure, directory / "sweep", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+    return save_figure(figure, stem, *table)
 
 
 def _percent(rows, name):

@@ -67,7 +67,7 @@ def choose_layer(config, progress=silent):
         "finished_before": not lacking,
         "seconds": time.perf_counter() - started,
     }
-    write_report(result, directory, progress)
+    write_report(result, directory)
     return result
 
 

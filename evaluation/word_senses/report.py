@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from evaluation.plots import PlotError, new_figure, save_figure
+from evaluation.plots import drawn, new_figure, save_figure
 from evaluation.summaries import duration, table
 from evaluation.word_senses.framework import TEST_SETS, WsdDataError
-from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
 
@@ -150,16 +149,13 @@ def _coefficients(left, right):
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def write_report(result, directory, progress):
+def write_report(result, directory):
     """result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]
     with appearing_whole(directory / "table.csv") as file:
         file.write(_full_table(result).encode())
-    try:
-        for recommended in result["recommended"]:
-            result["files"] += [path.name for path in _figure(result, recommended["k"], directory)]
-    except PlotError as error:
-        getattr(progress, "note", silent)(f"no figure: {error}")
+    for recommended in result["recommended"]:
+        result["files"] += [path.name for path in drawn(_figure, result, recommended["k"], directory)]
     replace_json(directory / "result.json", result)
 
 

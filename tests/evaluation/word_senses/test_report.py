@@ -85,7 +85,7 @@ def test_averages_that_cannot_be_read(tmp_path, text, message):
         finetuning_averages(tmp_path / "a.csv")
 
 
-def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch):
+def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     groups = dict.fromkeys((*GROUPS, "back_off"), 0.5) | {"VERB": None}
     result = {
@@ -98,14 +98,9 @@ def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch):
         "correlation": [{"k": 8, "layers": [1]}], "finished_before": False, "seconds": 61.0,
     }  # fmt: skip
 
-    class Progress:
-        notes = []
-
-        def note(self, text):
-            self.notes.append(text)
-
-    write_report(result, tmp_path, Progress())
-    assert "no figure: figures need matplotlib" in Progress.notes[0]
+    with caplog.at_level("INFO"):
+        write_report(result, tmp_path)
+    assert "no figure: figures need matplotlib" in caplog.text
     assert json.loads((tmp_path / "result.json").read_text())["files"] == ["result.json", "table.csv"]
     shown = layers(result, None)
     assert "Recommended:  --layer 1  (F1 50.0%" in shown and "Cheapest" not in shown
