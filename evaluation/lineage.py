@@ -24,7 +24,7 @@ def lineage(directory):
     directory  of an export, a kept checkpoint or a stock model
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
-               unknown; and flops, see `flops_until`
+               unknown, or, of an mlm student, not used; and flops, see `flops_until`
     """
     directory = Path(directory)
     file = directory / "lineage.json"
@@ -36,6 +36,8 @@ def lineage(directory):
         probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
+    if known.get("objective") == "mlm":    # reads the words of a store, whatever targets that holds
+        target = {}
     step, steps = known.get("step"), settings.get("max_steps")
     return {
         "objective": known.get("objective"),

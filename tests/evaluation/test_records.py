@@ -131,6 +131,14 @@ def test_a_student_tells_its_lineage(run):
     records.check(record(**whole), "here")
 
 
+def test_an_mlm_student_has_no_teacher_whatever_its_store_holds(run, tmp_path):
+    known = json.loads((run[0] / "export" / "lineage.json").read_text())
+    (tmp_path / "lineage.json").write_text(json.dumps(known | {"objective": "mlm"}))
+    found = lineage(tmp_path)
+    assert [found[name] for name in ("layer", "k", "lambda", "dictionary", "teacher")] == [None] * 5
+    assert found["flops"]["teacher"] == 0.0 and found["encoder"] == "bert-2x32"
+
+
 def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
     directory, result = run
     shutil.copytree(directory / "export", tmp_path / "probe")
