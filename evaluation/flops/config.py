@@ -1,5 +1,6 @@
 """Settings of count-flops; where nothing is given, the setting of the paper's table 3. Imports nothing heavy."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class CountFlopsConfig:
             raise ValueError(f"--length must be 3 or more, found {self.length}: [CLS] text [SEP].")
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"--mask-rate is a share between 0 and 1, found {self.mask_rate}.")
-        if self.dictionary_epochs <= 0:
-            raise ValueError(f"--dictionary-epochs must be positive, found {self.dictionary_epochs}.")
+        if not 0 < self.dictionary_epochs < math.inf:
+            raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
         if not self.reuse or min(self.reuse) < 1:
             raise ValueError(f"--reuse takes numbers from 1 on, found {' '.join(map(str, self.reuse)) or 'none'}.")

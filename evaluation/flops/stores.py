@@ -19,7 +19,7 @@ def store_flops(store: Store) -> float:
     teacher = Encoder.find(store.settings["teacher_name"])
     report, length = store.report(), store.max_length
     if store.kind == "lsp":
-        coding = solver_flops(report["tokens"], store.k, teacher.width)
+        coding = solver_flops(report["coded_tokens"] + report["empty_codes"], store.k, teacher.width)
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
     whole = teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
     return whole * report["windows"]
