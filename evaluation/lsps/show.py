@@ -80,7 +80,7 @@ def _text(settings, store, progress):
     lsps = {lsp for token in tokens for name in ("teacher", "student")
             for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]}  # fmt: skip
     return {"view": "text", "text": settings.text, "student": settings.student, **view.facts(), "tokens": tokens,
-            "names": [[lsp, ", ".join(filter(None, (view.name(lsp), short(view.label(lsp)))))] for lsp in sorted(lsps)]}
+            "names": [[lsp, view.name(lsp), short(view.label(lsp))] for lsp in sorted(lsps)]}
 
 
 def _teacher_rows(settings, store):

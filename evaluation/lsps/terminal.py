@@ -120,8 +120,8 @@ def _text(result):
     if known:
         lines.append(f"\nMean KL(teacher || student): {sum(known) / len(known):.3f} nats")
     if "names" in result:
-        lines += [f"\nTypical words, of {result['sampled']:,} tokens of the store:",
-                  *_columns(None, [(lsp, words) for lsp, words in result["names"]])]  # fmt: skip
+        lines += [f"\nTypical words, of {result['sampled']:,} tokens of the store, and word senses:",
+                  *_columns(None, result["names"])]  # fmt: skip
     return "\n".join(lines)
 
 
