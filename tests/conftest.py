@@ -18,3 +18,14 @@ def english_text(tmp_path_factory):
 def teacher_directory(tmp_path_factory, english_text):
     """A random 3 x 32 BERT with a WordPiece tokenizer of 600 entries."""
     return tiny_teacher(tmp_path_factory.mktemp("teacher"), english_text)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """torch on one thread, in which sums always have one order, and tiny models are fastest."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

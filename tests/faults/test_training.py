@@ -29,6 +29,7 @@ SETTINGS = {
     "encoder": "bert-1x32", "max_steps": 150, "batch_windows": 24, "micro_batch": 8, "seed": 1, "eval_windows": 8,
     "save_every": 7, "eval_every": 0, "device": "cpu",
 }  # fmt: skip
+pytestmark = pytest.mark.usefixtures("one_thread")    # as the processes have: the order of sums is part of the result
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +47,6 @@ def config_of(store, output):
     """What the command line makes of these flags and its recipe."""
     verb, *flags = flags_of(store, output)
     return cli.parse_settings(verb, cli.VERBS[verb], flags)[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the processes have: the order of sums is part of the result."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 import pytest
-import torch
 from tiny_store import write_store
 from transformers import (
     BertConfig,
@@ -55,12 +54,8 @@ def store_for(lsp_store, logits_store):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny models are fastest on one thread, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def on_one_thread(one_thread):
+    """Tiny models are fastest so, above all on a busy machine."""
 
 
 @pytest.fixture

@@ -22,15 +22,7 @@ from student.probe import ProbedLspModel, ProbedStudent
 SENTENCES = ["w1 w2 w3", "w1 w9 w3", "w4", "w7 w8 w9 w10 w11 w7 w3", "w1 w2 w3", "w58 w0 w5 w5"]
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "minicons_scores.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny models are fastest on one thread, and what watches a model watches one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")  # what watches a model watches one
 
 
 @pytest.fixture(scope="module")

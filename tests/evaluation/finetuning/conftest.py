@@ -1,5 +1,4 @@
 import pytest
-import torch
 from tiny_teacher import tiny_teacher
 from tokenizers import normalizers
 from transformers import AutoTokenizer
@@ -24,9 +23,5 @@ def other_directory(tmp_path_factory, english_text):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def on_one_thread(one_thread):
     """Sums, and so bits, depend on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
