@@ -241,8 +241,8 @@ def _run_verb(name, verb, argv):
         if verb.recipes:
             implied = "" if given else " (the demonstration's settings; --recipe NAME|FILE for others)"
             progress.note(f"{name}, recipe {recipe}{implied}" if recipe else name)
-        _pass_on_notes(progress)
-        result = _load(verb.function)(settings, progress)
+        with _passing_on_notes(progress):
+            result = _load(verb.function)(settings, progress)
     if not is_follower():
         print(json.dumps(result, indent=1) if getattr(settings, "json", False) else _load(verb.show)(result, settings))
     return _exit_code_of_result(name, result)
@@ -431,14 +431,21 @@ def _quiet_libraries(downloads):
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
 
 
-def _pass_on_notes(progress):
+@contextlib.contextmanager
+def _passing_on_notes(progress):
     """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
     handler = logging.Handler()
     handler.emit = lambda record: progress.note(record.getMessage())
-    for package in ("evaluation", "pipeline", "shards", "student"):
-        logger = logging.getLogger(package)
+    loggers = [logging.getLogger(package) for package in ("evaluation", "pipeline", "shards", "student")]
+    for logger in loggers:
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.setLevel(logging.NOTSET)
+            logger.removeHandler(handler)
 
 
 # -- errors -----------------------------------------------------------------------------------------------

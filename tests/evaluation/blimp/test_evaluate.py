@@ -19,7 +19,7 @@ from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from cli import main
+import cli
 from evaluation import records
 from evaluation.blimp import evaluate as evaluating
 from evaluation.blimp.config import BlimpConfig
@@ -261,9 +261,16 @@ def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
 # -- what is no masked language model, on the command line
 
 
+@pytest.fixture(autouse=True)
+def no_traces(monkeypatch):
+    """A command sets up its process, and this one is pytest's."""
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cli, "_quiet_libraries", lambda downloads: None)
+
+
 def error_of(arguments, capsys):
     with pytest.raises(SystemExit) as end:
-        main(["evaluate-blimp", *map(str, arguments)])
+        cli.main(["evaluate-blimp", *map(str, arguments)])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert end.value.code == 2
     return line
@@ -298,7 +305,7 @@ def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):
     arguments = ["evaluate-blimp", str(export), "--data-dir", str(config.data_dir), "--output", str(config.output)]
     for more, shown in (([], "HEADLINE"), (["--json"], '"headline"')):
         with pytest.raises(SystemExit) as end:
-            main([*arguments, *more])
+            cli.main([*arguments, *more])
         out = capsys.readouterr().out
         assert not end.value.code and shown in out
     assert json.loads(out)["already_finished"] == [True]
