@@ -2,7 +2,7 @@
 
 Examples are tokenised once for a model and task. The order of the training examples is a function of (task, epoch)
 alone: not of the model, its tokenizer or the seed, so that all trainings of a task see the same batches, each padded to
-its own longest. For evaluation they are sorted by length, and put back. Left out: the model (heads.py).
+about its own longest. For evaluation they are sorted by length, and put back. Left out: the model (heads.py).
 
 Shapes: N examples, W of a batch, L positions, T tokens of all examples.
 """
@@ -19,6 +19,7 @@ from shards.counter import permutation
 _ORDER_PURPOSE = 0x66744F72    # "ftOr"
 _TOKENIZED_AT_ONCE = 10_000    # examples: the tokenizer's own objects take kilobytes each
 IGNORED = -100                 # torch's number of a label that carries no loss
+WIDTHS = 8    # batches are padded to a multiple: few shapes, so that the memory of one serves the next
 
 
 class Encoded:
@@ -59,13 +60,13 @@ class Encoded:
         return labels_T
 
     def batch(self, rows, device="cpu"):
-        """Some examples as a model's inputs, padded to the longest, and their labels.
+        """Some examples as a model's inputs, padded to about the longest, and their labels.
 
         rows     int array of W examples
         Returns  ({"input_ids", "attention_mask", perhaps "token_type_ids"}: int64 (W, L), labels (W) or (W, L))
         """
-        longest = int(self.lengths_N[rows].max())
-        place_L = np.arange(longest)
+        width = -(-self.lengths_N[rows].max() // WIDTHS) * WIDTHS
+        place_L = np.arange(min(width, self.lengths_N.max()))    # never beyond what the model reads
         real_WL = place_L < self.lengths_N[rows][:, None]
         where_WL = np.where(real_WL, self.starts[rows][:, None] + place_L, 0)
         inputs = {"input_ids": np.where(real_WL, self.ids_T[where_WL], self.pad_id), "attention_mask": real_WL}
