@@ -7,7 +7,6 @@ One home for all evaluations, so that a model has the same files, and so the sam
 whichever of them asked for it. Left out: loading (blimp/models.py, finetuning/heads.py).
 """
 
-import math
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -37,14 +36,6 @@ def directories(names, step: str | None = None) -> list[Path]:
             f" Give the run's directory."
         )
     return [directory for name in names for directory in _find(name, step)]
-
-
-def most_positions(model) -> float:
-    """Longest row that a model of transformers can read, in tokens with special ones."""
-    room = getattr(model.config, "max_position_embeddings", None) or math.inf
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)  # RoBERTa and its kin number positions from behind it
-    return room if padding is None else room - padding - 1
 
 
 def _find(name: str, step: str | None) -> list[Path]:

@@ -19,6 +19,7 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ class Teacher:
         self.fingerprint = fingerprint
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.get_input_embeddings().num_embeddings
-        self.max_positions = _max_positions(model)
+        self.max_positions = max_positions(model)
         self.dtype, self.device = model.dtype, model.device
         self._model = model
 
@@ -439,10 +440,11 @@ def fast_linear(model):
     return model
 
 
-def _max_positions(model):
-    table = getattr(model.embeddings, "position_embeddings", None) if hasattr(model, "embeddings") else None
+def max_positions(model):
+    """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     if table is None:  # relative or rotary positions
-        return model.config.max_position_embeddings
+        return getattr(model.config, "max_position_embeddings", None) or math.inf
     # RoBERTa and its kin number positions from padding_idx + 1 on
     offset = 0 if table.padding_idx is None else table.padding_idx + 1
     return table.num_embeddings - offset

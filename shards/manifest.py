@@ -115,26 +115,34 @@ def file_sha256(path):
 
 def publish_json(path, value, withdraw=False):
     """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
-    with _json_file(path, value) as temporary:
+    with _written(path, _json_bytes(value)) as temporary:
         return publish(temporary, path, withdraw)
 
 
 def replace_json(path, value):
     """Write JSON under a final name, in place of what has it."""
-    with _json_file(path, value) as temporary:
+    replace_bytes(path, _json_bytes(value))
+
+
+def replace_bytes(path, content):
+    """Write a file's content under a final name, in place of what has it."""
+    with _written(path, content) as temporary:
         disk.rename(temporary, path)
         disk.fsync_path(path.parent)
 
 
+def _json_bytes(value):
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
 @contextmanager
-def _json_file(path, value):
-    """A temporary beside `path` that holds the value on disk."""
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+def _written(path, content):
+    """A temporary beside `path` that holds the content on disk."""
     temporary = disk.temporary_name(path.parent, path.stem)
     try:
         file = disk.create(temporary)
         try:
-            disk.write(file, text.encode())
+            disk.write(file, content)
             disk.fsync(file)
         finally:
             disk.close(file)

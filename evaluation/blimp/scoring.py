@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from evaluation.blimp.errors import BlimpError
-from evaluation.models import most_positions
 from pipeline.solvers.onednn import one_thread
-from pipeline.teacher import special_ids
+from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
 from student.onednn import use_onednn
@@ -60,7 +59,7 @@ class StockMaskedLm:
     def __init__(self, model):
         self._model = model.eval()
         self.device = model.device
-        self.room = most_positions(model)
+        self.room = max_positions(model)
         rows = model.get_input_embeddings().num_embeddings
         ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
         where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
@@ -129,7 +128,7 @@ class ProbedMaskedLm:
         self._probed = model.probed.eval()
         self.device = model.probed.probe_Vk.device
         self.vocabulary = len(model.probed.probe_Vk)
-        self.room = most_positions(model.probed.encoder)
+        self.room = max_positions(model.probed.encoder)
 
     def logits(self, ids_WL, where_W):
         """Logits (W, V) at position where_W of every row of ids."""

@@ -3,15 +3,14 @@
 Left out: checkpoints of a pre-training (trajectories.py).
 """
 
-import json
-from pathlib import Path
 from statistics import fmean
 
 from evaluation.comparison import published
 from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style
 from evaluation.comparison.significance import matrices
-from evaluation.comparison.study import SEEDS, SUITE, ComparisonError, average, common_figures, out_of
+from evaluation.comparison.study import SEEDS, SUITE, average, common_figures, out_of
 from evaluation.plots import new_figure
+from evaluation.word_senses.report import coefficients, read_result
 
 _HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree, save what is varied
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
@@ -41,7 +40,7 @@ def word_senses(study):
         raise Lacking("the result of choose-layer: --diagnostic result.json")
     chosen = sweep(study.models, "layer")
     k = chosen[0][1].facts["k"]
-    f1 = read_diagnostic(study.diagnostic, k)
+    f1 = f1_by_layer(study.diagnostic, k)
     chosen = [(layer, model) for layer, model in chosen if layer in f1]
     if len(chosen) < 3:
         found = [layer for layer, _ in chosen]
@@ -158,42 +157,18 @@ def _tick_values(axes, values):
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
 
 
-def read_diagnostic(path, k):
-    """Word-sense F1 by layer, from choose-layer's result.json.
-
-    k        number of LSPs of the models, all of one sweep: entries of others do not count
-    Returns  {layer: F1 on ALL}
-    Raises   ComparisonError naming file and field
-    """
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))["layers"]
-        found = {}
-        for entry in entries:
-            if entry.get("k") in (k, None):
-                found[int(entry["layer"])] = _f1_on_all(entry["f1"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ComparisonError(
-            f'{path}: expected a result of choose-layer, {{"layers": [{{"layer", "k", "f1": {{"ALL": ...}}}}]}}; '
-            f"found {type(error).__name__}: {error}. Give its result.json."
-        ) from None
-    return found
-
-
-def _f1_on_all(f1):
-    if isinstance(f1, dict):
-        f1 = {str(name).lower(): value for name, value in f1.items()}["all"]
-    return float(f1)
+def f1_by_layer(path, k):
+    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError where it is none."""
+    return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
 
 
 def correlations(x, y):
     """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent."""
-    from scipy import stats
-
     rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
     return {
-        f"{name}{suffix}": tuple(map(float, test(*pair)))
+        f"{name}{suffix}": (found["coefficient"], found["p"])
         for suffix, pair in (("", (x, y)), (", rounded", rounded))
-        for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr))
+        for name, found in (coefficients(*pair) or {}).items()
     }
 
 

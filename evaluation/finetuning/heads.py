@@ -24,11 +24,10 @@ from transformers import (
 )
 
 from evaluation.finetuning.batches import task_number
-from evaluation.models import ModelError, most_positions
-from pipeline.teacher import check_report, load_weights
-from shards import disk
+from evaluation.models import ModelError
+from pipeline.teacher import check_report, load_weights, max_positions
 from shards.counter import hash_u64
-from shards.manifest import fingerprint, make_directories
+from shards.manifest import fingerprint, make_directories, replace_bytes
 from student.deberta import adapt_deberta
 from student.dropout import use_fast_dropout
 from student.encoders import without_pooler
@@ -81,7 +80,7 @@ class Backbone:
 
     def room(self):
         """The longest input in tokens."""
-        return most_positions(self.encoder)
+        return max_positions(self.encoder)
 
     def takes_types(self):
         """Whether the encoder reads which sentence of a pair a token is of."""
@@ -122,7 +121,9 @@ def _fill_head(head, task, seed, bank):
     shapes = {name: list(parameter.shape) for name, parameter in head.items()}
     file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
     if not file.exists():
-        _publish(file, save_safetensors(_drawn(shapes, task, seed)))
+        make_directories(file.parent)
+        # of two processes the last wins, with the same bytes
+        replace_bytes(file, save_safetensors(_drawn(shapes, task, seed)))
     raw = file.read_bytes()
     try:
         weights = load_safetensors(raw)
@@ -147,18 +148,6 @@ def _drawn(shapes, task, seed):
 
 def _key(name, task, seed):
     return int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
-
-
-def _publish(file, raw):
-    """Write whole; of two processes the last wins, with the same bytes."""
-    make_directories(file.parent)
-    temporary = disk.temporary_name(file.parent, file.name)
-    try:
-        temporary.write_bytes(raw)
-        disk.fsync_path(temporary)
-        disk.rename(temporary, file)
-    finally:
-        disk.discard(temporary)
 
 
 def _speed_up(model):

@@ -15,14 +15,13 @@ from evaluation.lsps import pages, texts
 from evaluation.lsps.labels import asked_labels, find_labels, short
 from evaluation.lsps.neighbours import nearest_atoms, unit
 from evaluation.lsps.sample import InspectionError
-from evaluation.lsps.view import StoreView
+from evaluation.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.reader import Store, is_url
 
 OVERVIEW_ROWS = 16
 NAMED_BY = 300_000      # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
-NEIGHBOURS = 8
 CLOSEST_PAIRS = 10
 
 

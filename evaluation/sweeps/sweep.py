@@ -22,6 +22,7 @@ from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
 from evaluation.sweeps.summary import full_scale_lines
+from evaluation.word_senses.report import read_result
 from pipeline.config import EncodeConfig
 from pipeline.corpus import silent
 from pipeline.files import appearing_whole
@@ -131,21 +132,15 @@ def _diagnostic(path, teacher, parts):
     """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where none is of these parts."""
     from pipeline.teacher import teacher_fingerprint
 
-    try:
-        kept = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = {(entry["layer"], entry["k"]): entry["f1"] for entry in kept["layers"]}
-        name, content = kept["teacher"]["name"], kept["teacher"]["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    found = read_result(path)
+    if found.fingerprint != teacher_fingerprint(teacher):
         raise SweepError(
-            f"--diagnostic {path} is no result of choose-layer ({error!r}). Make one, its "
-            "result.json: mlsm choose-layer --wsd-data DIR"
-        ) from None
-    if content != teacher_fingerprint(teacher):
-        raise SweepError(f"--diagnostic {path} is of the teacher {name}, not {teacher}. Give both the same --teacher.")
-    if not found.keys() & set(parts):
-        has = ", ".join(f"layer {layer} k {k}" for layer, k in sorted(found))
+            f"--diagnostic {path} is of the teacher {found.teacher}, not {teacher}. Give both the same --teacher."
+        )
+    if not found.f1.keys() & set(parts):
+        has = ", ".join(f"layer {layer} k {k}" for layer, k in sorted(found.f1))
         raise SweepError(f"--diagnostic {path} has {has or 'no layer'}, none of this sweep's. Give both the same --k.")
-    return found
+    return found.f1
 
 
 def _write(result, directory):

@@ -10,8 +10,10 @@ Shapes: V variants, Q test words.
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -131,12 +133,12 @@ def correlate(entries, averages):
         return {"layers": layers}
     f1 = np.array([100 * entry["f1"] for entry in entries if entry["layer"] in averages])
     average = np.array([averages[layer] for layer in layers])
-    return {"layers": layers, "raw": _coefficients(f1, average),
-            "rounded": _coefficients(f1.round(1), average.round(1))}  # fmt: skip
+    return {"layers": layers, "raw": coefficients(f1, average),
+            "rounded": coefficients(f1.round(1), average.round(1))}  # fmt: skip
 
 
-def _coefficients(left, right):
-    """None where one of them is constant."""
+def coefficients(left, right):
+    """Spearman's and Pearson's coefficients with p values; None where one of the lists is constant."""
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return None
     found = {}
@@ -144,6 +146,30 @@ def _coefficients(left, right):
         result = test(left, right)
         found[name] = {"coefficient": float(result.statistic), "p": float(result.pvalue)}
     return found
+
+
+# -- a result that was written --------------------------------------------------------------------------------
+
+
+class Diagnosed(NamedTuple):
+    """What other commands take of a result.json: the teacher's name and fingerprint, (layer, k) to F1 on ALL."""
+
+    teacher: str
+    fingerprint: str
+    f1: dict
+
+
+def read_result(path):
+    """The Diagnosed of a result.json. Raises WsdDataError where the file is none."""
+    try:
+        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        f1 = {(entry["layer"], entry["k"]): float(entry["f1"]) for entry in kept["layers"]}
+        return Diagnosed(kept["teacher"]["name"], kept["teacher"]["fingerprint"], f1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WsdDataError(
+            f"--diagnostic {path} is no result of choose-layer ({error!r}). Give its result.json, or make one:"
+            "  mlsm choose-layer --wsd-data DIR"
+        ) from None
 
 
 # -- what is shown -------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_st
 from evaluation.comparison import published
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.report import compare
-from evaluation.comparison.study import SUITE, ComparisonError
+from evaluation.comparison.study import SUITE
 from evaluation.comparison.summary import comparison
 from evaluation.records import METRICS, RecordError
+from evaluation.word_senses.framework import WsdDataError
 from pipeline.corpus import silent
 
+TEACHER = {"name": "a teacher", "fingerprint": "f"}
 F1 = {8: 0.60, 10: 0.66, 12: 0.64}
 
 
@@ -38,7 +40,7 @@ def layers(tmp_path_factory):
     directory = tmp_path_factory.mktemp("layers")
     entries = [{"layer": layer, "k": 3072, "f1": f1} for layer, f1 in F1.items()]
     entries.append({"layer": 8, "k": 12, "f1": 0.1})
-    (directory / "result.json").write_text(json.dumps({"layers": entries}))
+    (directory / "result.json").write_text(json.dumps({"teacher": TEACHER, "layers": entries}))
     return compared(directory, layer_study(list(F1)), paper=True, diagnostic=directory / "result.json")
 
 
@@ -108,7 +110,8 @@ def test_the_terminal_says_the_headline(layers, monkeypatch):
 
 
 def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps({"layers": [{"layer": i, "f1": {"ALL": i}} for i in range(13)]}))
+    entries = [{"layer": layer, "k": 3072, "f1": layer / 100} for layer in range(13)]
+    (tmp_path / "result.json").write_text(json.dumps({"teacher": TEACHER, "layers": entries}))
     result, settings = compared(tmp_path, paper_study(), paper=True, diagnostic=tmp_path / "result.json")
     assert [figure["figure"] for figure in result["figures"] if figure["lacks"] is None] == list(range(3, 11))
     assert all(Path(file).stat().st_size for figure in result["figures"] for file in figure["files"])
@@ -209,7 +212,7 @@ def test_malformed_records_name_file_and_field(tmp_path):
 
 def test_a_diagnostic_of_another_k_is_not_drawn(tmp_path):
     entries = [{"layer": layer, "k": 12, "f1": f1} for layer, f1 in F1.items()]
-    (tmp_path / "result.json").write_text(json.dumps({"layers": entries}))
+    (tmp_path / "result.json").write_text(json.dumps({"teacher": TEACHER, "layers": entries}))
     result, _ = compared(tmp_path, layer_study(list(F1), seeds=1), diagnostic=tmp_path / "result.json")
     (lacks,) = (figure["lacks"] for figure in result["figures"] if figure["figure"] == 4)
     assert "three layers or more of k 3072" in lacks
@@ -218,7 +221,7 @@ def test_a_diagnostic_of_another_k_is_not_drawn(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{"layer": 8}]}'])
 def test_a_diagnostic_that_is_none_is_named(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises(ComparisonError, match=r"result.json: expected a result of choose-layer"):
+    with pytest.raises(WsdDataError, match=r"result.json is no result of choose-layer"):
         compared(tmp_path, layer_study((8, 10), seeds=1), diagnostic=tmp_path / "result.json")
 
 

@@ -21,6 +21,7 @@ from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
 from evaluation.sweeps.summary import swept
 from evaluation.sweeps.sweep import sweep
+from evaluation.word_senses.framework import WsdDataError
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 
@@ -203,7 +204,7 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path):
     write_diagnostic(tmp_path / "foreign.json", 40, "bundled")
     for name, message in (("other.json", "layer 1 k 99, .*none of this"), ("none.json", "no result of choose-layer"),
                           ("foreign.json", "is of the teacher a teacher, not ")):
-        with pytest.raises(SweepError, match=message):
+        with pytest.raises((SweepError, WsdDataError), match=message):
             sweep(replace(settings, diagnostic=tmp_path / name))
 
 
