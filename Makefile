@@ -2,6 +2,7 @@
 # make test   the same .venv with the test extras; lint and the whole suite, a process a core (OpenMP's threads would
 #             only wait for one another)
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
+# make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
 # make lint   ruff alone
 
 PYTHON ?= python3
@@ -18,6 +19,9 @@ faults: .venv/installed-test
 	HF_HUB_OFFLINE=1 MLSM_FAULT_CASES=1000 $(BIN)/python -m pytest tests/faults
 	$(BIN)/python tests/faults/soak.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
+fuzz: .venv/installed-test
+	$(BIN)/python tests/faults/fuzz.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 
@@ -32,4 +36,4 @@ lint: .venv/installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults lint
+.PHONY: demo test faults fuzz lint

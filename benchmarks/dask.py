@@ -99,7 +99,7 @@ def encode(settings, workers):
             answers.append((time.perf_counter(), done - sum(tokens for _, tokens in answers)))
 
     job = teacher_job(replace(settings, workers=workers), progress)
-    dictionary = encoding._load_dictionary(settings.dictionary, encoding.load_teacher(job))
+    dictionary = encoding.load_dictionary(settings, settings.dictionary, encoding.load_teacher(job))
     store = encoding._lsp_store(job, encoding.load_teacher(job), encoding.Output(LAYER, dictionary))
     with Crew(job) as job.crew:  # also of one worker, which the command would not start
         encoding.run(job, [store], encoding.lsp_coder)

@@ -54,7 +54,7 @@ def main() -> None:
 
 def measure(store, encoder: str, teacher, atoms_Kd) -> dict:
     """Seconds of both steps in turns, as ratio and rates."""
-    config = StudentConfig(encoder=encoder, batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000)
+    config = StudentConfig(encoder=encoder, batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000, lr=1e-4)
     ours = our_step(store, config, "mlsm")
     memory = peak_bytes(ours)
     rivals = {"official": official_step(store, config, teacher, atoms_Kd), "ours": ours}

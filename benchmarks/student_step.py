@@ -41,7 +41,7 @@ SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all":
 NON_ZEROS = 31
 WARM_UP, ROUNDS = 8, 9    # steps; the stock step's first six are up to 40 % slower, which would flatter us
 ENCODERS = ("bert-6x256", "bert-4x256", "bert-2x128")
-CONFIG = StudentConfig(batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000)
+CONFIG = StudentConfig(batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000, lr=1e-4)
 
 
 def main() -> None:

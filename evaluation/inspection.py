@@ -15,9 +15,12 @@ import json
 import numpy as np
 
 from shards import codec
+from shards.checked_json import DICTIONARY, parse_json, require
+from shards.copies import foreign_errors
+from shards.disk import read_file
 from shards.reader import Store
-from shards.schema import ShardMeta, StoreError
-from shards.shard_file import blocks
+from shards.schema import RequestError, ShardError, ShardMeta
+from shards.shard_file import blocks, naming
 
 TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
@@ -63,7 +66,8 @@ def _environments(records):
     """What made the units: distinct devices and library versions, with how many units each made."""
     counted = {}
     for record in records:
-        facts = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+        own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
+        facts = {name: value for name, value in record.environment.items() if name not in own}
         entry = counted.setdefault(json.dumps(facts, sort_keys=True), {"units": 0, **facts})
         entry["units"] += 1
     return list(counted.values())
@@ -102,10 +106,11 @@ def _mass(store):
 def _dictionary(directory):
     """The figures that dictionary.json keeps of the evaluation that chose these atoms."""
     try:
-        kept = json.loads((directory / "dictionary.json").read_text())
+        kept = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
+        require(kept, DICTIONARY, "dictionary.json")
         best = min(kept["history"], key=lambda entry: entry["objective"], default={})
         return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ShardError) as error:
         return {"problem": f"dictionary.json cannot be read ({error})"}
 
 
@@ -136,7 +141,7 @@ def window_tokens(store, split, number, top):
     """A window's tokens with their largest LSPs, or their teacher's most probable words."""
     reader = store.split(split)
     if not 0 <= number < len(reader):
-        raise StoreError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
+        raise RequestError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
     batch = reader.read([number])
     length = int(batch.lengths[0])
     rows = None
@@ -155,7 +160,7 @@ def document_tokens(store, split, number, top, limit=512):
     ends = np.cumsum([record.statistics["documents"] for record in records], dtype=np.int64)
     if not 0 <= number < (ends[-1] if len(ends) else 0):
         count = int(ends[-1]) if len(ends) else 0
-        raise StoreError(f"{store.path} has {count:,} {split} documents, counted from 0; there is no {number}")
+        raise RequestError(f"{store.path} has {count:,} {split} documents, counted from 0; there is no {number}")
     at = int(np.searchsorted(ends, number, side="right"))
     record, nth = records[at], int(number - (ends[at - 1] if at else 0))
     row_of_source, ids, rows = _tokens_of_document(store, record, nth)
@@ -172,7 +177,7 @@ def _tokens_of_document(store, record, nth):
     """Record number in the unit, ids and SparseRows of the unit's nth document."""
     wanted, last, before, ids, parts = None, -1, 0, [], []
     special = store.special_ids["all"]
-    for _, columns in blocks(store.files, record):
+    for group, columns in blocks(store.files, record):
         records = columns["run_records"].astype(np.int64)
         if wanted is None:
             fresh = np.unique(records[records > last])  # as the writer counts documents
@@ -189,7 +194,13 @@ def _tokens_of_document(store, record, nth):
             meta = ShardMeta(store.target_id, record.unit, store.k, store.vocab_size, store.max_length,
                              store.weight_octaves)
             first_entry = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64)))
-            parts.append(codec.gather_rows(meta, columns, first_entry, chosen))
+            with naming(store.files, record, group["name"]):
+                parts.append(codec.gather_rows(meta, columns, first_entry, chosen))
+    if not ids:
+        raise ShardError(
+            f"{store.files.record_file(record.unit)}: field statistics.documents: the shard has fewer than {nth + 1:,} "
+            f"documents. {store.files.repair_hint()}"
+        )
     return wanted, np.concatenate(ids), _joined(parts) if parts else None
 
 
@@ -225,14 +236,13 @@ def _view(store, heading, ids, rows, top):
 
 def token_texts(store, ids):
     """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
-    path = store.tokenizer_dir / "tokenizer.json"
-    if path.is_file():
+    files = store.read_tokenizer()
+    if "tokenizer.json" in files:
         from tokenizers import Tokenizer
 
-        vocabulary = Tokenizer.from_file(str(path))
+        with foreign_errors(store.files):
+            vocabulary = Tokenizer.from_buffer(files["tokenizer.json"])
         return [vocabulary.id_to_token(int(number)) or f"#{number}" for number in ids]
-    if store.tokenizer_dir.is_dir():
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(store.tokenizer_dir).convert_ids_to_tokens(ids.tolist())
+    if files:
+        return store.load_tokenizer().convert_ids_to_tokens(ids.tolist())
     return [f"#{number}" for number in ids]

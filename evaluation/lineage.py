@@ -1,8 +1,8 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
 An export carries lineage.json (student/export.py). Those of earlier versions lack the floating-point operations of
-pre-training; then the log of the run that they lie in has them. A probe's lineage is its student's. Of a
-stock model nothing is known.
+pre-training; then the log of the run that they lie in has them. A probe's lineage is its student's; in its identity
+the probe's own settings stand beside the student's. Of a stock model nothing is known.
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
@@ -10,12 +10,66 @@ Left out: counting a student's operations (student/flops.py does, while it train
 """
 
 import json
+import logging
+import re
 from contextlib import suppress
 from pathlib import Path
+
+from common.json_lines import damage, read_json_lines
+from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_number, optional, or_null
+from shards.disk import read_file
+
+logger = logging.getLogger(__name__)
 
 FIELDS = (
     "objective", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher",
 )  # fmt: skip
+_TAIL = {"mass_kept": or_null(NUMBER)}
+_SETTINGS = {"kappa": NUMBER, "seed": COUNT, "max_steps": COUNT, "encoder": TEXT}
+_OF_TARGET = {"layer": COUNT, "k": COUNT, "lam": NUMBER, "dictionary": TEXT, "teacher": TEXT, "teacher_name": TEXT,
+              "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)})}  # fmt: skip
+
+
+def _table(fields):
+    """Kinds of fields that may be absent or null."""
+    return {name: optional(or_null(kind)) for name, kind in fields.items()}
+
+
+TAIL = or_null(OBJECT._replace(fields=_TAIL))
+LINEAGE = {     # of lineage.json, as far as it is read
+    "objective": optional(or_null(TEXT)), "step": optional(or_null(COUNT)), "tokens": optional(or_null(COUNT)),
+    "flops": optional(or_null(NUMBER)),
+    "settings": optional(OBJECT._replace(fields=_table(_SETTINGS))),
+    "store": optional(OBJECT._replace(fields={
+        "plan": optional(or_null(TEXT)), "target": optional(or_null(TEXT)), "windowing": optional(OBJECT),
+        "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
+    })),
+}  # fmt: skip
+
+
+class LineageError(ValueError):
+    """A lineage.json that cannot be read; the message names file and field."""
+
+
+def read_lineage(file):
+    """What a lineage.json says. Raises LineageError where it is damaged, or is none."""
+    try:
+        known = json.loads(read_file(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LineageError(f"{file} cannot be read ({error}). Export the student again, or fetch it again.") from None
+    if problem := _problem(known):
+        raise LineageError(f"{file}: {problem}. Export the student again, or fetch it again.")
+    return known
+
+
+def _problem(known, depth=0):
+    """What is wrong with a lineage, that of a student inside of a probe's included; None where nothing is."""
+    if (problem := find_problem(known, LINEAGE)) or "student" not in known:
+        return problem
+    inner = known["student"]
+    if depth or not isinstance(inner, dict) or not isinstance(inner.get("name", ""), str):
+        return "field student: expected the lineage of a student"
+    return _problem(inner, depth + 1)
 
 
 def lineage(directory):
@@ -24,17 +78,21 @@ def lineage(directory):
     directory  of an export, a kept checkpoint or a stock model
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
-               unknown, or, of an mlm student, not used; and flops, see `flops_until`
+               unknown, or, of an mlm student, not used; flops, see `flops_until`; and identity, see `identity`, None
+               of a model without lineage of ours
+    Raises     LineageError where there is a lineage.json that cannot be read
     """
     directory = Path(directory)
     file = directory / "lineage.json"
-    if not file.is_file():
-        return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}}
-    known = json.loads(file.read_text(encoding="utf-8"))
+    if not file.exists():
+        return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
+    known = whole = read_lineage(file)
     probing = 0.0
     if "student" in known:    # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
+    _name_weights_by_content(known, directory)
+    _fill_in_dropout(known, directory)
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     if known.get("objective") == "mlm":    # reads the words of a store, whatever targets that holds
         target = {}
@@ -52,6 +110,59 @@ def lineage(directory):
         "encoder": settings.get("encoder"),
         "teacher": target.get("teacher_name"),
         "flops": flops_until(directory, known, probing),
+        "identity": identity(whole),
+    }
+
+
+def _name_weights_by_content(known, directory):
+    """Let `continue_from` in a lineage.json say which weights: commit 1837c65 wrote where they were. The run knows."""
+    settings = known.get("settings", {})
+    if settings.get("continue_from") is None or is_content(settings["continue_from"]):
+        return
+    for run in directory.absolute().parents[:2]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            settings["continue_from"] = json.loads((run / "config.json").read_bytes())["settings"]["continue_from"]
+            return
+
+
+def _fill_in_dropout(known, directory):
+    """Let a dropout that was left open be the encoder's own, as the export's config.json says it."""
+    settings = known.get("settings", {})
+    if settings.get("dropout", "open") is None and (directory / "config.json").is_file():
+        from transformers import AutoConfig
+
+        from student.encoders import own_dropout
+
+        with suppress(OSError, ValueError):    # a configuration that transformers cannot read: it stays open
+            settings["dropout"] = own_dropout(AutoConfig.from_pretrained(directory))
+
+
+def is_content(value):
+    """Whether a setting is a fingerprint, not a path."""
+    return bool(re.fullmatch(r"[0-9a-f]{32}", str(value)))
+
+
+def identity(known):
+    """Everything that decided the pre-training of a model, as its lineage.json says it.
+
+    known    a whole lineage.json
+    Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
+             target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
+             the store knows of its dictionary); tail (mean mass kept and dropped, None where the export is of a version
+             that did not write it). Of a probe these are its student's, and its own are in `probe`
+    """
+    if "student" in known:
+        own = {name: value for name, value in known.items() if name != "student"}
+        return identity(known["student"]) | {"probe": identity(own)}
+    store = known.get("store", {})
+    return {
+        "objective": known.get("objective"),
+        "settings": known.get("settings", {}),
+        "plan": store.get("plan"),
+        "windowing": store.get("windowing", {}),
+        "target": store.get("target"),
+        "target_settings": store.get("settings", {}),
+        "tail": store.get("tail"),
     }
 
 
@@ -78,17 +189,12 @@ def _logged(directory, step):
         return None
     for run in directory.absolute().parents[:2]:
         if (run / "log.jsonl").is_file():
-            lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
-            return next((flops / at * step for at, flops in map(_flops_of, lines) if flops), None)
+            lines, damaged = read_json_lines(run / "log.jsonl")
+            if damaged:
+                logger.warning(damage(run / "log.jsonl", damaged))
+            counted = (line for line in lines if is_number(line.get("flops")) and line["step"] > 0)
+            return next((line["flops"] / line["step"] * step for line in counted if line["flops"]), None)
     return None
-
-
-def _flops_of(line):
-    """Step and floating-point operations so far of a line; all steps of a run take the same."""
-    with suppress(ValueError):    # cut by a kill
-        values = json.loads(line)
-        return values.get("step"), values.get("flops")
-    return None, None
 
 
 def _of_teacher(known):
@@ -97,10 +203,10 @@ def _of_teacher(known):
         return 0.0
     if tokens is None or "teacher" not in target:
         return None
-    directory = _found_here(target.get("teacher_name"), target["teacher"])
+    length = (target.get("windowing") or {}).get("max_length")
+    directory = _found_here(target.get("teacher_name"), target["teacher"]) if length else None
     if directory is None:
         return None
-    length = target["windowing"]["max_length"]
     return tokens / length * _window_flops(directory, target.get("layer"), length)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
+from common.invocation import program
 from pipeline.teacher import BUNDLED
+from student.checkpoint import checkpoints_in
 from student.export import EXPORT_FILES
 from student.lsp_model import export_of
 
@@ -54,7 +56,7 @@ def _is_run(path: Path) -> bool:
 
 def _kept(run: Path, step: str) -> list[Path]:
     """The kept checkpoints of a run that are meant."""
-    found = sorted((run / "checkpoints").glob("step-*"))
+    found = checkpoints_in(run / "checkpoints")
     kept = {int(path.name[5:]): path for path in found if (path / "config.json").is_file()}
     if step == "all" and kept:
         return list(kept.values())
@@ -63,7 +65,7 @@ def _kept(run: Path, step: str) -> list[Path]:
     if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
         raise ModelError(
             f"{run}: the checkpoint of step {step} is there to resume from only. Export it, and give that:"
-            f"  mlsm export-student {run} --checkpoint {step}"
+            f"  {program()} export-student {run} --checkpoint {step}"
         )
     there = ", ".join(map(str, kept)) or "none"
     raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")

@@ -10,6 +10,7 @@ Drawn without a display or global state: pyplot is not imported. Left out: what 
 import csv
 import io
 import logging
+import textwrap
 from pathlib import Path
 
 from pipeline.files import appearing_whole
@@ -17,6 +18,7 @@ from pipeline.files import appearing_whole
 logger = logging.getLogger(__name__)
 SIZE = (6.4, 4.0)    # inches of a figure one text column wide
 DOTS_PER_INCH = 150
+CHARACTERS_PER_INCH = 15    # of a caption
 STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -54,6 +56,12 @@ def drawn(draw, *arguments):
     except PlotError as error:
         logger.info("no figure: %s", error)
         return []
+
+
+def write_caption(figure, text):
+    """Write a paragraph below a figure, which keeps room for it."""
+    wrapped = "\n".join(textwrap.wrap(text, int(figure.get_size_inches()[0] * CHARACTERS_PER_INCH)))
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color="0.3")
 
 
 def save_figure(figure, stem, header, rows):

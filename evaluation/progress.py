@@ -3,11 +3,13 @@
     with Progress(sys.stderr) as progress:
         progress("solver", done, total, unit="tokens", objective=0.31)
 
-Left out: results (summaries.py).
+A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work goes on. Text of
+others in stages, figures and notes cannot act on the terminal. Left out: results (summaries.py).
 """
 
 import time
 
+from common.text import printable, redacted
 from evaluation.summaries import duration
 
 
@@ -19,46 +21,59 @@ class Progress:
     def __init__(self, stream):
         self._stream, self._bars, self._tasks = stream, None, {}
         self._stage, self._began, self._first, self._last_line = None, 0.0, 0, 0.0
-        if stream.isatty():
+        if stream is not None and stream.isatty():
             self._bars = _rich_bars(stream)
 
     def __enter__(self):
         if self._bars:
-            self._bars.start()
+            self._display(self._bars.start)
         return self
 
     def __exit__(self, *_):
         if self._bars:
-            self._bars.stop()
+            self._display(self._bars.stop)
 
     def note(self, text):
         """A line that stays."""
+        text = printable(redacted(text))
         if self._bars:
-            self._bars.console.print(text, highlight=False, markup=False, emoji=False)
-        else:
-            print(text, file=self._stream, flush=True)
+            self._display(self._bars.console.print, text, highlight=False, markup=False, emoji=False)
+        elif self._stream is not None:
+            self._display(print, text, file=self._stream, flush=True)
+
+    def _display(self, action, *args, **kwargs):
+        try:
+            action(*args, **kwargs)
+        except (OSError, ValueError):    # the latter is what a closed stream raises, and one of another encoding
+            self._stream = self._bars = None
 
     def __call__(self, stage, done, total, unit="tokens", **figures):
-        now = time.monotonic()
+        now, stage = time.monotonic(), printable(stage, keep="")
         if stage != self._stage:
             self._stage, self._began, self._first, self._last_line = stage, now, done, 0.0
         rate = (done - self._first) / max(1e-9, now - self._began)
         facts = [f"{rate:,.0f} {unit}/s"] if rate else []
-        facts += [
-            f"{name} {value:,.4g}" if isinstance(value, float | int) else f"{name} {value}"
-            for name, value in figures.items()
-        ]
+        facts += [f"{name} {_figure(value)}" for name, value in figures.items()]
         if self._bars:
-            self._bar(stage, done, total, ", ".join(facts))
+            self._display(self._bar, stage, done, total, printable(redacted(", ".join(facts)), keep=""))
         elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = f" of {total:,}, {duration((total - done) / rate)} left" if total and rate and total > done else ""
-            self.note(", ".join([f"{stage}: {done:,}{left} {unit}", *facts]))
+            unfinished = total and total > done
+            left = [f"{duration((total - done) / rate)} left"] if unfinished and rate else []
+            of_total = f" of {total:,}" if unfinished else ""
+            self.note(", ".join([f"{stage}: {done:,}{of_total} {unit}", *left, *facts]))
 
     def _bar(self, stage, done, total, facts):
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
         self._bars.update(self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts)
+
+
+def _figure(value):
+    """A figure for people: whole numbers in full, others to four digits."""
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, float | int) else str(value)
 
 
 def _rich_bars(stream):

@@ -2,29 +2,37 @@
 
     <output>/evaluations/<model>-<first 8 digits of its weights>/<suite>/<task>-seed<seed>.json   (blimp: blimp.json)
 
-    {"schema": "mlsm-record-1", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": false, "wall": 61.3,
+    {"schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "wall": 61.3,
+     "diverged": false, or a sentence where the loss was not finite,
+     "collapsed": false, or a sentence where all predictions are the same,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
      "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
      "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
      null where unknown,
+     "identity": all that decided its pre-training (lineage.identity), null where unknown,
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...}}
 
 Values are fractions: 0.86, not 86. A record is written whole and says all that it needs: files may be moved and mixed.
+Records of schema mlsm-record-1 are read as if they had been written as mlsm-record-2: they lack the identity, which is
+null then, and call a training diverged whose predictions are all the same.
 Left out: where a model comes from (lineage.py), what is measured, comparing.
 """
 
 import hashlib
 import json
-import math
 import platform
 import re
 from pathlib import Path
 
-from evaluation.lineage import lineage
+from common.invocation import program
+from evaluation.lineage import TAIL, LineageError, lineage
+from shards import disk
+from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
 from shards.manifest import canonical_json, file_sha256, make_directories, replace_json
 
-SCHEMA = "mlsm-record-1"
+SCHEMA = "mlsm-record-2"
+_FIRST_SCHEMA = "mlsm-record-1"
 
 # The fourteen figures of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
 METRICS = {
@@ -50,20 +58,28 @@ def describe(path, name=None):
 
     path  directory of an export, a kept checkpoint or any stock model
     name  shown to people; otherwise that of the run, with the step of a checkpoint, or of the directory
+    Raises  RecordError where its weights or its lineage cannot be read
     """
     path = Path(path)
-    return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | lineage(path)
+    try:
+        known = lineage(path)
+    except LineageError as error:
+        raise RecordError(str(error)) from None
+    return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
 
 
 def weights_sha256(directory):
     """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
 
-    Raises  RecordError where there is none
+    Raises  RecordError where there is none, or one cannot be read
     """
     files = sorted(Path(directory).glob("*.safetensors"))
     if not files:
         raise RecordError(f"{directory} holds no safetensors file. Expected an export, a kept checkpoint or a model.")
-    content = {path.name: file_sha256(path) for path in files}
+    try:
+        content = {path.name: file_sha256(path) for path in files}
+    except OSError as error:
+        raise RecordError(f"{error.filename} cannot be read: {error.strerror}. Export the model again.") from None
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
@@ -110,17 +126,27 @@ def read(paths):
     """
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
-        raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  mlsm finetune MODEL")
+        raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
     return [read_file(file) for file in dict.fromkeys(files)]
 
 
 def read_file(file):
     """One record; RecordError where it is malformed."""
     try:
-        record = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record = json.loads(disk.read_file(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return check(record, file)
+    return check(_as_second(record), file)
+
+
+def _as_second(record):
+    """A record of the first schema as one of the second; any other as it is."""
+    if not isinstance(record, dict) or record.get("schema") != _FIRST_SCHEMA:
+        return record
+    why = record.get("diverged")
+    collapsed = why if isinstance(why, str) and why.startswith("every prediction is ") else False
+    failed = {"diverged": False, "collapsed": collapsed} if collapsed else {"collapsed": False}
+    return record | failed | {"schema": SCHEMA, "identity": None}
 
 
 def _files(path):
@@ -147,6 +173,8 @@ def check(record, where):
         _check_figure(figure, f"figures[{place}]", where)
     if record["suite"] == "finetune":
         _check_metrics(record, where)
+    if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
+        raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
 
 
@@ -169,10 +197,6 @@ def _require(holds, where, field, expected, found):
         raise RecordError(f"{where}: field {field}: expected {expected}, found {found!r}. Evaluate again.")
 
 
-def _is_number(value):
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_count(value):
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -187,43 +211,50 @@ def _or_null(holds, expected):
 
 def _are_flops(value):
     return isinstance(value, dict) and all(
-        name in value and (value[name] is None or _is_number(value[name]) and value[name] >= 0)
+        name in value and (value[name] is None or is_number(value[name]) and value[name] >= 0)
         for name in ("pretraining", "teacher")
     )
 
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "text")
 _OBJECT = (lambda value: isinstance(value, dict), "an object")
+_IDENTITY = {       # lineage.identity
+    "objective": or_null(TEXT), "settings": OBJECT, "plan": or_null(TEXT), "windowing": OBJECT, "target": or_null(TEXT),
+    "target_settings": OBJECT._replace(fields={"dictionary_settings": optional(OBJECT)}), "tail": TAIL,
+    "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
+}  # fmt: skip
 _FIELDS = {
     "suite": (lambda value: value in ("finetune", "blimp"), "finetune or blimp"),
     "task": _TEXT,
     "seed": _or_null(_is_count, "a whole number"),
     "figures": (lambda value: isinstance(value, list) and len(value) > 0, "a list of figures"),
     "diverged": (lambda value: value is False or _TEXT[0](value), "false or a sentence"),
+    "collapsed": (lambda value: value is False or _TEXT[0](value), "false or a sentence"),
     "model": _TEXT,
     "path": _TEXT,
     "weights": (_is_digest, "64 hexadecimal digits"),
     "objective": _or_null(*_TEXT),
-    "kappa": _or_null(_is_number, "a number"),
+    "kappa": _or_null(is_number, "a number"),
     "run_seed": _or_null(_is_count, "a whole number"),
     "step": _or_null(_is_count, "a whole number"),
-    "fraction": _or_null(lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "fraction": _or_null(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
     "layer": _or_null(_is_count, "a whole number"),
     "k": _or_null(_is_count, "a whole number"),
-    "lambda": _or_null(_is_number, "a number"),
+    "lambda": _or_null(is_number, "a number"),
     "dictionary": _or_null(*_TEXT),
     "encoder": _or_null(*_TEXT),
     "teacher": _or_null(*_TEXT),
+    "identity": _or_null(*_OBJECT),
     "flops": (_are_flops, "an object with pretraining and teacher, each a number or null"),
     "head": _or_null(_is_digest, "64 hexadecimal digits"),
     "data": _OBJECT,
     "settings": _OBJECT,
     "env": _OBJECT,
-    "wall": (lambda value: _is_number(value) and value >= 0, "seconds"),
+    "wall": (lambda value: is_number(value) and value >= 0, "seconds"),
 }
 _FIGURE_FIELDS = {
     "metric": _TEXT,
-    "value": (lambda value: _is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
+    "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
     "n": (_is_count, "a whole number"),
 }
 

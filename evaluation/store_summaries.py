@@ -3,10 +3,12 @@
 One function a verb, named by cli.VERBS; cli.py prints. Left out: the other commands (summaries.py).
 """
 
-from evaluation.summaries import command, entries_name, store_rows, table
+from common.invocation import program
+from evaluation.summaries import entries_name, store_rows, table
 
 _LONGEST_LIST = 50
-_LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "tolerance", "dtype")
+_LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "solver", "tolerance",
+            "dtype", "documents_apart", "segments")  # fmt: skip
 
 
 def verification(report, settings):
@@ -25,21 +27,21 @@ def verification(report, settings):
     lines += _listed("Damaged", [_damage_line(entry) for entry in damaged])
     lines += _listed("Missing", [_missing_line(entry) for entry in missing])
     lines += _listed(
-        "Stray, and ignored by readers (mlsm clean removes left-overs)",
+        f"Stray, and ignored by readers ({program()} clean removes left-overs)",
         [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
     )
     lines += _listed("Removed", report["repaired"])
     if damaged and "://" in report["store"]:
         lines.append(
             "\nNext, where the store was made:\n"
-            f"  {command()} verify-shards <its directory> --repair     # names what encodes the damaged units again\n"
+            f"  {program()} verify-shards <its directory> --repair     # names what encodes the damaged units again\n"
             "  and copy the store again"
         )
     if report["commands"]:
         lines.append("\nNext:")
         if damaged and not settings.repair:
-            lines.append(f"  {command()} verify-shards {report['store']} --repair     # removes what is damaged")
-        lines += [f"  {line.replace('mlsm', command(), 1)}" for line in report["commands"]]
+            lines.append(f"  {program()} verify-shards {report['store']} --repair     # removes what is damaged")
+        lines += [f"  {line}" for line in report["commands"]]
         if any(" --corpus " in line for line in report["commands"]):
             lines.append("  with the --max-tokens, --unit-tokens, --text-field and --document-boundary of then, if any")
     return "\n".join(lines)
@@ -134,7 +136,7 @@ def _statistics(shown):
 
 def _lineage_rows(shown):
     settings = shown["settings"]
-    rows = [(name.replace("_", " "), settings[name]) for name in _LINEAGE if name in settings]
+    rows = [(name.replace("_", " "), _said(settings[name])) for name in _LINEAGE if name in settings]
     if figures := {name: value for name, value in shown.get("dictionary", {}).items() if name != "settings"}:
         words = (f"{name.replace('_', ' ')} {value:.5g}" if isinstance(value, float | int) else str(value)
                  for name, value in figures.items())
@@ -143,6 +145,13 @@ def _lineage_rows(shown):
         facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "units")
         rows.append((f"{entry['units']} units", facts))
     return rows
+
+
+def _said(value):
+    """A setting in words."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {entry}" for name, entry in value.items())
+    return "yes" if value is True else value
 
 
 def histogram(counts, bins=10, width=40):

@@ -5,14 +5,11 @@
 One function a verb, named by cli.VERBS. Left out: doing anything, and errors (cli.py).
 """
 
-import sys
+import shlex
 from pathlib import Path
 from textwrap import indent
 
-
-def command():
-    """How this program was called: installed or from the checkout."""
-    return "mlsm" if Path(sys.argv[0]).stem == "mlsm" else "python cli.py"
+from common.invocation import program
 
 
 def table(rows):
@@ -32,15 +29,38 @@ def dictionaries(reports, settings):
     for report in reports:
         lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
         lines.append(table(_dictionary_rows(report)))
-    given = f"{command()} encode-lsp --dictionary {reports[0]['dictionary']}"
     if settings.hidden is not None:
-        lines.append(f"\nNext:  {given}")
-        lines.append(f"       with --teacher and --layer of these vectors, {reports[0]['width']} wide, and a --corpus")
-    else:
-        next_command = f"{command()} encode-lsp with the flags of this command"
-        lines.append(f"\nNext:  {next_command}, which finds it; for another corpus:")
-        lines.append(f"       {given}")
+        report = reports[0]
+        lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
+        given = f"encode-lsp --dictionary {report['dictionary']}"
+        lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
+        return "\n".join(lines)
+    lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
     return "\n".join(lines)
+
+
+def _encoding_with(report, settings):
+    """The command line that encodes the corpus a dictionary is of, with this dictionary and the same settings."""
+    from pipeline.config import EncodeConfig, plain
+    from recipes.reading import recipe_settings
+
+    of_recipe = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
+    usual = plain(EncodeConfig(**of_recipe))
+    now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
+    always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
+    words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
+    for name in [name for name in now if name in usual and name != "k"]:    # the dictionary says how many atoms it has
+        if name in always or now[name] != usual[name]:
+            words += _flag(name, now[name])
+    return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
+
+
+def _flag(name, value):
+    """A setting as words of a command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no-'}{flag}"]
+    return [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
 
 
 def _dictionary_rows(report):
@@ -63,10 +83,10 @@ def encoding(reports, settings):
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
         lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
-    flags = {"lsp": "", "ids": " --objective mlm", "logits": " --objective kd"}[reports[0]["kind"]]
-    if len(reports) > 1 or settings.output != Path("runs"):
-        flags += f" --store {reports[0]['store']}"
-    return "\n".join([*lines, f"\nNext:  {command()} train-student{flags}"])
+    lines += corpus_lines(reports[0].get("corpus"))
+    objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
+    stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
 
 
 def estimated(report):
@@ -81,7 +101,35 @@ def estimated(report):
         time = duration(report["learning_seconds"])
         rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
     measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
-    return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)])])
+    return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
+
+
+def corpus_lines(corpus):
+    """What the scan of the text counted, in all and by file, from `Job.describe_corpus`; nothing for None."""
+    if corpus is None:
+        return []
+    listed = corpus["files_listed"]
+    one = f"{listed[0]['file']}" if corpus["files"] == 1 else f"{corpus['files']:,} files"
+    cut = ", before --max-tokens" if corpus["max_tokens"] else ""
+    lines = [f"\nThe text{cut}: {one}: {_documents(corpus)}"]
+    if corpus["files"] > 1:
+        rows = [(entry["file"], _documents(entry)) for entry in listed]
+        rest = {name: corpus[name] - sum(entry[name] for entry in listed) for name in listed[0] if name != "file"}
+        others = corpus["files"] - len(listed)
+        lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
+    if corpus["paragraphs"] is not None:
+        lines.append(
+            f"  An empty line ends a document, so that a text file has {corpus['paragraphs']:,.0f} of them on average. "
+            "If each file is one text, such as a novel, give --document-boundary file --held-out-by file."
+        )
+    return lines
+
+
+def _documents(counts):
+    left_out = {"duplicates": "duplicates left out", "too_short": "too short", "invalid": "not UTF-8"}
+    more = [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
+    documents = "document" if counts["documents"] == 1 else "documents"
+    return ", ".join([f"{counts['documents']:,} {documents}", f"{counts['held_out_documents']:,} held out", *more])
 
 
 def store_rows(path, report):
@@ -103,13 +151,25 @@ def store_rows(path, report):
     if "nnz_per_token" in report:
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
         rows.append((entries_name(report), f"{report['nnz_per_token']:.1f} per token{empty}"))
-        rows.append(("mass kept", f"{report['mass_kept']:.1%}"))
+        cut = report.get("truncated_tokens") and report["kind"] == "lsp"  # of logits every token is cut
+        more = f"; {report['truncated_tokens']:,} tokens have more non-zeros than are stored" if cut else ""
+        rows.append(("mass kept", f"{report['mass_kept']:.1%}{more}"))
         if fidelity := report.get("fidelity"):
             words = "KL(stored || {of}) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; of {tokens:,} tokens"
             rows.append(("fidelity", words.format(**fidelity)))
+        if effect := report.get("dtype_effect"):
+            words = "against float32: total variation {tv:.4f}, hidden states {hidden:.2%} apart; of {tokens:,} tokens"
+            rows.append(("precision", words.format(**effect)))
         if "max_kkt" in report:
-            rows.append(("exactness", f"no KKT violation above {report['max_kkt']:.2g}"))
+            rows.append(_optimality(report))
     return rows
+
+
+def _optimality(report):
+    if solver := report.get("solver"):
+        words = f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {report['max_kkt']:.2g}"
+        return "exactness", words
+    return "exactness", f"no KKT violation above {report['max_kkt']:.2g}"
 
 
 def entries_name(report):
@@ -136,12 +196,13 @@ def training(result, settings):
         _how_to_load(result["export"]),
     ]
     if result["objective"] in ("mlsm", "naive-mlsm"):
-        lines.append(f"\nWords from its LSPs:  {command()} train-probe --student {result['run']}")
+        probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
+        lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
         lines += [
             "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
-            f"  {command()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
-            f"  {command()} train-student --recipe paper",
+            f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
+            "\nThen the line that it prints: a student trained on that store has the paper's settings, too.",
         ]
     return "\n".join(lines)
 
@@ -197,23 +258,33 @@ def _trained_rows(result):
             + (f", first step {first_step:.1f} s after loading" if first_step else ""),
         ),
     ]
-    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"], result["improvement"])
+    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"])
 
 
-def _held_out_rows(objective, figures, baseline, improvement):
+def _held_out_rows(objective, figures, baseline):
     if not figures:
         return [("held out", "nothing: the corpus has no held-out windows")]
     from student.objectives import OBJECTIVES
 
-    name, reference = OBJECTIVES[objective].loss_name, OBJECTIVES[objective].reference
-    improvement = improvement or 0.0
-    side = f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'}"
-    rows = [(name, f"{figures['loss']:.4f} nats per masked token, {side} the {baseline['loss']:.4f} of {reference}")]
+    objective, loss = OBJECTIVES[objective], figures["loss"]
+    plain = _side(loss, baseline["loss"], objective.reference)
+    by_position = baseline.get("loss_by_position")    # a run of an earlier version has none
+    if by_position is None:
+        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {plain}")]
+    else:
+        headline = _side(loss, by_position, objective.reference_by_position)
+        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
     if "accuracy" in figures:
         guess = f" (most frequent token: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
         accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
         rows.append(("held-out accuracy", accuracy))
     return rows
+
+
+def _side(loss, baseline, reference):
+    """How far a loss is from that of a baseline."""
+    improvement = 1 - loss / baseline if baseline else 0.0
+    return f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'} the {baseline:.4f} of {reference}"
 
 
 def duration(seconds):

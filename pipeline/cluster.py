@@ -104,12 +104,14 @@ def is_lost(cluster):
 
 @contextmanager
 def event_loop():
-    """An event loop in a thread that Ctrl-C and SIGTERM do not reach, nor the processes that it starts: those are the
-    driver's to end, and must not die of it halfway."""
-    resource_tracker.ensure_running()  # which unblocks signals in the thread that first needs it
-    ours = {signal.SIGINT, signal.SIGTERM}  # either may come to the whole group
+    """An event loop in a thread that Ctrl-C, SIGTERM and SIGHUP do not reach, nor the processes that it starts: those
+    are the driver's to end, and must not die of it halfway."""
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # any may come to the whole group
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a thread inherits this, and a process
     try:
+        # The tracker ignores Ctrl-C and SIGTERM by itself, but not SIGHUP. Starting it unblocks the former two here.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         runner = LoopRunner()
         runner.start()
     finally:

@@ -24,6 +24,10 @@ that are known to fail from the start never reach the teacher.
 A batch that a GPU has no memory for is coded in smaller ones, and the batches to come are as small: the results are
 equal within tolerance, and the unit's record counts it (`out_of_memory`).
 
+A teacher in another precision than float32 is compared with itself in float32 on the first windows of every unit; the
+unit's record says how far the codes and the hidden states of the two are from each other. Numbers that float16 cannot
+hold end the run: they are the fault of the precision, not of the document in which they turn up.
+
 Left out: reading windows, writing blocks (encode.py), threads (stages.py), streams (lanes.py).
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, K atoms.
@@ -38,11 +42,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common.documents import positions_in_documents
+from pipeline.centering import centred_unit_rows
 from pipeline.corpus import join_windows
 from pipeline.lanes import open_lane
 from pipeline.lsp import distributions
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import one_blas_thread
+from shards.segments import segment_ids
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +57,8 @@ LAYOUTS = {
     "cpu": {"read": 4, "teach": 0, "solve": 0, "finish": 2},
     "cuda": {"read": 4, "teach": 2, "solve": 2, "finish": 2},
 }
+COMPARED_WINDOWS = 8  # of every unit, on which a teacher of low precision is compared with float32
+COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # of the solver then, so that it is not its error that is seen
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
 MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")  # in errors of no class of their own
 UNIT_END = object()  # comes after the blocks of a unit
@@ -57,6 +66,35 @@ UNIT_END = object()  # comes after the blocks of a unit
 
 class EncodeError(ValueError):
     """An encoding that cannot give useful shards."""
+
+
+class PrecisionError(EncodeError):
+    """Hidden states or logits that the teacher's dtype cannot hold: the fault of the dtype, not of any document."""
+
+
+class Reading(NamedTuple):
+    """What a teacher is told about a window beside its ids.
+
+    documents_apart  which tokens belong to one document: each is read as if it stood alone
+    segments         which of the two sentences of a pair each token belongs to
+    """
+
+    documents_apart: bool = False
+    segments: bool = False
+
+    @classmethod
+    def of(cls, config, teacher):
+        """How a command reads: with segments where windows are pairs and the teacher has two token types, unless the
+        settings say never."""
+        tells_segments = config.segments == "auto" and config.packing == "pairs" and teacher.segments >= 2
+        return cls(config.documents_apart, tells_segments)
+
+    def settings(self):
+        """What it adds to the settings that name a store or a dictionary; nothing for windows read as one text."""
+        return {name: True for name, value in self._asdict().items() if value}
+
+
+AS_ONE_TEXT = Reading()
 
 
 class Output(NamedTuple):
@@ -114,6 +152,8 @@ class Batch:
     codes      what the coder made of the hidden states: Codes, or MostProbable of logits.py
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
+    documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
+    compared   whether it is to say what the teacher's dtype changes
     error      what the teacher raised
     idle       whether there is nothing to code, because all of its windows are known to fail
     """
@@ -129,6 +169,9 @@ class Batch:
     codes: object = None
     marks: dict = field(default_factory=dict)
     sharing: int = 1
+    documents_WL: torch.Tensor | None = None
+    segments_WL: torch.Tensor | None = None
+    compared: bool = False
     error: Exception | None = None
     idle: bool = False
 
@@ -143,14 +186,38 @@ class Batch:
         chosen_W = np.zeros(len(self.ids_WL), bool)
         chosen_W[windows] = True
         source_W = torch.from_numpy(np.where(chosen_W, np.arange(len(chosen_W)), windows[0]))
-        mask_WL = None if self.real_WL is None else self.real_WL[source_W]
         kept_N = chosen_W[self.tokens_N.numpy() // self.ids_WL.shape[1]]
         coded_T = self.coded_T.copy()
         coded_T[coded_T] = kept_N
         return replace(
-            self, ids_WL=self.ids_WL[source_W], real_WL=mask_WL, tokens_N=self.tokens_N[torch.from_numpy(kept_N)],
-            coded_T=coded_T, hidden=None, codes=None, marks={}, error=None,
+            self, **self._rows(source_W), tokens_N=self.tokens_N[torch.from_numpy(kept_N)], coded_T=coded_T,
+            hidden=None, codes=None, marks={}, error=None,
         )  # fmt: skip
+
+    def alone(self, windows):
+        """A smaller batch of these windows, in increasing order; its `coded_T` says nothing."""
+        length, source_W = self.ids_WL.shape[1], torch.tensor(windows)
+        window_N, place_N = self.tokens_N // length, self.tokens_N % length
+        kept_N = torch.isin(window_N, source_W)
+        tokens_N = torch.searchsorted(source_W, window_N[kept_N]) * length + place_N[kept_N]
+        return replace(self, **self._rows(source_W), tokens_N=tokens_N, windows=len(windows), marks={})
+
+    def _rows(self, source_W):
+        names = ("ids_WL", "real_WL", "documents_WL", "segments_WL")
+        return {name: None if (rows := getattr(self, name)) is None else rows[source_W] for name in names}
+
+    @property
+    def reading(self):
+        """What the teacher is told beside ids and padding, as keyword arguments."""
+        given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    @property
+    def position_N(self):
+        """The positions of the coded tokens as the teacher counts them, from 0; int64 tensor on the host."""
+        if self.documents_WL is None:
+            return self.tokens_N % self.ids_WL.shape[1]
+        return positions_in_documents(self.documents_WL).flatten()[self.tokens_N]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +236,7 @@ class Hidden:
     def check(self, teacher):
         """Raise EncodeError if a row is not finite. Waits for the device."""
         if count := int(self.not_finite):
-            raise EncodeError(
-                f"{teacher.name}, layer {self.layer}: {count} hidden states are not finite. Try --dtype float32."
-            )
+            raise not_finite(teacher, f"{teacher.name}, layer {self.layer}: {count} hidden states")
 
 
 class IdsCoder:
@@ -188,7 +253,8 @@ class TeacherCoder:
 
     outputs  list of Output, which blocks name by their number; none deeper than the teacher is cut
 
-    A subclass says what becomes of the hidden states: `_states`, `_code`, `_arrays` and `_rows`, described there, and
+    A subclass says what becomes of the hidden states: `_states`, `_code`, `_arrays`, `_rows` and `_variation`,
+    described there, and
 
     WORK  what `_code` is called in a unit's environment
     """
@@ -197,14 +263,16 @@ class TeacherCoder:
 
     def __init__(self, teacher, outputs, config, special_ids):
         self.teacher, self.outputs, self.config, self.special_ids = teacher, outputs, config, special_ids
+        self._reading = Reading.of(config, teacher)
+        self._compares, self._in_float32 = teacher.dtype != torch.float32, None
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
         self._teaching, self._most_windows = threading.Lock(), max(1, config.batch_tokens // config.max_length)
 
-    def _states(self, batch, layers):
-        """Hidden states of a batch's coded tokens: dict of layer to Hidden."""
+    def _states(self, teacher, batch, outputs):
+        """Hidden states of a batch's coded tokens, as `_code` takes them: dict of an output's number to Hidden."""
         raise NotImplementedError
 
     def _code(self, rows_Nd, output):
@@ -219,28 +287,39 @@ class TeacherCoder:
         """Distributions of codes that are on the host; a block's statistics get what they say."""
         raise NotImplementedError
 
+    def _variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+        """Total variation between the distributions that two teachers' hidden states give, on the host: (N,)."""
+        raise NotImplementedError
+
     def stages(self):
         """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
         return ("read", self.batches), ("teach", self.teach), ("solve", self.solve), ("finish", self.finish)
 
     def batches(self, items):
         """Lists of the blocks of one text, one block an output, to batches of all of them."""
+        begins_unit = True
         for blocks in items:
             if blocks is UNIT_END:
                 yield blocks
+                begins_unit = True
                 continue
             columns, size = blocks[0].columns, self._most_windows
-            lengths_W = columns["lengths"]
+            windows = len(columns["lengths"])
             for block in blocks:
-                block.batches = -(-len(lengths_W) // size)
-            first = 0
-            for start in range(0, len(lengths_W), size):
-                lengths_w = lengths_W[start : start + size]
-                ids_t = columns["ids"][first : first + lengths_w.sum()]
-                first += len(ids_t)
-                batch = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
+                block.batches = -(-windows // size)
+            for start in range(0, windows, size):
+                batch = self._batch(columns, start, min(start + size, windows), size)
                 batch.blocks, batch.first = blocks, start
+                batch.compared, begins_unit = self._compares and begins_unit, False
                 yield _without_known_failures(batch)
+
+    def _batch(self, columns, start, stop, size):
+        """The Batch of a block's windows from `start` to `stop`."""
+        ends_W = np.cumsum(columns["lengths"])
+        tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
+        documents_t = documents_of(columns)[tokens] if self._reading.documents_apart else None
+        return make_batch(columns["ids"][tokens], columns["lengths"][start:stop], size, self.config.max_length,
+                          self.special_ids, self._on_gpu, documents_t, self._reading.segments)  # fmt: skip
 
     def teach(self, batches):
         """Batches to one for every block of theirs, with its hidden states or the error that the teacher met."""
@@ -262,11 +341,11 @@ class TeacherCoder:
         """Give batches of the same windows, each for another output, their hidden states."""
         with self._teaching, self._lanes["teach"] as lane:  # the solver's thread, too, comes here after an error
             begin = lane.mark()
-            layers = [self.outputs[batch.block.output].layer for batch in batches]
-            found = self._states(batches[0], layers)
+            outputs = [batch.block.output for batch in batches]
+            found = self._states(self.teacher, batches[0], outputs)
             end = lane.mark()
-        for batch, layer in zip(batches, layers, strict=True):
-            batch.hidden, batch.marks["teacher"] = found[layer], (begin, end)
+        for batch, output in zip(batches, outputs, strict=True):
+            batch.hidden, batch.marks["teacher"] = found[output], (begin, end)
 
     def solve(self, batches):
         """Batches with their codes, without the hidden states."""
@@ -286,6 +365,8 @@ class TeacherCoder:
                     raise
                 self._note_lack_of_memory(batch)
             else:
+                if done.compared:
+                    self._compare_with_float32(done)
                 yield done
                 return
         batch.hidden = batch.codes = batch.error = None
@@ -304,16 +385,41 @@ class TeacherCoder:
     def _divided(self, batch):
         """The windows of a batch as batches of the size that the device had memory for last."""
         size, block, stop = self._most_windows, batch.block, batch.first + batch.windows
-        lengths_W = block.columns["lengths"]
-        ends_W = np.cumsum(lengths_W)
         block.batches += -(-batch.windows // size) - 1
         for start in range(batch.first, stop, size):
-            lengths_w = lengths_W[start : min(start + size, stop)]
-            first = ends_W[start] - lengths_w[0]
-            ids_t = block.columns["ids"][first : first + lengths_w.sum()]
-            part = make_batch(ids_t, lengths_w, size, self.config.max_length, self.special_ids, self._on_gpu)
-            part.blocks, part.first = batch.blocks, start
+            part = self._batch(block.columns, start, min(start + size, stop), size)
+            part.blocks, part.first, part.compared = batch.blocks, start, batch.compared and start == batch.first
             yield _without_known_failures(part)
+
+    @torch.inference_mode()
+    def _compare_with_float32(self, batch):
+        """Let the block's statistics say what the teacher's dtype changes in the first windows of a batch.
+
+        Sums over their coded tokens: dtype_tokens; dtype_tv, total variation of the distributions; dtype_hidden,
+        distance of the hidden states relative to the length of those in float32.
+        """
+        windows = _not_known_to_fail(batch)[:COMPARED_WINDOWS]
+        if not windows:
+            return
+        sample, output = batch.alone(windows), batch.block.output
+        try:
+            with self._teaching, self._lanes["solve"]:
+                if self._in_float32 is None:
+                    self._in_float32 = self.teacher.in_float32()
+                teachers = self.teacher, self._in_float32
+                rows_Nd, exact_Nd = (self._states(teacher, sample, [output])[output].rows_Nd for teacher in teachers)
+                lengths_N = torch.linalg.vector_norm(exact_Nd, dim=1).clamp_min(1e-12)
+                distance_N = (torch.linalg.vector_norm(rows_Nd - exact_Nd, dim=1) / lengths_N).cpu()
+                variation_N = self._variation(rows_Nd, exact_Nd, self._in_float32, output)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            logger.warning("the device has too little memory for a second teacher, in float32: what --dtype changes is "
+                           "not measured")  # fmt: skip
+            self._compares, self._in_float32 = False, None
+            return
+        _add(batch.block.statistics, {"dtype_tokens": len(rows_Nd), "dtype_tv": float(variation_N.sum()),
+                                      "dtype_hidden": float(distance_N.sum(dtype=torch.float64))})  # fmt: skip
 
     def _solve_or_isolate(self, batch):
         if batch.idle:
@@ -420,16 +526,26 @@ class LspCoder(TeacherCoder):
     def __init__(self, teacher, outputs, config, special_ids):
         super().__init__(teacher, outputs, config, special_ids)
         self._dictionaries = [_dictionary_on(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
+        self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
         self._checked = set()
 
-    def _states(self, batch, layers):
-        return unit_rows(self.teacher, batch, layers)
+    def _states(self, teacher, batch, outputs):
+        wanted = [(self.outputs[output].layer, self._centers[output]) for output in outputs]
+        return dict(zip(outputs, centred_rows(teacher, batch, wanted), strict=True))
 
-    def _code(self, rows_Nd, output):
+    def _code(self, rows_Nd, output, tolerance=None):
         atoms_Kd, gram_KK = self._dictionaries[output]
-        return nonneg_lasso(
-            _as_array(rows_Nd), atoms_Kd, self.config.lam, gram_KK=gram_KK, tol=self.config.tolerance
-        )
+        config = self.config
+        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance}
+        if config.solver == "fista":
+            how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
+        return nonneg_lasso(_as_array(rows_Nd), atoms_Kd, config.lam, **how)
+
+    def _variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+        count = len(self.outputs[output].dictionary.atoms_Kd)
+        tolerance = min(self.config.tolerance, COMPARED_TOLERANCE[rows_Nd.device.type])
+        codes = (self._code(rows, output, tolerance).to_host().dense(count) for rows in (rows_Nd, exact_Nd))
+        return total_variation(*codes)
 
     def _arrays(self, codes):
         return codes.indptr, codes.indices, codes.values, codes.kkt
@@ -458,11 +574,13 @@ class LspCoder(TeacherCoder):
 # -- batches and hidden states -----------------------------------------------------------------------------
 
 
-def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False):
+def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False, documents_T=None, segments=False):
     """The Batch of some windows, given end to end.
 
-    windows  in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    pinned   in memory from which a GPU copies by itself
+    windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    pinned       in memory from which a GPU copies by itself
+    documents_T  as `documents_of` gives it, where documents are kept apart
+    segments     whether the windows are pairs of sentences that the teacher shall tell apart
     """
     real_WL = np.zeros((windows, max_length), bool)
     real_WL[: len(lengths_W)] = np.arange(max_length) < lengths_W[:, None]
@@ -472,9 +590,29 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False)
     tokens_N = torch.from_numpy(np.flatnonzero(real_WL)[coded_T])
     ids_WL[len(lengths_W) :], real_WL[len(lengths_W) :] = ids_WL[0], real_WL[0]
     mask_WL = None if real_WL.all() else torch.from_numpy(real_WL)
+    documents_WL = segments_WL = None
+    if documents_T is not None:
+        documents_WL = torch.full((windows, max_length), -1)
+        documents_WL.numpy()[: len(lengths_W)][real_WL[: len(lengths_W)]] = documents_T
+        documents_WL[len(lengths_W) :] = documents_WL[0]
+    if segments:
+        segments_WL = torch.from_numpy(segment_ids(ids_WL.numpy(), real_WL.sum(1), special_ids["sep"]))
     if pinned:
-        tokens_N, mask_WL = tokens_N.pin_memory(), mask_WL if mask_WL is None else mask_WL.pin_memory()
-    return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W))
+        tokens_N = tokens_N.pin_memory()
+        mask_WL, documents_WL, segments_WL = (
+            tensor if tensor is None else tensor.pin_memory() for tensor in (mask_WL, documents_WL, segments_WL)
+        )
+    return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W), documents_WL=documents_WL, segments_WL=segments_WL)
+
+
+def documents_of(columns):
+    """The number of each token's document inside its window, int64 (T,), from the columns of a block.
+
+    As the student counts them (shards/codec.py): [CLS] belongs to the first document, a [SEP] to the one that it ends.
+    """
+    lengths_W = columns["lengths"]
+    runs_T = np.searchsorted(columns["run_starts"], np.arange(lengths_W.sum()), side="right")
+    return runs_T - np.repeat(runs_T[np.cumsum(lengths_W) - lengths_W], lengths_W)
 
 
 def _not_known_to_fail(batch):
@@ -491,41 +629,96 @@ def _without_known_failures(batch):
 
 
 @torch.inference_mode()
-def unit_rows(teacher, batch, layers):
-    """Unit-length hidden states of a batch's coded tokens: one gather a layer, scaled in place.
-
-    Returns  dict of layer to Hidden
-    """
+def raw_rows(teacher, batch, layers):
+    """Hidden states of a batch's coded tokens as the teacher gives them: dict of layer to a new (N, d) tensor."""
     wanted = sorted(set(layers))
-    inputs = batch.ids_WL, batch.real_WL, batch.tokens_N
-    states = [teacher(*inputs)] if wanted == [teacher.layer] else teacher(*inputs, layers=wanted)
-    found = {}
-    for layer, rows_Nd in zip(wanted, states, strict=True):
-        norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
-        not_finite = (~norms_N.isfinite()).sum()
-        rows_Nd /= norms_N.clamp_(min=1e-12)
-        found[layer] = Hidden(layer, rows_Nd, not_finite)
-    return found
+    inputs, reading = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.reading
+    last_alone = wanted == [teacher.layer]
+    states = [teacher(*inputs, **reading)] if last_alone else teacher(*inputs, layers=wanted, **reading)
+    return dict(zip(wanted, states, strict=True))
 
 
-def hidden_rows(teacher, windows, batch, max_length, special_ids, layers):
+def unit_rows(teacher, batch, layers):
+    """Unit-length hidden states of a batch's coded tokens, without a centre: dict of layer to Hidden."""
+    return dict(zip(layers, centred_rows(teacher, batch, [(layer, None) for layer in layers]), strict=True))
+
+
+@torch.inference_mode()
+def centred_rows(teacher, batch, wanted):
+    """Hidden states of a batch's coded tokens, centred and scaled to unit length.
+
+    wanted   pairs (layer, what `center_on` gives for the dictionary that they are coded with)
+    Returns  list of Hidden, one for each pair; those of one layer without a centre are the same
+    """
+    raw, found = raw_rows(teacher, batch, [layer for layer, _ in wanted]), {}
+    if any(center_Pd is not None for _, center_Pd in wanted):
+        position_N = batch.position_N.to(teacher.device, non_blocking=True)
+    for number, (layer, center_Pd) in enumerate(wanted):
+        if center_Pd is not None:
+            found[number] = Hidden(layer, *centred_unit_rows(raw[layer].clone(), center_Pd, position_N))
+    plain = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: these are scaled in place
+    plain = {layer: Hidden(layer, *centred_unit_rows(raw[layer], None, None)) for layer in plain}
+    return [found.get(number) or plain[layer] for number, (layer, _) in enumerate(wanted)]
+
+
+class HiddenRows(NamedTuple):
+    """Raw hidden states with the positions of their tokens, as the teacher counts them."""
+
+    rows_Nd: np.ndarray
+    position_N: np.ndarray
+
+
+def hidden_rows(teacher, windows, batch, max_length, special_ids, layers, reading=AS_ONE_TEXT, raw=False):
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
 
     batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    Returns  list of hidden_Nd float32, one for every layer; coded_T bool over the windows' tokens end to end
+    raw      as the teacher gives them instead, with their positions
+    Returns  list of hidden_Nd float32 (raw: of HiddenRows), one for every layer; coded_T bool over the windows' tokens
+             end to end
     Raises   EncodeError on a hidden state that is not finite
     """
     columns = join_windows(windows)
-    prepared = make_batch(columns["ids"], columns["lengths"], batch, max_length, special_ids)
+    documents_T = documents_of(columns) if reading.documents_apart else None
+    prepared = make_batch(columns["ids"], columns["lengths"], batch, max_length, special_ids,
+                          documents_T=documents_T, segments=reading.segments)  # fmt: skip
+    if raw:
+        found = raw_rows(teacher, prepared, layers)
+        for layer, rows_Nd in found.items():
+            Hidden(layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()).check(teacher)
+        position_N = prepared.position_N.numpy()
+        return [HiddenRows(found[layer].cpu().numpy(), position_N) for layer in layers], prepared.coded_T
     found = unit_rows(teacher, prepared, layers)
     for hidden in found.values():
         hidden.check(teacher)
     return [found[layer].rows_Nd.cpu().numpy() for layer in layers], prepared.coded_T
 
 
+def center_on(device, dictionary):
+    """The rows that a dictionary subtracts at each position, on a device; None of one that is not centred."""
+    return None if dictionary.center is None else torch.from_numpy(dictionary.center.rows_Pd).to(device)
+
+
+def not_finite(teacher, what):
+    """The error that says that something is not finite; of float16, that the dtype cannot hold it."""
+    if teacher.dtype != torch.float16:
+        return EncodeError(f"{what} are not finite. Try --dtype float32.")
+    return PrecisionError(
+        f"{what} are not finite in float16, which holds numbers up to 65,504. Give --dtype bfloat16, which has the "
+        "range of float32, or --dtype float32; either makes a store of its own."
+    )
+
+
+def total_variation(left_NK, right_NK):
+    """Half the sum of |P - Q| of each pair of rows, scaled to sum to one; 1 where only one of the two is all zeros."""
+    sums = [rows_NK.sum(1, keepdims=True) for rows_NK in (left_NK, right_NK)]
+    left_NK, right_NK = (rows / np.maximum(total, 1e-30) for rows, total in zip((left_NK, right_NK), sums, strict=True))
+    only_one_N = ((sums[0] > 0) != (sums[1] > 0))[:, 0]
+    return np.where(only_one_N, 1.0, 0.5 * np.abs(left_NK - right_NK).sum(1))
+
+
 def may_be_the_texts_fault(error):
-    """Whether an error may come from the windows at hand, and not from disk, device or a lack of memory."""
-    machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    """Whether an error may come from the windows at hand, and not from disk, device, dtype or a lack of memory."""
+    machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | PrecisionError)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
 

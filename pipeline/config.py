@@ -2,19 +2,24 @@
 
 import math
 import os
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from common.settings import check
+
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
+CENTERS = ("none", "mean", "position")
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler")  # settings that say nothing of what is made
+DOCSTRINGS = ("docstrings",)  # the demonstration's own text
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
     """Which text, how it is cut, and where results go."""
 
-    corpus: tuple[str, ...] = ("docstrings",)
+    corpus: tuple[str, ...] = DOCSTRINGS
     """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
     hf://datasets/<owner>/<name>[@<revision>]/<files>. `docstrings` means those of the Python packages we require and
     of the standard library."""
@@ -23,12 +28,15 @@ class CorpusConfig:
     document_boundary: Literal["blank-line", "file"] = "blank-line"
     """What ends a document in a text file: an empty line, or only the end of the file."""
     invalid_utf8: Literal["strict", "replace", "skip"] = "strict"
-    """Text that is not UTF-8, or holds a lone surrogate: `strict` refuses the corpus and says where; `replace` puts
-    U+FFFD in its place; `skip` leaves the document out."""
+    """Text that is not UTF-8, or holds a lone surrogate: `strict` refuses the corpus and names all such files;
+    `replace` puts U+FFFD in its place; `skip` leaves the document out."""
     min_characters: int = 0
     """Documents with fewer characters, white space at their ends apart, are left out."""
     keep_duplicates: bool = False
     """Keep documents whose text an earlier one has, character for character, in the same file or another."""
+    held_out_by: Literal["document", "file"] = "document"
+    """What is held out, one in a hundred, chosen by content: `document`, or `file`: whole files, at least one, so that
+    nothing is trained on of a book whose other parts are held out. `file` makes a plan and stores of its own."""
     packing: Literal["packed", "pairs"] = "packed"
     """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code: two
     lines of a document a window, [CLS] A [SEP] B [SEP]; for text of one sentence a line."""
@@ -44,7 +52,16 @@ class CorpusConfig:
     output: Path = Path("runs")
     """Directory for stores, dictionaries and collected corpora."""
 
+    # Without annotations, so that they are no settings:
+    without_effect = ()    # settings that a command inherits and does not use
+    recipe = None    # the recipe that these settings come from, for stores to keep; the command line sets it
+
     def __post_init__(self):
+        check(self)
+        for name in self.without_effect:
+            if getattr(self, name) is not None:
+                flag = name.replace("_", "-")
+                warnings.warn(f"--{flag} has no effect here and will be gone in the next version.", stacklevel=3)
         if self.max_length < 8:
             raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
         if self.min_characters < 0:
@@ -53,7 +70,7 @@ class CorpusConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}.")
-        if self.seed < 0:
+        if self.seed is not None and self.seed < 0:
             raise ValueError(f"--seed must not be negative, found {self.seed}.")
 
 
@@ -63,6 +80,17 @@ class TokenizerConfig(CorpusConfig):
 
     vocab_size: int = 8192
     """Entries, special tokens included; the tokenizer goes to <output>/tokenizers/cased-<vocab-size>."""
+
+    held_out_by: Literal["document", "file"] | None = None
+    packing: Literal["packed", "pairs"] | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    without_effect = ("held_out_by", "packing", "max_tokens", "seed")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.vocab_size < 6:
+            raise ValueError(f"--vocab-size must be at least 6, found {self.vocab_size}: five entries are special.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,27 +131,51 @@ class EncodingConfig:
 class EncodeIdsConfig(EncodingConfig, WorkersConfig):
     """Write token ids only: what the `mlm` objective needs."""
 
-    tokenizer: str = "bundled"
-    """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's."""
+    tokenizer: str | None = None
+    """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's, and only the demonstration's own
+    text has it by default."""
+
+    seed: int | None = None
+    without_effect = ("seed",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "tokenizer", own_or_bundled("tokenizer", self.tokenizer, self.corpus))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig(WorkersConfig):
     """Which teacher reads the text, and how."""
 
-    teacher: str = "bundled"
-    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
+    teacher: str | None = None
+    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, and only the
+    demonstration's own text has it by default."""
     batch_tokens: int = 8192
     """Tokens in one forward pass of the teacher."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the teacher's forward pass; `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Precision of the teacher's forward pass; `auto` is float16 on a GPU, float32 elsewhere. Hidden states that
+    overflow float16 end the run: then give bfloat16 or float32. Each dtype makes stores of its own. Version 0.1 took
+    bfloat16 for `auto` on a GPU: give that to add to stores of then."""
+    documents_apart: bool = False
+    """Read each document of a packed window as if it stood alone: the teacher's attention stays within a document and
+    positions begin anew with each, as under train-student's option of this name. Makes a store of its own."""
+    segments: Literal["auto", "never"] = "auto"
+    """With `--packing pairs`, which sentence each token belongs to: `auto` tells a teacher that has token types;
+    `never` gives type 0 to every token, as version 0.1 did, and adds to stores of then."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
 
     def __post_init__(self):
         super().__post_init__()
+        if getattr(self, "hidden", None) is None:    # vectors have a teacher already
+            object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
         if self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
+        if self.documents_apart and self.packing == "pairs":
+            raise ValueError(
+                "--documents-apart is for windows that hold several documents, but with --packing pairs a window holds "
+                "two sentences of one document. Give one of the two."
+            )
         if ":" in self.device and (self.workers > 1 or self.scheduler):
             raise ValueError(
                 f"--device {self.device} names one GPU, but every worker has its own. Use --device cuda or auto."
@@ -134,12 +186,16 @@ class TeacherConfig(WorkersConfig):
 class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     """Encode a corpus into shards of the teacher's distribution over its vocabulary, for knowledge distillation."""
 
-    top_n: int = 64
-    """Most probable vocabulary entries kept of each token, 1 to 255; the mass of the others is kept as one number."""
+    top_n: int | Literal["all"] = 64
+    """Most probable vocabulary entries kept of each token, 1 to 255; `all` is the 255 that the shard format holds. The
+    mass of the others is kept as one number."""
+
+    seed: int | None = None
+    without_effect = ("seed",)
 
     def __post_init__(self):
         super().__post_init__()
-        _refuse_top_n(self.top_n)
+        refuse_top_n(self.top_n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,16 +208,23 @@ class DictionaryConfig(TeacherConfig):
     """Number of latent semantic properties: atoms of the dictionary; each number gets its own store."""
     lam: float = 0.05
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
+    center: Literal["none", "mean", "position"] = "none"
+    """What is subtracted from hidden states before they are scaled to unit length: nothing, as in the paper; the mean
+    hidden state; or the mean at each position of the window. The means are estimated on the dictionary's sample, of raw
+    hidden states, and stored with the dictionary. `position` takes positions out of the LSPs of some teachers and puts
+    more in with others: docs/centring.md says how to tell. Makes dictionaries and stores of its own."""
     dictionary_tokens: int = 2_000_000
     """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
+    dictionary_batch: int | None = None
+    """Vectors between two updates of the atoms; when not given by the size of the sample: 400 up to 51,200 vectors,
+    2,048 from 262,144 on, in between so many that a pass has 128 updates. On a small sample, small minibatches learn
+    better atoms and take longer."""
 
     def __post_init__(self):
         super().__post_init__()
         for name in ("layer", "k"):
-            if isinstance(value := getattr(self, name), int):
-                object.__setattr__(self, name, (value,))
             _refuse_repeats(name, getattr(self, name))
         if not 0 < self.lam < 1:
             raise ValueError(
@@ -174,6 +237,8 @@ class DictionaryConfig(TeacherConfig):
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
+        if self.dictionary_batch is not None and self.dictionary_batch < 1:
+            raise ValueError(f"--dictionary-batch must be positive, found {self.dictionary_batch}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +248,16 @@ class LearnConfig(DictionaryConfig):
     hidden: Path | None = None
     """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
     every row, scaled to unit length. It goes before the settings of teacher, layer and corpus, which are not used
-    then, whether a flag or a recipe gives them: only --k, --lam, --dictionary-epochs, --seed, --device and --output
-    apply."""
+    then, whether a flag or a recipe gives them: only --k, --lam, --dictionary-epochs, --dictionary-batch, --seed,
+    --device and --output apply."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hidden is not None and self.center != "none":
+            raise ValueError(
+                f"--center {self.center} is for hidden states of a teacher, which encode-lsp then centres alike; "
+                "--hidden names vectors from elsewhere. Give one of the two."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,39 +265,80 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     """Encode a corpus into LSP shards."""
 
     dictionary: Path | None = None
-    """Directory of a dictionary to use; learned from the corpus when not given."""
-    tolerance: float = 1e-3
-    """Largest KKT violation that a code may keep, in units of a correlation. 1e-3 is 2 % of the usual penalty and
-    leaves the objective 2e-5 above its optimum, relative; on a GPU less than 1e-4 is out of reach."""
+    """Directory of a dictionary to use; learned from the corpus when not given. It brings its centring along: no
+    --center is needed then, and another one is refused."""
+    tolerance: float = 1e-4
+    """Largest KKT violation that a code may keep, in units of a correlation; on a GPU less than 1e-4 is out of reach.
+    At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
+    the default of earlier versions, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
+    `--solver fista`, which has no stopping test."""
+    solver: Literal["cd", "fista"] = "cd"
+    """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
+    what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more than
+    twice the non-zeros (docs/sparse-coding.md). Makes a store of its own; the dictionary is the same."""
+    solver_steps: int = 100
+    """Steps of `--solver fista`; the official code takes 100."""
     top_n: int | Literal["all"] = 32
-    """Largest entries kept of each token's distribution; `all` keeps every non-zero, up to 255."""
+    """Largest entries kept of each token's distribution. `all` keeps every non-zero up to the 255 that the shard format
+    holds; of a token that has more the largest 255 stay, the mass of the others is kept as one number, and the store's
+    records count such tokens."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.top_n != "all":
-            _refuse_top_n(self.top_n, ", or be `all`")
-        refuse_tolerance(self.tolerance, self.lam)
+        refuse_top_n(self.top_n)
+        if self.solver == "cd":
+            refuse_tolerance(self.tolerance, self.lam)
+        self._refuse_settings_of_the_other_solver()
         for name in ("layer", "k"):
             if self.dictionary is not None and len(getattr(self, name)) > 1:
                 count = len(getattr(self, name))
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
+
+    def _refuse_settings_of_the_other_solver(self):
+        if self.solver == "cd" and self.solver_steps != EncodeConfig.solver_steps:
+            raise ValueError(
+                f"--solver-steps {self.solver_steps} belongs to --solver fista; coordinate descent stops by "
+                "--tolerance. Add --solver fista, or leave the steps out."
+            )
+        if self.solver == "fista" and self.tolerance != EncodeConfig.tolerance:
+            raise ValueError(
+                f"--tolerance {self.tolerance} belongs to --solver cd; FISTA stops after --solver-steps, wherever that "
+                "is. Leave one of the two out."
+            )
+        if self.solver_steps < 1:
+            raise ValueError(f"--solver-steps must be positive, found {self.solver_steps}. The official code has 100.")
+
+
+def own_or_bundled(name, given, corpus):
+    """The teacher or tokenizer that is meant where none may be given: the demonstration's, for its own text alone.
+
+    Raises  ValueError, which names the choices, on other text without one
+    """
+    if given is None and corpus != DOCSTRINGS:
+        example = "google-bert/bert-base-cased"
+        raise ValueError(
+            f"--corpus {' '.join(corpus)} is text of your own, and no --{name} is given. Give a Hub id, such as "
+            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, for a try."
+        )
+    return given if given is not None else "bundled"
 
 
 def refuse_tolerance(tolerance, lam):
     """Raise ValueError when a solver's tolerance does not fit the penalty."""
     if not 0 < tolerance < lam:
         is_default = tolerance == EncodeConfig.tolerance
-        advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.001"
+        advice = "Give --tolerance as well, below --lam" if is_default else "The usual value is 0.0001"
         raise ValueError(
             f"--tolerance must lie between 0 and --lam {lam}, found {tolerance}: it is how far a correlation may "
             f"exceed the penalty. {advice}."
         )
 
 
-def _refuse_top_n(top_n, other=""):
-    if not 1 <= top_n <= 255:
+def refuse_top_n(top_n):
+    """Raise ValueError when a number of entries is none that the shard format can hold."""
+    if top_n != "all" and not (isinstance(top_n, int) and 1 <= top_n <= 255):
         raise ValueError(
-            f"--top-n must lie between 1 and 255{other}, found {top_n}: "
+            f"--top-n must lie between 1 and 255, or be `all`, found {top_n}: "
             "the shard format counts the entries of a token in one byte."
         )
 

@@ -15,7 +15,6 @@ Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K ato
 """
 
 import errno
-import hashlib
 import json
 import logging
 import shutil
@@ -25,16 +24,24 @@ from pathlib import Path
 
 import numpy as np
 
+from common.invocation import program
+from pipeline.centering import Center
 from pipeline.files import appearing_whole, fsync_directory
 from pipeline.learner_cpu import CpuLearner
 from pipeline.learning_checkpoint import Checkpoint
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import TrainingVectors
+from shards.checked_json import DICTIONARY, parse_json, require
+from shards.copies import dictionary_fingerprint
+from shards.disk import read_file
+from shards.members import read_array
 
 FORMAT = 1                      # of the files
 ALGORITHM = 1                   # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
 KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
+FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048        # vectors of a minibatch
+BATCHES_A_PASS = 128            # where that leaves a minibatch between them: see docs/benchmarks.md
 SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
 
@@ -57,19 +64,24 @@ class Dictionary:
               evaluation before, then replaced)
     stopped   why learning ended
     settings  what it was asked for
+    center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
     """
 
     atoms_Kd: np.ndarray
     history: list
     stopped: str
     settings: dict
+    center: Center | None = None
 
     @property
     def fingerprint(self):
-        """sha256 over shape and bytes of the atoms, hexadecimal."""
-        digest = hashlib.sha256(repr(self.atoms_Kd.shape).encode())
-        digest.update(np.ascontiguousarray(self.atoms_Kd, "<f4"))
-        return digest.hexdigest()
+        """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
+        return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
+
+    @property
+    def centering(self):
+        """What --center it has: "none", "mean" or "position"."""
+        return "none" if self.center is None else self.center.kind
 
     def report(self):
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
@@ -84,7 +96,8 @@ class Dictionary:
                 "vectors": self.settings.get("vectors")}
 
     def save(self, directory):
-        """Write atoms.npy and dictionary.json into a new directory, which appears whole or not at all.
+        """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
+        or not at all.
 
         Raises DictionaryError if the directory already holds something else.
         """
@@ -92,10 +105,15 @@ class Dictionary:
         temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
         record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
                   "stopped": self.stopped, "settings": self.settings, "history": self.history}
+        if self.center is not None:
+            record["center"] = self.center.record
         temporary.mkdir(parents=True)
         try:
             with appearing_whole(temporary / "atoms.npy") as file:
                 np.save(file, self.atoms_Kd)
+            if self.center is not None:
+                with appearing_whole(temporary / "center.npy") as file:
+                    np.save(file, self.center.rows_Pd)
             with appearing_whole(temporary / "dictionary.json") as file:
                 file.write(json.dumps(record, indent=1).encode())
         except BaseException:
@@ -117,17 +135,19 @@ class Dictionary:
         """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
         directory = Path(directory)
         try:
-            record = json.loads((directory / "dictionary.json").read_text())
-            dictionary = cls(np.load(directory / "atoms.npy", allow_pickle=False), record["history"],
-                             record["stopped"], record["settings"])
+            record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
+            require(record, DICTIONARY, "dictionary.json")
+            atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), "<f4", 2).copy(order="K")
+            center = Center.load(directory, record["center"]) if "center" in record else None
+            dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)
             found, expected = dictionary.fingerprint, record["fingerprint"]
         except FileNotFoundError as error:
             raise DictionaryError(f"{directory} is not a dictionary: it has no {Path(error.filename).name}. "
-                                  "Make one with: mlsm learn-dictionary") from error
-        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+                                  f"Make one with: {program()} learn-dictionary") from error
+        except (OSError, ValueError) as error:
             raise DictionaryError(f"{directory} is damaged ({error}). Copy or learn it again.") from error
         if found != expected:
-            raise DictionaryError(f"{directory} is damaged: atoms.npy has sha256 {found[:12]}, "
+            raise DictionaryError(f"{directory} is damaged: its arrays have sha256 {found[:12]}, "
                                   f"dictionary.json says {expected[:12]}. Copy or learn it again.")
         return dictionary
 
@@ -139,7 +159,7 @@ def _holds(directory, fingerprint):
         return False
 
 
-def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, init="sample", batch=2048,
+def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, init="sample", batch=None,
                      forgetting=4.0, min_improvement=3e-4, evaluate_every=65_536, device="cpu", checkpoint=None,
                      progress=silent):
     """Learn k atoms from hidden states; rows are scaled to unit length as they are read.
@@ -150,7 +170,7 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     held_out_Hd      vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
     epochs           most passes over the vectors
     init             "sample": k of the vectors; "kmeans": spherical k-means by faiss
-    batch            vectors of a minibatch
+    batch            vectors of a minibatch; None: minibatch_size of all vectors
     forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
     min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
     evaluate_every   most vectors between evaluations, which come at least once an epoch
@@ -163,13 +183,20 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     Returns          Dictionary, the evaluated state with the lowest held-out objective
     Raises           DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
     """
+    vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
+    if batch is None:
+        batch = minibatch_size(len(vectors) + (len(vectors.held_out_Hd) if held_out_Hd is None else 0))
     settings = {"k": k, "lam": lam, "seed": seed, "epochs": epochs, "init": init, "batch": batch,
                 "forgetting": forgetting, "min_improvement": min_improvement,
                 "evaluate_every": evaluate_every}
-    vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
     _check(settings, vectors)
     learning = _Learning(vectors, settings, _device(device), progress)
     return learning.run(checkpoint)
+
+
+def minibatch_size(vectors):
+    """Vectors of a minibatch for a sample of so many: with large ones, a small sample updates the atoms too seldom."""
+    return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
 def _check(settings, vectors):

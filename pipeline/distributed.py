@@ -232,7 +232,7 @@ class Crew:
         """Hidden states of batches of windows, some batches at a time, in order; the teacher's as the driver has it.
 
         place   directory for the workers' files, which are gone when this ends
-        Yields  lists of (n, d) float16, one for a layer
+        Yields  lists of rows as the sample holds them (learn.sample_dtype), one for a layer
         """
         ready, wanted = {}, 0
         expected = teacher.fingerprint, str(teacher.dtype).removeprefix("torch.")

@@ -11,15 +11,19 @@ entries, and its unit's record names it. Left out: the parts themselves, and the
 (distributed.py).
 """
 
+import logging
+import os
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output
+from common.paths import utf8_name
+from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output, Reading
 from pipeline.config import HOW, plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
@@ -32,13 +36,15 @@ from pipeline.job import (
     named_by_content,
     teacher_job,
 )
-from pipeline.learn import dictionaries
+from pipeline.learn import dictionaries, load_dictionary
 from pipeline.stages import Stages
-from shards.manifest import StoreFiles, publish_directory, replace_json
+from shards import copies
+from shards.manifest import StoreFiles, differing, fingerprint, publish_directory, replace_json
 from shards.reader import Store
-from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardMeta, windows_per_block
+from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardError, ShardMeta, StoreError, windows_per_block
 from shards.writer import UnitWriter
 
+logger = logging.getLogger(__name__)
 QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
 QUARANTINE_LEAST = 10  # documents that may fail in a plan however small
 
@@ -68,8 +74,10 @@ def encode_logits(config, progress=silent):
     Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
     from pipeline.logits import MaskedLm
-    from pipeline.teacher import load_tokenizer
+    from pipeline.teacher import check_documents_apart, load_tokenizer
 
+    if config.documents_apart:
+        check_documents_apart(config.teacher)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = Job(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
@@ -77,6 +85,7 @@ def encode_logits(config, progress=silent):
     if config.dry_run:
         target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)
         return [estimate(job, logits_coder(job, []), [target], write_units)]
+    _point_to_other_dtypes(job, teacher, "logits")
     with helped(job):
         return run(job, [_logits_store(job, teacher)], logits_coder)
 
@@ -88,6 +97,8 @@ def logits_coder(job, stores):
     if job.teacher is None:
         job.teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
     _check_teacher_of(stores, job.teacher)
+    for store in stores:
+        _check_settings(store, _logits_settings(job, job.teacher))
     return LogitsCoder(job.teacher, [Output(job.teacher.layer, None)], job.config, job.special_ids)
 
 
@@ -96,19 +107,35 @@ def _check_teacher_of(stores, teacher):
         check_same_teacher(teacher, store.target["settings"]["teacher"], store.target["settings"]["dtype"])
 
 
-def _logits_store(job, teacher):
-    settings = {
+def _check_settings(store, settings):
+    """Raise EncodeError when a store was made with other settings than those that it would be added to with."""
+    found = store.target["settings"]
+    if fingerprint(settings) != fingerprint(found):
+        raise EncodeError(
+            f"{store.files.path} was made with other settings than those of this command: {differing(found, settings)}."
+            " Give the settings of the store, or another --output."
+        )
+
+
+def _logits_settings(job, teacher):
+    """What names a store of logits."""
+    from pipeline.logits import entries_kept
+
+    return {
         "kind": "logits",
         "format": FORMAT_VERSION,
         "windowing": job.rules,
         "teacher": teacher.fingerprint,
         "k": teacher.vocabulary,
-        "top_n": job.config.top_n,
+        "top_n": entries_kept(job.config.top_n, teacher),
         "octaves": LOGITS_OCTAVES,
         "dtype": _dtype_name(teacher),
-    }
+    } | Reading.of(job.config, teacher).settings()
+
+
+def _logits_store(job, teacher):
     lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-    target = job.target(settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+    target = job.target(_logits_settings(job, teacher), lineage, teacher.vocabulary, LOGITS_OCTAVES)
     return StoreInWork(job, f"logits-{Path(teacher.name).name}", target, {"encode-logits": _kept(job.config)})
 
 
@@ -123,10 +150,11 @@ def encode_lsp(config, progress=silent):
     teacher = load_teacher(job)
     if config.dry_run:
         return [estimate_lsp(job, teacher, write_units)]
+    _point_to_other_dtypes(job, teacher, "lsp")
     stores, facts = [], []
     with helped(job):
         for layer, source in _dictionaries(job, teacher):
-            stores.append(_lsp_store(job, teacher, Output(layer, _load_dictionary(source, teacher))))
+            stores.append(_lsp_store(job, teacher, Output(layer, load_dictionary(config, source, teacher))))
             facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
         reports = run(job, stores, lsp_coder)
     for report in reports:
@@ -137,15 +165,19 @@ def encode_lsp(config, progress=silent):
 def lsp_coder(job, stores):
     """What codes for LSP stores, in any process: the teacher of the settings, the stores' own dictionaries.
 
-    Raises  EncodeError where the teacher is not the stores'
+    Raises  EncodeError where the teacher is not the stores', StoreError where a store holds another dictionary than its
+            target names
     """
     from pipeline.dictionary import Dictionary
 
     teacher = load_teacher(job)
     _check_teacher_of(stores, teacher)
-    outputs = [
-        Output(store.target["settings"]["layer"], Dictionary.load(store.files.dictionary)) for store in stores
-    ]
+    outputs = []
+    for store in stores:
+        dictionary = Dictionary.load(store.files.dictionary)
+        copies.check_dictionary(store.files, dictionary.fingerprint)
+        outputs.append(Output(store.target["settings"]["layer"], dictionary))
+        _check_settings(store, _lsp_settings(job, teacher, outputs[-1]))
     return LspCoder(teacher, outputs, job.config, job.special_ids)
 
 
@@ -157,21 +189,9 @@ def _dictionaries(job, teacher):
     return [(report["layer"], report["dictionary"]) for report in dictionaries(job, teacher)]
 
 
-def _load_dictionary(source, teacher):
-    from pipeline.dictionary import Dictionary
-
-    dictionary = Dictionary.load(Path(source))
-    width = dictionary.atoms_Kd.shape[1]
-    if width != teacher.hidden_size:
-        raise EncodeError(
-            f"{source}: atoms of width {width}, but {teacher.name} has hidden "
-            f"states of width {teacher.hidden_size}. Learn one for this teacher: mlsm learn-dictionary"
-        )
-    return dictionary
-
-
-def _lsp_store(job, teacher, output):
-    config, k = job.config, len(output.dictionary.atoms_Kd)
+def _lsp_settings(job, teacher, output):
+    """What names a store of LSPs."""
+    config = job.config
     settings = {
         "kind": "lsp",
         "format": FORMAT_VERSION,
@@ -179,12 +199,22 @@ def _lsp_store(job, teacher, output):
         "teacher": teacher.fingerprint,
         "layer": output.layer,
         "dictionary": output.dictionary.fingerprint,
-        "k": k,
+        "k": len(output.dictionary.atoms_Kd),
         "lam": config.lam,
         "top_n": config.top_n,
-        "tolerance": config.tolerance,
         "dtype": _dtype_name(teacher),
     }
+    if config.solver == "fista":
+        settings["solver"] = {"name": "fista", "steps": config.solver_steps}
+    else:
+        settings["tolerance"] = config.tolerance  # which FISTA does not ask for
+    if output.dictionary.center is not None:  # stores of before there was centring have no such key
+        settings["center"] = output.dictionary.centering
+    return settings | Reading.of(config, teacher).settings()
+
+
+def _lsp_store(job, teacher, output):
+    config, k = job.config, len(output.dictionary.atoms_Kd)
     lineage = {
         "teacher_name": teacher.name,
         "teacher_layers": teacher.num_layers,
@@ -192,7 +222,28 @@ def _lsp_store(job, teacher, output):
     }
     name = f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}"
     command = {"encode-lsp": _kept(config) | {"layer": [output.layer], "k": [k]}}
-    return StoreInWork(job, name, job.target(settings, lineage, k), command, output.dictionary)
+    target = job.target(_lsp_settings(job, teacher, output), lineage, k)
+    _mention_other_tolerance(config.output / "stores", target)
+    return StoreInWork(job, name, target, command, output.dictionary)
+
+
+def _mention_other_tolerance(stores, target):
+    """Say so where a new store is about to be made beside one that differs in nothing but the solver's tolerance."""
+    if any(stores.glob(f"*-{target['target'][:12]}")):
+        return
+    wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
+    for path in sorted(stores.glob("*/target.json")):
+        try:
+            found = dict(StoreFiles(path.parent).target()["settings"])
+        except ValueError:  # a damaged store is none of this command's concern
+            continue
+        tolerance = found.pop("tolerance", None)
+        if tolerance is not None and found == wanted:
+            logger.info(
+                "a new store: %s differs only in the solver's tolerance, %g instead of %g; "
+                "--tolerance %g goes on with it",
+                path.parent, tolerance, target["settings"]["tolerance"], tolerance,
+            )  # fmt: skip
 
 
 def _dtype_name(teacher):
@@ -201,7 +252,29 @@ def _dtype_name(teacher):
 
 def _kept(config):
     """The settings that a store keeps, so that the command can be given again from anywhere."""
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in HOW}
+    left_out = {"fista": ("tolerance",), "cd": ("solver", "solver_steps")}.get(getattr(config, "solver", None), ())
+    left_out += ("held_out_by",) if config.held_out_by == "document" else ()
+    return {
+        name: value for name, value in with_absolute_paths(plain(config)).items() if name not in (*HOW, *left_out)
+    }
+
+
+def _point_to_other_dtypes(job, teacher, kind):
+    """Say which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
+    if job.config.dtype != "auto":
+        return
+    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules}
+    found = {}
+    for path in sorted((job.config.output / "stores").glob("*/target.json")):
+        with suppress(ShardError):
+            settings = StoreFiles(path.parent).target()["settings"]
+            if all(settings.get(name) == value for name, value in wanted.items()) and "derived_from" not in settings:
+                found.setdefault(settings["dtype"], path.parent)
+    ours = _dtype_name(teacher)
+    if ours not in found:
+        for dtype, store in found.items():
+            logger.info("the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
+                        "adds to that one", ours, store, dtype, dtype)  # fmt: skip
 
 
 def _warn_of_empty_codes(report, lam):
@@ -259,6 +332,11 @@ class OpenStore:
             )
 
 
+def _save_tokenizer(tokenizer, directory):
+    with utf8_name(directory) as place:
+        tokenizer.save_pretrained(place)
+
+
 class StoreInWork(OpenStore):
     """A store that a command adds to: made where it is not there, which units it wants, and what was done.
 
@@ -270,12 +348,13 @@ class StoreInWork(OpenStore):
         files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
         files.create(target)
         super().__init__(job, files.path)
-        if not files.tokenizer.is_dir():
-            publish_directory(files.tokenizer, job.tokenizer.save_pretrained, replace=False)
-        if dictionary is not None and not files.dictionary.is_dir():
-            dictionary.save(files.dictionary)
+        _keep_copy(files.tokenizer, lambda: copies.read_tokenizer(files), partial(_save_tokenizer, job.tokenizer))
+        if dictionary is not None:
+            _keep_copy(files.dictionary, lambda: copies.read_dictionary(files), dictionary.save)
         files.publish_plan(job.plan)
-        replace_json(files.plans / f"{job.plan.id}.yaml", command)  # JSON is YAML; the corpus may have moved
+        # What trains on the store starts from that recipe. A command that finds the store by flags does not change it.
+        kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
+        replace_json(files.plans / f"{job.plan.id}.yaml", kept)  # JSON is YAML; the corpus may have moved
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
         self.done = 0
         for unit in job.plan.units:
@@ -306,8 +385,25 @@ class StoreInWork(OpenStore):
             "new_tokens": self.new_tokens,
             "seconds": seconds,
             "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
+            "corpus": self.job.describe_corpus(),
             **store.report(),
         }
+
+
+def _keep_copy(directory, read, write):
+    """Write a store's copy of a tokenizer or dictionary where it is not there, or is not the one of its target.
+
+    read   raises StoreError unless the copy is the right one
+    write  called with a directory to fill
+    """
+    there = os.path.lexists(directory)
+    if there:
+        try:
+            read()
+            return
+        except StoreError as error:
+            logger.warning("%s It is restored now.", error)
+    publish_directory(directory, write, replace=there)
 
 
 def run(job, stores, make_coder):

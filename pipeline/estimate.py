@@ -14,14 +14,16 @@ import shutil
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.coder import LspCoder, Output, hidden_rows
-from pipeline.corpus.windows import tokenised
-from pipeline.learn import wanted_dictionaries
+from pipeline.centering import HiddenSums
+from pipeline.coder import LspCoder, Output, Reading, hidden_rows
+from pipeline.corpus.windows import packed_tokens
+from pipeline.learn import load_dictionary, wanted_dictionaries
 from shards.manifest import StoreFiles
 from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
@@ -34,6 +36,7 @@ VECTORS_AN_ATOM = 4  # in a dictionary that stands in for one that is not there 
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9
 USUAL_ENTRIES = 30  # of a token, whatever n: more than real codes keep at the usual penalty
+FISTA_ENTRIES = 75  # the same of 100 FISTA steps
 
 
 def estimate(job, coder, targets, write_units):
@@ -60,6 +63,7 @@ def estimate(job, coder, targets, write_units):
         "seconds": total * seconds / measured,
         "measured_tokens": measured,
         "disk_free": free_bytes(job.config.output),
+        "corpus": job.describe_corpus(),
         **busy,
     }
 
@@ -80,7 +84,7 @@ def estimate_lsp(job, teacher, write_units):
     wanted = [] if config.dictionary else wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     if config.dictionary:
-        outputs.append(Output(config.layer[0], Dictionary.load(config.dictionary)))
+        outputs.append(Output(config.layer[0], load_dictionary(config, config.dictionary, teacher)))
     for entry in wanted:
         made_up = entry in lacking
         dictionary = _provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
@@ -96,18 +100,31 @@ def estimate_lsp(job, teacher, write_units):
 
 def _provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan."""
-    from pipeline.dictionary import learn_dictionary
+    from pipeline.dictionary import MOST_A_BATCH, learn_dictionary
 
     config, parts, count = job.config, [], 0
+    centred = config.center != "none"
     size, wanted = max(1, config.batch_tokens // config.max_length), VECTORS_AN_ATOM * entry.k
     for unit in reversed(job.plan.units):
         windows = job.windows(unit)
         while count < wanted and (chunk := list(islice(windows, size))):
-            (rows_Nd,), _ = hidden_rows(teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,))
-            parts.append(rows_Nd)
-            count += len(rows_Nd)
+            reading = Reading.of(config, teacher)
+            (found,), _ = hidden_rows(
+                teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,), reading, raw=centred
+            )
+            parts.append(found)
+            count += len(found.rows_Nd if centred else found)
+    center = None
+    if centred:
+        rows_Nd, position_N = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        sums = HiddenSums(teacher.hidden_size)
+        sums.add(position_N, rows_Nd)
+        center = sums.center(config.center, least_tokens=1)
+        parts = [center.subtracted(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
-    return learn_dictionary(hidden_Nd, entry.k, config.lam, seed=config.seed, epochs=1, device=config.device)
+    settings = {"seed": config.seed, "epochs": 1, "batch": MOST_A_BATCH, "device": config.device}
+    found = learn_dictionary(hidden_Nd, entry.k, config.lam, **settings)
+    return replace(found, center=center)
 
 
 def tokens_by_sample(job):
@@ -122,7 +139,7 @@ def tokens_by_sample(job):
             if taken >= PROBED_BYTES:
                 break
         size += taken
-        tokens += sum(len(ids) for _, ids in tokenised(pieces, job.tokenizer))
+        tokens += sum(len(ids) for _, ids in packed_tokens(pieces, job.tokenizer, job.rules))
     specials = job.config.max_length / (job.config.max_length - 2)
     found = round(job.plan.corpus["bytes"] * specials * tokens / max(1, size))
     return min(found, job.config.max_tokens or found)
@@ -154,6 +171,7 @@ def likely_bytes(target):
         return size
     kept = target["settings"].get("top_n", "all")
     usual = USUAL_ENTRIES if target["settings"].get("kind") == "lsp" else 255
+    usual = FISTA_ENTRIES if "solver" in target["settings"] else usual
     return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
 
 

@@ -13,10 +13,15 @@ from typing import NamedTuple
 
 from pipeline import plan as planning
 from pipeline.coder import EncodeError
-from pipeline.corpus import CorpusError, open_sources
+from pipeline.corpus import CorpusError, TextFile, open_sources
 from pipeline.corpus.documents import Selection
+from pipeline.corpus.windows import drops_white_space
 from shards.manifest import fingerprint
 from shards.schema import LSP_OCTAVES, StoreError
+
+COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")    # of the scan, in summaries
+LISTED_FILES = 5
+PARAGRAPHS = 50    # documents of a text file, on average: above, they may be paragraphs of one text
 
 
 class Planned(NamedTuple):
@@ -48,7 +53,13 @@ class Job:
         self.config, self.tokenizer, self.progress = config, tokenizer, progress
         refuse_foreign_output(config.output)
         self.special_ids = special_ids(tokenizer)
-        self.rules = planning.windowing(tokenizer_fingerprint(tokenizer), config.max_length, config.packing)
+        self.rules = planning.windowing(
+            tokenizer_fingerprint(tokenizer),
+            config.max_length,
+            config.packing,
+            whole_documents=not drops_white_space(tokenizer),
+            held_out_by=config.held_out_by,
+        )
         self.planned = planned or self._scan()
         self.sources, self._stamps, self.plan = self.planned
         if planned is None:
@@ -80,6 +91,33 @@ class Job:
         if self.sources[name].stamp() != self._stamps[name]:
             raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
+    def describe_corpus(self):
+        """What the scan counted, for summaries: a dict that JSON can hold, however many files there are.
+
+        Returns  totals (files, documents, held_out_documents, duplicates, too_short, invalid), max_tokens,
+                 files_listed: the same of the files with the most documents (files that are held out first),
+                 paragraphs: mean documents of the text files that are cut at empty lines, where that is so many that
+                 these may be paragraphs, else None
+        """
+        files = {name: {count: found[count] for count in COUNTED} for name, found in self.plan.corpus["files"].items()}
+        by_file = self.config.held_out_by == "file"    # then the files that are held out come first
+
+        def rank(name):
+            return not (by_file and files[name]["held_out_documents"]), -files[name]["documents"], name
+
+        most = sorted(files, key=rank)[:LISTED_FILES]
+        cut = [files[name]["documents"] for name, source in self.sources.items()
+               if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files]  # fmt: skip
+        mean = sum(cut) / max(1, len(cut))
+        demonstration = "docstrings" in self.config.corpus
+        return {
+            "files": len(files),
+            **{count: self.plan.corpus[count] for count in COUNTED},
+            "max_tokens": self.config.max_tokens,
+            "files_listed": [{"file": name, **files[name]} for name in most],
+            "paragraphs": mean if mean > PARAGRAPHS and not demonstration else None,
+        }
+
     @property
     def expected_tokens(self):
         """About how many tokens the plan holds, for progress."""
@@ -106,9 +144,13 @@ class Job:
 
 def teacher_job(config, progress):
     """The Job of a command that has a teacher; a layer it lacks is refused before the corpus is read."""
-    from pipeline.teacher import check_layers, load_tokenizer
+    from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
 
     check_layers(config.teacher, config.layer)
+    if config.center == "position":
+        check_position_means(config.teacher)
+    if config.documents_apart:
+        check_documents_apart(config.teacher)
     return Job(config, load_tokenizer(config.teacher), progress)
 
 

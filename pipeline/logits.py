@@ -24,9 +24,10 @@ import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.coder import EncodeError, Hidden, TeacherCoder
+from common.invocation import program
+from pipeline.coder import EncodeError, Hidden, TeacherCoder, not_finite
 from pipeline.device import choose_device
-from pipeline.lsp import Distributions
+from pipeline.lsp import MOST_ENTRIES, Distributions
 from pipeline.teacher import (
     Teacher,
     TeacherError,
@@ -41,6 +42,7 @@ from pipeline.teacher import (
 )
 
 LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
+COMPARED_TOKENS = 128  # of one product, where two precisions are compared: three tables of this many logits
 CHUNK_TOKENS = 1024  # more make no product faster
 
 
@@ -69,8 +71,12 @@ class MaskedLm(Teacher):
         model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
         model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
         _require_head(report, model.base_model_prefix, name_or_path)
-        check_report(report, name_or_path)
+        check_report(report, model, name_or_path)
         return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
+
+    def in_float32(self):
+        """As of Teacher."""
+        return MaskedLm.load(self.name, dtype="float32", device=self.device)
 
     @torch.inference_mode()
     def logits(self, rows_Cd):
@@ -95,7 +101,7 @@ def _require_head(report, encoder, name):
         raise TeacherError(
             f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks {missing[0]}"
             f"{' and more' if len(missing) > 1 else ''}. Take one that was saved as a masked language model, such as "
-            "google-bert/bert-base-cased or bundled, or encode its hidden states: mlsm encode-lsp"
+            f"google-bert/bert-base-cased or bundled, or encode its hidden states: {program()} encode-lsp"
         )
 
 
@@ -154,6 +160,18 @@ def _lower_ids_first(logits_CV, ids_Cn, last_C, values_Cn):
     return ids_Cn
 
 
+def entries_kept(top_n, teacher):
+    """How many entries of a token --top-n means for a teacher's vocabulary. Raises EncodeError when it has fewer."""
+    if top_n == "all":
+        return min(MOST_ENTRIES, teacher.vocabulary)
+    if top_n > teacher.vocabulary:
+        raise EncodeError(
+            f"--top-n {top_n}, but {teacher.name} has a vocabulary of {teacher.vocabulary}. "
+            f"Use --top-n {teacher.vocabulary} or less."
+        )
+    return top_n
+
+
 class LogitsCoder(TeacherCoder):
     """Blocks of windows to blocks with the vocabulary distribution of every token.
 
@@ -165,31 +183,35 @@ class LogitsCoder(TeacherCoder):
 
     def __init__(self, teacher, outputs, config, special_ids):
         super().__init__(teacher, outputs, config, special_ids)
-        if config.top_n > teacher.vocabulary:
-            raise EncodeError(
-                f"--top-n {config.top_n}, but {teacher.name} has a vocabulary of {teacher.vocabulary}. "
-                f"Use --top-n {teacher.vocabulary} or less."
-            )
+        self._top_n = entries_kept(config.top_n, teacher)
         fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
         self._chunk = max(1, min(CHUNK_TOKENS, config.batch_tokens, fitting))
 
-    def _states(self, batch, layers):
-        rows_Nd = self.teacher(batch.ids_WL, batch.real_WL, batch.tokens_N)
-        return dict.fromkeys(layers, Hidden(self.teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
+    def _states(self, teacher, batch, outputs):
+        rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
+        return dict.fromkeys(outputs, Hidden(teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
+
+    def _variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+        pairs = zip(rows_Nd.split(COMPARED_TOKENS), exact_Nd.split(COMPARED_TOKENS), strict=True)
+        parts = [
+            self.teacher.logits(rows_nd).softmax(1).sub_(exact_teacher.logits(exact_nd).softmax(1)).abs_().sum(1) / 2
+            for rows_nd, exact_nd in pairs
+        ]
+        return torch.cat(parts).cpu().double().numpy()
 
     def _code(self, rows_Nd, output):
         place = {"device": rows_Nd.device}
-        ids_Nn = torch.empty((len(rows_Nd), self.config.top_n), dtype=torch.int32, **place)
+        ids_Nn = torch.empty((len(rows_Nd), self._top_n), dtype=torch.int32, **place)
         weights_Nn = torch.empty(ids_Nn.shape, dtype=torch.float32, **place)
         tail_N, log_sum_N = (torch.empty(len(rows_Nd), dtype=torch.float32, **place) for _ in range(2))
         for start in range(0, len(rows_Nd), self._chunk):
             rows_Cd = rows_Nd[start : start + self._chunk]
             filling = rows_Cd[:1].expand(self._chunk - len(rows_Cd), -1)
-            found = most_probable(self.teacher.logits(torch.cat([rows_Cd, filling])), self.config.top_n)
+            found = most_probable(self.teacher.logits(torch.cat([rows_Cd, filling])), self._top_n)
             for whole, part in zip((ids_Nn, weights_Nn, tail_N, log_sum_N), found, strict=True):
                 whole[start : start + self._chunk] = part[: len(rows_Cd)]
         if count := int((~log_sum_N.isfinite()).sum()):
-            raise EncodeError(f"{self.teacher.name}: the logits of {count} tokens are not finite. Try --dtype float32.")
+            raise not_finite(self.teacher, f"{self.teacher.name}: the logits of {count} tokens")
         return MostProbable(ids_Nn, weights_Nn, tail_N)
 
     def _arrays(self, codes):

@@ -15,22 +15,32 @@ from operator import itemgetter
 
 from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, documents, split_key_of, take_head
-from pipeline.corpus.source import CorpusError, silent
+from pipeline.corpus.source import CorpusError, NotUtf8Error, silent
 from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
 
 HELD_OUT_SHARE = 0.01
+NAMED_FILES = 20  # of those that are not UTF-8, in an error
 BYTES_PER_TOKEN = 4  # of English text; only sizes the units, which need not be exact
 
 
-def windowing(tokenizer_fingerprint, max_length, packing="packed"):
-    """What turns text into windows, the part of a plan that is not the corpus."""
-    return {
+def windowing(tokenizer_fingerprint, max_length, packing="packed", *, whole_documents=False, held_out_by="document"):
+    """What turns text into windows, the part of a plan that is not the corpus.
+
+    whole_documents  packed documents are tokenised as one string instead of line by line
+    held_out_by      "document", or "file": all documents of a file are in one split
+    """
+    rules = {
         "tokenizer": tokenizer_fingerprint,
         "packing": packing,
         "max_length": max_length,
         "held_out": HELD_OUT_SHARE,
     }
+    if whole_documents and packing == "packed":
+        rules["text"] = "document"
+    if held_out_by != "document":    # a key of its own only then: plans keep the names that they had
+        rules["held_out_by"] = held_out_by
+    return rules
 
 
 def scan(
@@ -54,10 +64,12 @@ def scan(
     selection     which documents are left out
     progress      called with (stage, done bytes, None, unit)
     Returns       Plan
-    Raises        CorpusError when there is no document, or no training document
+    Raises        CorpusError when there is no document, or no training document, or whole files are to be held out and
+                  there is only one
     """
+    files_held_out = _files_held_out(sources) if _is_by_file(rules) else None
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
-    units, hashes, known, seen = [], {}, set(), Seen()
+    units, hashes, known, seen, faulty = [], {}, set(), Seen(), []
     for source in sources:
         content = source.content_hash()
         if content in known:
@@ -66,12 +78,18 @@ def scan(
         hashes[source.name] = content
         known.add(content)
         counts["files"][source.name] = found = _no_documents()
-        for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found):
-            units.append(_unit(rules, source, content, span))
-            progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
+        split = files_held_out and ("held_out" if content in files_held_out else "train")
+        try:
+            for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found, split):
+                units.append(_unit(rules, source, content, span))
+                progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
+        except NotUtf8Error as error:  # told together with those of the other files
+            faulty.append(error)
         for name, count in found.items():
             counts[name] += count
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
+    if faulty:
+        raise _in_one(faulty)
     if not any(unit.split == "train" for unit in units):
         raise CorpusError(
             f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
@@ -80,6 +98,16 @@ def scan(
     if max_tokens is not None:
         units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
     return Plan(rules, tuple(units), counts)
+
+
+def _in_one(errors):
+    """One error for all files that are not UTF-8, each with its first place."""
+    if len(errors) == 1:
+        return errors[0]
+    places = "; ".join(error.place for error in errors[:NAMED_FILES])
+    more = f"; and {len(errors) - NAMED_FILES} more" if len(errors) > NAMED_FILES else ""
+    remedy = "Convert them, for example with: iconv -f latin1 -t utf-8"
+    return NotUtf8Error(f"{len(errors)} files: {places}{more}", remedy)
 
 
 def _no_documents():
@@ -98,7 +126,10 @@ def _left_out(counts):
 
 def unit_windows(unit, source, tokenizer, special_ids, rules):
     """The windows of one unit; record numbers count from the unit's first."""
-    windows = packing.windows(_unit_pieces(unit, source), tokenizer, special_ids, rules)
+    pieces = _unit_pieces(unit, source, _is_by_file(rules))
+    if rules.get("text") == "document":
+        pieces = source.without_last_line_end(pieces)
+    windows = packing.windows(pieces, tokenizer, special_ids, rules)
     for window in islice(windows, unit.max_windows):
         yield window._replace(run_records=[record - unit.start for record in window.run_records])
 
@@ -108,12 +139,16 @@ def unit_texts(unit, source):
     return (piece.text for piece in _unit_pieces(unit, source))
 
 
-def _unit_pieces(unit, source):
+def _unit_pieces(unit, source, of_one_split=False):
+    """The pieces of a unit's documents; `of_one_split` says that all documents of its file are in its split."""
     dropped = _numbers(unit.dropped)
     pieces = source.between(unit.start, unit.stop, unit.offset, reader=unit.split)
     for record, document in groupby(pieces, key=itemgetter(0)):
         if record - unit.start not in dropped:
-            yield from _if_of_split(document, unit.split)
+            if of_one_split:
+                yield from document
+            else:
+                yield from _if_of_split(document, unit.split)
 
 
 def _if_of_split(document, split):
@@ -188,8 +223,29 @@ def _split(key):
     return "held_out" if key < HELD_OUT_SHARE * 2**64 else "train"
 
 
-def _spans(source, unit_bytes, selection, seen, counts):
-    """Record ranges of a source, a dict each, in the order in which they are full; those without a document not."""
+def _is_by_file(rules):
+    return rules.get("held_out_by") == "file"
+
+
+def _files_held_out(sources):
+    """Content hashes of the files that are held out: the hundredth with the lowest ones, and at least the lowest.
+
+    Raises  CorpusError when all the files have one content
+    """
+    contents = {source.content_hash() for source in sources}
+    if len(contents) < 2:
+        raise CorpusError(
+            "--held-out-by file needs two files or more, one to hold out and one to train on, and the corpus has one. "
+            "Give more, or leave --held-out-by at document."
+        )
+    return {content for content in contents if _split(int(content[:16], 16)) == "held_out"} or {min(contents)}
+
+
+def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
+    """Record ranges of a source, a dict each, in the order in which they are full; those without a document not.
+
+    split_of_all  the split of all its documents; None where each document's content decides
+    """
     open_spans = {}
     for document in documents(source.pieces()):
         reason = selection.refusal(document, seen)
@@ -198,7 +254,7 @@ def _spans(source, unit_bytes, selection, seen, counts):
             counts[reason] += 1
         if not document.characters:
             continue
-        split = _split(document.split_key)
+        split = split_of_all or _split(document.split_key)
         if split in open_spans and open_spans[split]["bytes"] >= unit_bytes:
             yield from _worth_a_unit(open_spans.pop(split))
         span = open_spans.setdefault(split, _new_span(split, document))

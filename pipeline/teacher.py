@@ -6,8 +6,9 @@ one value per layer are cut with the layers, and a family that ends in a norm of
 that norm only at l = L, since `hidden_states[l]` of a lower layer is taken before it.
 
 What could go wrong in silence is an error here: a weight that the checkpoint lacks (it would be drawn at
-random), a family that nobody compared with its full model, a pickled checkpoint (it can run code),
-a directory without a vocabulary (transformers makes up a tokenizer of five words).
+random), a weight or a setting that transformers does not use (it would compute another model), a family that nobody
+compared with its full model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers
+makes up a tokenizer of five words).
 
 Left out: the masked-LM head (logits.py), tokenizing text (corpus.py), unit length and dropping specials (coder.py).
 
@@ -29,8 +30,12 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from common.checkpoints import describe_foreign_settings, describe_unused_weights
+from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
+from common.paths import utf8_name
 from pipeline.device import choose_device
 from pipeline.solvers import onednn
+from shards.copies import tokenizer_fingerprint  # noqa: F401 (where it was before stores compared with it)
 
 BUNDLED = Path(__file__).parent / "bundled_teacher"
 
@@ -42,9 +47,10 @@ FAMILIES = (
 FINAL_NORM = {"eurobert": "norm", "modernbert": "final_norm"}  # attribute of the model, applied after layer L
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")  # configuration lists with one entry per layer
 
+ROTARY = ("eurobert", "modernbert")  # families that rotate queries and keys by position and add nothing to the input
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -67,6 +73,7 @@ class Teacher:
     hidden_size    d
     vocab_size     rows of the embedding; every id must be smaller
     max_positions  longest window, in tokens including the specials
+    segments       token types that it has embeddings for; 0 where the family knows none
     fingerprint    hex sha256 of the content of configuration and weights (not of name, layer or dtype)
     dtype, device  of the computation; the result is float32 whatever the dtype
     """
@@ -77,8 +84,10 @@ class Teacher:
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.get_input_embeddings().num_embeddings
         self.max_positions = max_positions(model)
+        self.segments = _segments(model)
         self.dtype, self.device = model.dtype, model.device
         self._model = model
+        accept_pairwise_mask(model)
 
     @classmethod
     def load(cls, name_or_path, layer, *, dtype="float32", device="cpu"):
@@ -86,8 +95,8 @@ class Teacher:
 
         name_or_path  a directory, "bundled", or the name of a model on the Hub (see `locate`)
         layer         1 ... L
-        dtype         "float32", "bfloat16", "float16", or "auto": bfloat16 on a GPU that computes in it
-                      natively, float32 elsewhere. Never the checkpoint's own: that may be float16.
+        dtype         "float32", "bfloat16", "float16", or "auto": float16 on a GPU, float32 elsewhere. Never the
+                      checkpoint's own, whatever that is
         device        a torch device, or "auto": the GPU if there is one
         Raises        TeacherError if the teacher is not found, does not fit or has no such layer; DeviceError
         """
@@ -104,14 +113,21 @@ class Teacher:
             fingerprint=_fingerprint(directory, name_or_path),
         )
 
+    def in_float32(self):
+        """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
+        return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
+
     @torch.inference_mode()
-    def __call__(self, ids_WL, attention_WL=None, tokens_N=None, layers=None):
+    def __call__(self, ids_WL, attention_WL=None, tokens_N=None, layers=None, documents_WL=None, segments_WL=None):
         """Hidden states of layer l, or of several up to it, of all tokens or of some.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
         attention_WL  bool, True at real tokens; every window holds at least one; None if all are real
         tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
         layers        numbers of layers from 1 to l; only l when not given
+        documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as
+                      if each stood alone (common/documents.py). None: a window is read as one text
+        segments_WL   int64, token types below `segments`, as in transformers' token_type_ids; all 0 when not given
         Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor. A
                       list of them, in the order of `layers`, when these are given: the same numbers, bit for bit, as
                       of a teacher that is cut after that layer
@@ -132,7 +148,10 @@ class Teacher:
         if attention_WL is not None:  # full windows need no mask, and attention without one takes a faster kernel
             full = bool(attention_WL.all())
             attention_WL = None if full else self._here(attention_WL).to(torch.int64)
-        inputs = {"input_ids": self._here(ids_WL), "attention_mask": attention_WL}
+        documents_WL = None if documents_WL is None else self._here(documents_WL)
+        inputs = {"input_ids": self._here(ids_WL), **attention_inputs(self._model, attention_WL, documents_WL)}
+        if segments_WL is not None:
+            inputs["token_type_ids"] = self._here(segments_WL)
         if layers is None:
             return self._chosen(self._model(**inputs)[0], tokens_N)
         states = self._model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
@@ -183,10 +202,8 @@ def load_tokenizer(name_or_path):
             "Copy the files of the tokenizer that this model was trained with into that directory."
         )
     try:
-        with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
+        with _quiet(), utf8_name(directory) as place:
+            tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included
         raise TeacherError(
             f"{name_or_path}: the tokenizer in {directory} cannot be read: {_one_line(error)}. "
@@ -224,20 +241,6 @@ def special_ids(tokenizer):
             "and pad are all needed. Use the tokenizer of a masked language model."
         )
     return found | {"all": sorted({*found.values(), *tokenizer.all_special_ids})}
-
-
-def tokenizer_fingerprint(tokenizer):
-    """Hex sha256 of what a tokenizer does: its rules, vocabulary and the roles of its special tokens.
-
-    A saved and reloaded copy has the same fingerprint, wherever it lies; truncation and padding, which
-    are states of a call, do not count.
-    """
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    rules.pop("truncation", None)
-    rules.pop("padding", None)
-    roles = {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_ROLES}
-    canonical = json.dumps([rules, roles], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 # ---- where a teacher lies
@@ -334,7 +337,9 @@ def read_config(directory, name):
                 f"{name}: models of type {family!r} cannot be cut, since no test compares their layers with "
                 f"those of the full model. Choose a teacher of a type in: {', '.join(FAMILIES)}."
             )
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        check_settings(config, name)
+        return config
     except TeacherError:
         raise
     except Exception as error:  # transformers' checks of a configuration raise classes of their own
@@ -343,11 +348,35 @@ def read_config(directory, name):
         ) from error
 
 
+def check_settings(config, name):
+    """Raise TeacherError when transformers would compute another model than the one of this configuration."""
+    if trouble := describe_foreign_settings(config):
+        raise TeacherError(f"{name}: {trouble}")
+
+
 def check_layers(name_or_path, layers):
     """Raise TeacherError, from its configuration alone, when the teacher lacks one of the layers."""
     config = read_config(locate(name_or_path), name_or_path)
     for layer in layers:
         _check_layer(layer, config.num_hidden_layers, name_or_path)
+
+
+def check_documents_apart(name_or_path):
+    """Raise TeacherError, from its configuration alone, when the teacher cannot keep documents of a window apart."""
+    if (reason := why_not_apart(read_config(locate(name_or_path), name_or_path))) is not None:
+        raise TeacherError(f"--documents-apart: {reason}")
+
+
+def check_position_means(name_or_path):
+    """Raise TeacherError, from its configuration alone, when hidden states of the teacher hold no sum with a position
+    embedding, so that there is nothing for --center position to subtract."""
+    config = read_config(locate(name_or_path), name_or_path)
+    relative = getattr(config, "position_embedding_type", None) or "absolute"
+    if config.model_type in ROTARY or not getattr(config, "position_biased_input", True) or relative != "absolute":
+        raise TeacherError(
+            f"--center position: {name_or_path} ({config.model_type}) has relative positions, so there is nothing to "
+            "centre by position. Give --center mean or none."
+        )
 
 
 def _check_layer(layer, num_layers, name):
@@ -375,7 +404,7 @@ def _load_cut(directory, config, layer, dtype, name):
     has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
     options = {"add_pooling_layer": False} if has_pooler else {}
     model, report = load_weights(model_class, directory, cut_config(config, layer), dtype, name, **options)
-    check_report(report, name)
+    check_report(report, model, name)
     if layer < config.num_hidden_layers and config.model_type in FINAL_NORM:
         setattr(model, FINAL_NORM[config.model_type], torch.nn.Identity())
     return model
@@ -388,9 +417,9 @@ def load_weights(model_class, directory, config, dtype, name, **options):
     """
     _checked_weight_files(directory, name)
     try:
-        with _quiet():
+        with _quiet(), utf8_name(directory) as place:
             model, report = model_class.from_pretrained(
-                directory,
+                place,
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
@@ -404,11 +433,17 @@ def load_weights(model_class, directory, config, dtype, name, **options):
             f"{name}: the weights in {directory} cannot be loaded: {_one_line(error)}. "
             "Fetch or save the model again."
         ) from error
+    for parameter in model.parameters():  # DeBERTa creates some in float32 whatever the dtype, and then fails
+        parameter.data = parameter.data.to(dtype)
     return model.eval(), report
 
 
-def check_report(report, name):
-    """A weight that was not loaded holds random numbers: refuse."""
+def check_report(report, model, name):
+    """Raise TeacherError when weights of the model are not the checkpoint's (they hold random numbers), or the
+    checkpoint has weights of the encoder that the model does not use (it is another model).
+
+    report, model  from `load_weights`
+    """
     missing = sorted(report["missing_keys"])
     wrong_shape = sorted(key for key, *_ in report["mismatched_keys"])
     for weights, trouble in ((missing, "lacks"), (wrong_shape, "has another shape for")):
@@ -418,6 +453,8 @@ def check_report(report, name):
                 f"{name}: the checkpoint {trouble} {len(weights)} weights of the model in its config.json "
                 f"({examples}). Use the config.json that was saved with it, or fetch the model again."
             )
+    if trouble := describe_unused_weights(report["unexpected_keys"], model):
+        raise TeacherError(f"{name}: {trouble}")
 
 
 class _OneDnnLinear(torch.nn.Linear):
@@ -450,11 +487,20 @@ def max_positions(model):
     return table.num_embeddings - offset
 
 
+def _segments(model):
+    """How many token types a model of transformers tells apart."""
+    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    return getattr(model.config, "type_vocab_size", 0) if takes_types else 0
+
+
 def torch_dtype(dtype, device):
-    """What --dtype means on a device. Raises TeacherError."""
+    """What --dtype means on a device. Raises TeacherError.
+
+    "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,
+    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; coder.py refuses them.
+    """
     if dtype == "auto":
-        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float32
+        return torch.float16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
         raise TeacherError(f"no such dtype: {dtype!r}. Use {', '.join(DTYPES)} or auto.")
     return DTYPES[dtype]

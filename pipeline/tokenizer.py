@@ -6,6 +6,7 @@ Left out: other tokenizer families; bring a directory that `AutoTokenizer` reads
 
 from pathlib import Path
 
+from common.paths import utf8_name
 from pipeline import plan as planning
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
@@ -55,5 +56,7 @@ def train_tokenizer(texts, output, *, vocab_size=8192, max_length=512, lowercase
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
     output = Path(output)
-    fast.save_pretrained(output)
+    output.mkdir(parents=True, exist_ok=True)
+    with utf8_name(output) as place:
+        fast.save_pretrained(place)
     return output

@@ -25,7 +25,7 @@ from pipeline.coder import EncodeError
 from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from pipeline.job import Job, check_same_teacher, load_teacher
-from pipeline.learn import rows_of_batch
+from pipeline.learn import rows_of_batch, sample_dtype
 from shards.disk import discard_all
 
 PART = ".part-"  # begins the names of the files in which a sample's parts come
@@ -146,7 +146,7 @@ def candidates(work, number, seed, bound):
 
 
 def hidden_rows(work, batches, layers, place, expected):
-    """Write the hidden states of some batches, float16, to a new file in `place` for every layer.
+    """Write the hidden states of some batches, as the sample holds them, to a new file in `place` for every layer.
 
     expected  fingerprint and precision of the driver's teacher
     Returns   list of the files' names
@@ -154,7 +154,8 @@ def hidden_rows(work, batches, layers, place, expected):
     teacher = load_teacher(work.job)
     check_same_teacher(teacher, *expected)
     rows = [rows_of_batch(work.job, teacher, layers, windows) for windows in batches]
-    return [_write_part(place, [of_layer[i] for of_layer in rows]) for i in range(len(layers))]
+    dtype = sample_dtype(work.job, teacher).base
+    return [_write_part(place, [of_layer[i] for of_layer in rows], dtype) for i in range(len(layers))]
 
 
 def hidden_rows_in_vain(work, windows, layers):
@@ -165,10 +166,10 @@ def hidden_rows_in_vain(work, windows, layers):
         logging.getLogger(__name__).debug("raises, and so does not kill", exc_info=True)
 
 
-def _write_part(place, rows):
+def _write_part(place, rows, dtype):
     name = f"{PART}{uuid.uuid4().hex}.npy"
     with appearing_whole(place / name) as file:
-        np.save(file, np.concatenate(rows).astype(np.float16))
+        np.save(file, np.concatenate(rows).astype(dtype))
     return name
 
 

@@ -1,15 +1,23 @@
 """Recipes read: a YAML file of settings, by command, to the values of a settings class.
 
     values = recipe_settings("paper", "encode-lsp", EncodeConfig)
+    recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
 
-A recipe is one of this directory, by its name, or any YAML file. Left out: flags, and which recipe applies (cli.py).
+A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
+what trains on the store starts from that one. Left out: flags, and which recipe applies without a store (cli.py).
 """
 
 import dataclasses
-from contextlib import suppress
+import logging
+import re
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin
+
+from common.settings import convert_field
+
+logger = logging.getLogger(__name__)
+
+DEMONSTRATION = "quickstart"
+NAME = "recipe"  # in plans/<plan>.yaml of a store: which recipe made it, null where none did
 
 
 def recipe_settings(recipe, verb, settings_class, is_asked_for):
@@ -19,86 +27,111 @@ def recipe_settings(recipe, verb, settings_class, is_asked_for):
     is_asked_for  whether the recipe was named; then it must speak of the command
     Raises        ValueError on a recipe that is not there or not readable, on settings and types that do not fit
     """
-    import yaml  # not at import: --help shall answer at once
-
     path = _recipe_file(recipe)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    known = names_of(settings_class)
-    sections = values if isinstance(values, dict) else {None: values}
-    if not all(isinstance(section, dict | None) for section in sections.values()):
-        raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
+    sections = _sections(path)
+    known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
         raise ValueError(f"recipe {path} says nothing of {verb}. It has sections for: {', '.join(map(str, sections))}")
     section = sections.get(verb) or {}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
+    if path.parent.name == "plans":  # of a store, which keeps every setting, also those that have no effect
+        without_effect = getattr(settings_class, "without_effect", ())
+        section = {key: value for key, value in section.items() if _field(key) not in without_effect}
     unknown = sorted(key for key in section if _field(key) not in known)
     if unknown:
         raise ValueError(
             f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
         )
     try:
-        return {_field(key): _typed(settings_class, _field(key), value) for key, value in section.items()}
+        return {_field(key): convert_field(known[_field(key)], value, text=True) for key, value in section.items()}
     except ValueError as error:
         raise ValueError(f"recipe {path}, {verb}: {error}") from None
+
+
+def recipe_of_store(store, verb):
+    """The recipe that a command on a store starts from: the one that made the store, if it speaks of that command.
+
+    A store that names none counts as the demonstration's where its material is the demonstration's own: the bundled
+    teacher or tokenizer, and the docstrings. Stores of earlier versions, of sweeps and of Python name none.
+
+    store    an open Store
+    Returns  a recipe's name or path, or None: then the settings follow from the size of the store
+    """
+    recipe = store.command.get(NAME)
+    if recipe is None and (_asks_for_the_demonstration(store.command) or _is_of_its_material(store)):
+        recipe = DEMONSTRATION
+    if not isinstance(recipe, str):    # a store may come from anywhere
+        return None
+    try:
+        return recipe if verb in _sections(_recipe_file(recipe)) else None
+    except ValueError:
+        logger.warning("the recipe %s, which made the store, is not readable now; the settings of %s follow from the "
+                       "store's size", recipe, verb)  # fmt: skip
+        return None
+
+
+def recipe_to_keep(recipe):
+    """What a store keeps of the recipe that makes it: a name as it is, the absolute path of a file; None for none.
+
+    For the settings that a store itself has kept, with which it is repaired: the recipe that they name.
+    """
+    if recipe is None:
+        return None
+    path = _recipe_file(recipe)
+    if path.parent.name != "plans":
+        return str(path.absolute()) if _is_file_name(recipe) else recipe
+    kept = _read(path)
+    if NAME in kept:
+        return kept[NAME]
+    return DEMONSTRATION if _asks_for_the_demonstration(_sections(path)) else None
+
+
+def _asks_for_the_demonstration(command):
+    """Whether {verb: settings} name the bundled teacher or tokenizer and the docstrings."""
+    made = next(iter(command.values()), None)
+    if not isinstance(made, dict):
+        return False
+    return "bundled" in (made.get("teacher"), made.get("tokenizer")) and made.get("corpus") == ["docstrings"]
+
+
+def _is_of_its_material(store):
+    """The same of a store beside whose plan no command was kept, such as a derived one of an earlier version."""
+    bundled = "bundled" in (store.settings.get("teacher_name"), store.settings.get("tokenizer_name"))
+    sources = {Path(unit.source).name for unit in store.plan.units}
+    return bundled and all(re.fullmatch(r"docstrings-[^/]*\.txt", name) for name in sources)
+
+
+def _sections(path):
+    """The settings of a recipe by command."""
+    values = _read(path)
+    sections = {name: section for name, section in values.items() if name != NAME}
+    if not all(isinstance(section, dict | None) for section in sections.values()):
+        raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
+    return sections
+
+
+def _read(path):
+    import yaml  # not at import: --help shall answer at once
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    return values if isinstance(values, dict) else {None: values}
 
 
 def _field(key):
     return key.replace("-", "_")
 
 
-def _typed(settings_class, name, value):
-    """YAML's types to the dataclass's: lists become tuples, strings become paths where a path is meant."""
-    hint = next(field.type for field in dataclasses.fields(settings_class) if field.name == name)
-    try:
-        return _converted(hint, value)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{name} is {_described(hint)}, found {value!r}") from None
-
-
-def _converted(hint, value):
-    """The value as one of a type; ValueError where it is none."""
-    kinds = get_args(hint)
-    if get_origin(hint) is tuple:
-        return tuple(_converted(kinds[0], one) for one in (value if isinstance(value, list) else [value]))
-    if get_origin(hint) in (Union, UnionType):
-        for kind in sorted(kinds, key=(str, Path).__contains__):    # a text is the last that a string can be
-            with suppress(ValueError):
-                return _converted(kind, value)
-    elif get_origin(hint) is Literal:
-        if isinstance(value, str) and value in kinds:
-            return value
-    elif hint in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        number = float(value)    # YAML: 1e5, without a dot, is a string
-        if hint is float:
-            return number
-        if number.is_integer():
-            return value if isinstance(value, int) else int(number)
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif hint in (bool, str, NoneType) and isinstance(value, hint):
-        return value
-    raise ValueError
-
-
-def _described(hint):
-    kinds = get_args(hint)
-    if get_origin(hint) is tuple:
-        return f"a list, each {_described(kinds[0])}"
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(kinds)}"
-    if kinds:
-        return " or ".join(map(_described, kinds))
-    return {int: "a whole number", float: "a number", bool: "a switch, true or false", str: "a text (quoted, maybe)",
-            Path: "a path", NoneType: "null"}[hint]  # fmt: skip
+def _is_file_name(recipe):
+    return recipe.endswith((".yaml", ".yml")) or "/" in recipe
 
 
 def _recipe_file(recipe):
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+    if _is_file_name(recipe):
         return Path(recipe)
     from importlib.resources import files
 

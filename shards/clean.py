@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.invocation import program
 from shards.manifest import StoreFiles
 from shards.schema import ShardError
 
@@ -44,7 +45,9 @@ _VECTORS_KIND = "word vectors of an interrupted choose-layer, whose work is lost
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
 _DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
 _LEARNING = re.compile(r"\..+\.learning")
-_LEARNING_FILE = re.compile(r"lock|\.?(learning\.npz|sample\.npy)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?")
+_LEARNING_FILE = re.compile(
+    r"lock|\.?(learning\.npz|(sample|raw|center)\.npy|center\.json)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?"
+)
 _VECTORS_FILE = re.compile(r"lock|part-\d{5}\.npz|\.part-\d{5}\.npz\.tmp")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
@@ -118,7 +121,7 @@ def _unrecorded_shards(files, names):
         try:
             record = files.record(match["unit"])
         except ShardError:
-            yield LeftOver(files.units / name, _SHARD_KIND, "its record is damaged: see mlsm verify-shards")
+            yield LeftOver(files.units / name, _SHARD_KIND, f"its record is damaged: see {program()} verify-shards")
             continue
         if record is None or record.file != name:
             yield LeftOver(files.units / name, _SHARD_KIND, None)

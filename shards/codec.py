@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shards.members import decode_block
 from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardError, ids_dtype
 
 
@@ -246,13 +247,20 @@ def padded_windows_of_blocks(parts, max_length, pad_id):
 def block_windows(samples):
     """WebDataset samples of blocks to one dict a window: the composable decoder for plain pipelines.
 
-        wds.WebDataset(urls, shardshuffle=False).decode().compose(block_windows)
+        wds.WebDataset(urls, shardshuffle=False).compose(block_windows)
 
+    Without `.decode()`, which would unpickle a foreign member: what arrives here are bytes, of which only the columns
+    of our format are taken.
+
+    Raises  ShardError when a shard holds anything else
     Yields  dict with `ids` int32 (n,), `documents` int32 (n,) and, when the shards hold LSPs, `nnz` (n,),
             `atoms` int32 (E,), `weights` float32 (E,; every token's sum to 1) and `tail` float32 (n,).
             Index width and octaves travel in each block's `layout` column.
     """
-    for block in samples:
+    for sample in samples:
+        raw = any(isinstance(value, bytes) for key, value in sample.items() if not key.startswith("__"))
+        block = decode_block(sample) if raw else sample
+        _check_sizes(block)
         starts = np.concatenate(([0], np.cumsum(block["lengths.npy"].astype(np.int64))))
         runs = np.searchsorted(block["run_starts.npy"], np.arange(starts[-1]), side="right") - 1
         rows = _decode_all_rows(block)
@@ -270,6 +278,23 @@ def block_windows(samples):
                     "tail": rows.tail[begin:end],
                 }
             yield window
+
+
+def _check_sizes(block):
+    """Raise ShardError unless the columns of a block are as long as one another says; no target is known here."""
+    try:
+        fit = block["lengths.npy"].sum(dtype=np.int64) == len(block["ids.npy"])
+        fit &= len(block["run_starts.npy"]) == len(block["run_records.npy"])
+        if "nnz.npy" in block:
+            bits, _ = block["layout.npy"].tolist()
+            entries = int(block["nnz.npy"].sum(dtype=np.int64))
+            stored = {12: (3 * entries + 1) // 2, 16: entries, 32: entries}.get(bits)
+            fit &= len(block["nnz.npy"]) == len(block["tail.npy"]) == len(block["ids.npy"])
+            fit &= (len(block["atoms.npy"]), len(block["weights.npy"])) == (stored, entries)
+    except (KeyError, ValueError) as error:
+        raise ShardError(f"{block.get('__url__', 'a shard')}: a block lacks a column ({error})") from None
+    if not fit:
+        raise ShardError(f"{block.get('__url__', 'a shard')}: the columns of a block do not fit one another")
 
 
 def _decode_all_rows(block):

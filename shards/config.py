@@ -6,6 +6,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from common.settings import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
@@ -19,6 +21,9 @@ class VerifyConfig:
     """Check in full and remove the damaged units, so that the encoding command, which is named, makes them again."""
     json: bool = False
     """Print the report as JSON."""
+
+    def __post_init__(self):
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class ShowConfig:
     """Print JSON."""
 
     def __post_init__(self):
+        check(self)
         if sum(value is not None for value in (self.document, self.window, self.against)) > 1:
             raise ValueError("--document, --window and --against are three different things to show. Give one of them")
 
@@ -59,6 +65,7 @@ class DeriveConfig:
     """Directory whose `stores` gets the new one; beside the old one when not given."""
 
     def __post_init__(self):
+        check(self)
         if not 1 <= self.top_n <= 255:
             raise ValueError(f"--top-n must lie between 1 and 255, found {self.top_n}")
 
@@ -76,3 +83,6 @@ class CleanConfig:
     process of this machine always stay."""
     json: bool = False
     """Print the report as JSON."""
+
+    def __post_init__(self):
+        check(self)

@@ -9,22 +9,25 @@ dropped from it joins the tail:
     tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
 
 so only the tail is rounded twice. Units, blocks, windows and plan are the same, so the new store pairs with all
-stores of the plan. Finished units are skipped and equal input gives equal bytes, as at encoding.
+stores of the plan. Finished units are skipped and equal input gives equal bytes, as at encoding. The record of a unit
+names the shard that it was derived from (`source_sha256`): when the source has been encoded again since, to other
+bytes, the unit is derived again.
 
 Shapes: T tokens, E entries.
 """
 
-import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from shards import codec
-from shards.manifest import StoreFiles, fingerprint, publish_directory
+from common.invocation import program
+from shards import codec, copies
+from shards.manifest import StoreFiles, fingerprint, publish_directory, replace_json
 from shards.reader import Store, is_url
-from shards.schema import MAX_ENTRIES, ShardMeta, StoreError
-from shards.shard_file import blocks
+from shards.schema import MAX_ENTRIES, RequestError, ShardMeta, StoreError
+from shards.shard_file import blocks, naming
 from shards.writer import UnitWriter
 
 
@@ -34,23 +37,30 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
     output    directory whose `stores` gets it; by default beside the source, which a remote one has nothing of
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
-    Raises    StoreError when the source is unfinished, holds ids only or keeps no more than top_n entries a token
+    Raises    StoreError when the source is unfinished (RequestError when it holds ids only or keeps no more than top_n
+              entries a token), when its tokenizer or dictionary is not its own, or a unit of it is removed meanwhile
               ShardError when it is damaged
     """
     started = time.perf_counter()
     source = Store.open(path)
     target = _target(source, top_n)
+    copied = {"tokenizer": source.read_tokenizer(), "dictionary": copies.read_dictionary(source.files)}
     files = StoreFiles(_directory(source, target, output))
     files.create(target)
-    for name in ("tokenizer", "dictionary"):
-        _copy(getattr(source.files, name), getattr(files, name))
+    for name, contents in copied.items():
+        _put(files, name, contents)
     files.publish_plan(source.plan)
-    missing = [unit for unit in source.plan.units if _is_wanted(files, source.files.record(unit.id))]
-    total = sum(record.tokens for record in source.iter_records())
-    done = total - sum(source.files.record(unit.id).tokens for unit in missing)
-    before = done
-    for unit in missing:
-        for tokens in _derive_unit(source, files, target, source.files.record(unit.id), top_n):
+    if source.command:
+        replace_json(files.plans / f"{source.plan_id}.yaml", source.command)  # what trains on it starts from there
+    missing, total, wanted = [], 0, 0
+    for record in source.iter_records():
+        total += record.tokens
+        if _is_wanted(files, record):
+            missing.append(record.unit)
+            wanted += record.tokens
+    done = before = total - wanted
+    for unit_id in missing:
+        for tokens in _derive_unit(source, files, target, source.record(unit_id), top_n):
             done += tokens
             progress("derive", done, total)
     made = Store.open(files.path, source.plan_id)
@@ -68,20 +78,26 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
 
 
 def _is_wanted(files, record):
-    """Whether a unit is to be derived: it is not there, or it lacks what a retry has given the source since."""
+    """Whether a unit is to be derived: it is not there, or the source's was encoded again since."""
     derived = files.record(record.unit)
-    return derived is None or derived.lacking > record.lacking
+    return derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record)
+
+
+def _is_of_other_bytes(derived, record):
+    """Whether a unit was derived from another shard than the source's record names; units of before this was kept say
+    nothing of it."""
+    return derived.environment.get("source_sha256", record.sha256) != record.sha256
 
 
 def _target(source, top_n):
     old = source.files.target()
     kept = old["settings"].get("top_n", MAX_ENTRIES)
     if not source.k:
-        raise StoreError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
+        raise RequestError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
     if kept != "all" and top_n >= kept:
-        raise StoreError(
+        raise RequestError(
             f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
-            f"{kept}. Encode again with: mlsm encode-{source.kind} --top-n {top_n}"
+            f"{kept}. Encode again with: {program()} encode-{source.kind} --top-n {top_n}"
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}
@@ -90,7 +106,7 @@ def _target(source, top_n):
 def _directory(source, target, output):
     """Where the new store is or shall be: the source's name with n, and the digits of its own target."""
     if output is None and is_url(source.path):
-        raise StoreError(f"{source.path} is remote: say with --output where the new store shall be.")
+        raise RequestError(f"{source.path} is remote: say with --output where the new store shall be.")
     path = Path(source.path)
     path = path if path.name.strip(".") else path.resolve()
     parent = path.parent if output is None else Path(output) / "stores"
@@ -100,21 +116,28 @@ def _directory(source, target, output):
     return next(iter(sorted(parent.glob(f"*-{digits}"))), parent / name)
 
 
-def _copy(old, new):
-    if old.is_dir() and not new.is_dir():
-        publish_directory(new, lambda path: shutil.copytree(old, path, dirs_exist_ok=True), replace=False)
+def _put(files, name, contents):
+    """Write the source's copy of a tokenizer or dictionary, unless the store has it."""
+    directory = getattr(files, name)
+    with suppress(StoreError):
+        if {"tokenizer": copies.read_tokenizer, "dictionary": copies.read_dictionary}[name](files) == contents:
+            return
+    publish_directory(directory, lambda path: copies.write_files(path, contents), replace=directory.exists())
 
 
 def _derive_unit(source, files, target, record, top_n):
     """Write one unit; yields the tokens of each block once it is written."""
     meta = ShardMeta(target["target"], record.unit, source.k, source.vocab_size, source.max_length,
                      source.weight_octaves)  # fmt: skip
-    with UnitWriter(files, meta, _device(record), retry=True) as writer:
+    derived = files.record(record.unit)
+    outdated = derived.sha256 if derived and _is_of_other_bytes(derived, record) else None
+    with UnitWriter(files, meta, _environment(record), retry=True, replaces=outdated) as writer:
         writer.quarantined.extend(record.quarantined)
         truncated = 0
         for group, columns in blocks(source.files, record):
             truncated += int((columns["nnz"] > top_n).sum())
-            rows = cut(meta, columns, top_n)
+            with naming(source.files, record, group["name"]):
+                rows = cut(meta, columns, top_n)
             writer.write_block(
                 ids=columns["ids"],
                 lengths=columns["lengths"],
@@ -126,13 +149,15 @@ def _derive_unit(source, files, target, record, top_n):
                 tail=rows.tail,
             )
             yield group["tokens"]
-        known = {name: record.statistics[name] for name in ("empty_codes", "max_kkt") if name in record.statistics}
+        kept = ("empty_codes", "max_kkt", "dtype_tokens", "dtype_tv", "dtype_hidden")
+        known = {name: record.statistics[name] for name in kept if name in record.statistics}
         writer.statistics |= known | {"truncated_tokens": truncated}
 
 
-def _device(record):
-    """What made the codes; the time of it was another store's."""
-    return {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+def _environment(record):
+    """What made the codes, and which shard they are from; the time of it was another store's."""
+    facts = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+    return facts | {"source_sha256": record.sha256}
 
 
 def cut(meta, columns, top_n):

@@ -6,16 +6,28 @@
 What the shards package writes goes through these names (`disk.link(...)`, never an imported `link`), so that a
 test can stand in for any of them: record their order, raise at the i-th, kill the process at the i-th. None does
 more than it says. Files are unbuffered: an error of the disk comes from the call that met it, and closing a file
-writes nothing. Left out: in which order they are called (manifest.py, writer.py).
+writes nothing. Files are opened for reading here too, by `open_to_read`, which never waits for a pipe.
+Left out: in which order they are called (manifest.py, writer.py).
 """
 
 import atexit
+import errno
 import os
 import shutil
+import stat
 import uuid
 from pathlib import Path
 
 CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _temporaries = set()
 
 
@@ -37,6 +49,37 @@ def fsync(file):
 
 def close(file):
     file.close()
+
+
+def open_to_read(path):
+    """A regular file, or a link that ends at one, open for reading.
+
+    Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
+    """
+    _refuse_irregular(os.stat(path), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return open(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_irregular(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def kind_of_file(status):
+    """What an os.stat_result is of, in words."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
+def read_file(path):
+    """All bytes of a regular file. Raises as `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.readall()
 
 
 def link(old, new):
@@ -84,7 +127,7 @@ def discard(temporary):
     if (os.getpid(), temporary) not in _temporaries:
         return
     try:
-        if temporary.is_dir():
+        if temporary.is_dir() and not temporary.is_symlink():
             shutil.rmtree(temporary)
         else:
             unlink(temporary)

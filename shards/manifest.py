@@ -11,25 +11,33 @@ import errno
 import hashlib
 import json
 import os
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from shards import disk
-from shards.schema import FORMAT_VERSION, ShardError, StoreError, repair_hint
+from common.invocation import program
+from common.paths import utf8
+from shards import checked_json, disk
+from shards.schema import FORMAT_VERSION, RequestError, ShardError, StoreError, repair_hint
 
-TARGET_FIELDS = {"target", "settings", "lineage", "k", "vocab_size", "max_length", "weight_octaves", "special_ids"}
+TARGET_FIELDS = checked_json.TARGET.keys()
+ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
+OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def canonical_json(value):
     """The one JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _canonical(value)
 
 
 def fingerprint(value):
     """SHA-256 of the canonical JSON, as 32 hexadecimal digits."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
+    return hashlib.sha256(utf8(canonical_json(value))).hexdigest()[:32]
 
 
 def publish(temporary, final, withdraw=False):
@@ -56,10 +64,12 @@ def publish(temporary, final, withdraw=False):
     return published
 
 
-def publish_directory(final, fill, replace=True):
+def publish_directory(final, fill, replace=True, carry=None):
     """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
 
     replace  whether one that is already there is replaced, or stays and counts as this one
+    carry    called as carry(old, new) with a directory that is replaced, out of everybody's way already, and the one
+             that shall take its place: what it does not take over (leaving the old one as it is) is removed
     A failure leaves things as they were, and no temporary.
     """
     make_directories(final.parent)
@@ -71,19 +81,21 @@ def publish_directory(final, fill, replace=True):
         try:
             disk.rename(temporary, final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             if replace:
-                _replace_directory(temporary, final)
+                _replace_directory(temporary, final, carry)
         disk.fsync_path(final.parent)
     finally:
         disk.discard(temporary)
 
 
-def _replace_directory(temporary, final):
+def _replace_directory(temporary, final, carry):
     replaced = disk.temporary_name(final.parent, final.name)
     try:
         disk.rename(final, replaced)
+        if carry is not None:
+            carry(replaced, temporary)
         disk.rename(temporary, final)
     except BaseException:       # Ctrl-C as well: the old one would go with the other temporaries
         if not final.exists() and replaced.exists():
@@ -108,8 +120,8 @@ def make_directories(path):
 
 
 def file_sha256(path):
-    """SHA-256 of a file's bytes, hexadecimal."""
-    with open(path, "rb") as file:
+    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
+    with disk.open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -132,7 +144,7 @@ def replace_bytes(path, content):
 
 
 def _json_bytes(value):
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return utf8(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @contextmanager
@@ -164,19 +176,34 @@ def fits_checksum(values, fields):
 
 
 def read_json(path):
-    """Parse a plan, a record or target.json; ShardError when it is damaged."""
+    """Parse a plan, a record or target.json.
+
+    path    of a file, or what a URL answered (remote.Answer)
+    Raises  ShardError when it is damaged, or no file; FileNotFoundError
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        raw = disk.read_file(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
+        return checked_json.parse_json(raw, path)
+    except ShardError as error:
+        raise _with_remedy(path, error) from None
     except ValueError as error:
-        remedy = "Delete it and run the encoding command again; finished units are kept."
-        if path.parent.name in ("units", "plans"):
-            remedy = _remedy(path)
-        raise ShardError(f"{path}: not readable as JSON ({error}). {remedy}") from None
+        raise _with_remedy(path, f"{path}: not readable as JSON ({error})") from None
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
+        if gone or error.errno in OF_THE_MACHINE:
+            raise
+        raise _with_remedy(path, f"{path}: cannot be read, {error.strerror}") from None
+
+
+def _with_remedy(path, problem):
+    """A ShardError that says what to do about a damaged plan, record or target."""
+    return ShardError(f"{problem}. {_remedy(path)}")
 
 
 def _remedy(path):
-    """What to do about a damaged plan or record."""
-    return repair_hint(path.parent.parent)
+    if path.parent.name in ("units", "plans"):
+        return repair_hint(path.parent.parent)
+    return "Delete it and run the encoding command again; finished units are kept."
 
 
 @dataclass(frozen=True)
@@ -236,9 +263,10 @@ class Plan:
         """Read a plan file; ShardError when it is not the plan that its name says."""
         values = read_json(path)
         try:
+            checked_json.require(values, checked_json.PLAN, path)
             plan = cls(values["windowing"], tuple(PlannedUnit(**unit) for unit in values["units"]), values["corpus"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ShardError(f"{path} is not a plan ({error}). {_remedy(path)}") from None
+        except (ShardError, TypeError) as error:
+            raise _with_remedy(path, error if isinstance(error, ShardError) else f"{path}: {error}") from None
         if plan.id != path.stem:
             raise ShardError(f"{path} holds plan {plan.id}. {_remedy(path)}")
         if not fits_checksum(values, {"plan", "windowing", "corpus", "units"}):
@@ -289,11 +317,16 @@ class UnitRecord:
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
         if checksum != fingerprint(values):
             raise ShardError(f"{path}: the record does not match its checksum. {_remedy(path)}")
-        lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
-        record = cls(**{**values, **lists})
+        try:
+            checked_json.require(values, checked_json.RECORD, path)
+            checked_json.check_groups(values, path)
+            lists = {name: tuple(values.get(name, ())) for name in ("groups", "quarantined")}
+            record = cls(**{**values, **lists})
+        except (ShardError, TypeError) as error:
+            raise _with_remedy(path, error if isinstance(error, ShardError) else f"{path}: {error}") from None
         if record.unit != path.stem:
             raise ShardError(f"{path}: this is the record of unit {record.unit}. {_remedy(path)}")
-        if Path(record.file).name != record.file:
+        if "/" in record.file or record.file in ("", ".", ".."):
             raise ShardError(f"{path}: names the shard {record.file}, outside its own directory. {_remedy(path)}")
         return record
 
@@ -331,24 +364,33 @@ class StoreFiles:
 
     def target(self):
         if not self.target_file.is_file():
-            raise StoreError(f"{self.path} is not a store: it has no target.json. Make one with: mlsm encode-lsp")
+            is_damaged = not self.remote and self.units.is_dir() and self.plans.is_dir()
+            raise (StoreError if is_damaged else RequestError)(
+                f"{self.path} is not a store: it has no target.json. Make one with: {program()} encode-lsp"
+            )
         target = read_json(self.target_file)
-        target = target if isinstance(target, dict) else {}
-        settings = target.get("settings", {})
+        settings = target.get("settings") if isinstance(target, dict) else None
         settings = settings if isinstance(settings, dict) else {}
         if settings.get("format", FORMAT_VERSION) != FORMAT_VERSION:
             raise ShardError(
                 f"{self.path} is of shard format {settings['format']}, this version reads {FORMAT_VERSION}. "
                 "Install the release of this project that wrote it, or encode again."
             )
-        sound = target.keys() >= TARGET_FIELDS and target["target"] == fingerprint(settings)
+        sound = isinstance(target, dict) and target.get("target") == fingerprint(settings)
         if not sound or not fits_checksum(target, TARGET_FIELDS):
             raise ShardError(f"{self.target_file} does not match its fingerprint. Encode again elsewhere.")
+        _check_target(target, self.target_file)
         return target
 
     @cached_property
+    def _of_target(self):
+        """Fingerprint of the target, and whether its units have rows."""
+        target = self.target()
+        return target["target"], target["k"] > 0
+
+    @property
     def _target_id(self):
-        return self.target()["target"]
+        return self._of_target[0]
 
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
@@ -356,16 +398,20 @@ class StoreFiles:
     def record(self, unit_id):
         """The commit record of a unit, or None when it is not finished."""
         path = self.record_file(unit_id)
-        if not path.is_file():
+        try:
+            record = UnitRecord.read(path)
+        except FileNotFoundError:
             return None
-        record = UnitRecord.read(path)
-        if record.target != self._target_id:
+        target_id, has_rows = self._of_target
+        if record.target != target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
+        if has_rows and (lost := ROW_STATISTICS - record.statistics.keys()):
+            raise ShardError(f"{path}: field statistics.{min(lost)} is missing. {_remedy(path)}")
         return record
 
     def open_shard(self, record):
         """The shard of a record as an open file; FileNotFoundError when there is none."""
-        return open(self.units / record.file, "rb", buffering=0)
+        return disk.open_to_read(self.units / record.file)
 
     def repair_hint(self):
         """What to do about damage in this store, in words for an error."""
@@ -388,9 +434,20 @@ class StoreFiles:
             )
         return Plan.read(path)
 
+    def command(self, plan_id):
+        """What was kept of the command that made a plan: {verb: settings, "recipe": its name}; {} where nothing was."""
+        try:
+            kept = json.loads(disk.read_file(self.plans / f"{plan_id}.yaml"))  # JSON is YAML
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
     def newest_plan(self):
-        """The newest plan all of whose units are finished; StoreError says what is missing otherwise."""
-        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        """The newest plan all of whose units are finished; StoreError says what is missing otherwise.
+
+        A plan's name is its fingerprint; what is called otherwise is none.
+        """
+        files = sorted(filter(is_plan_file, self.plans.glob("*.json")), key=_time_of_change, reverse=True)
         plans = [Plan.read(path) for path in files]
         for plan in plans:
             if not self.missing_units(plan):
@@ -402,6 +459,34 @@ class StoreFiles:
             f"{self.path} is unfinished: {missing} of {len(plans[0].units)} units are missing. "
             "Run the encoding command that began it again; finished units are kept."
         )
+
+
+def is_plan_file(path):
+    """Whether a file's name is that of a plan."""
+    return re.fullmatch(r"[0-9a-f]{32}\.json", path.name) is not None
+
+
+def _time_of_change(path):
+    """When a file was written last; of a link that ends nowhere, when that was made."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return path.lstat().st_mtime
+
+
+def _check_target(target, path):
+    """Raise ShardError unless a target with a right checksum is as its table says and its parts agree."""
+    remedy = "Encode again elsewhere."
+    if problem := checked_json.find_problem(target, checked_json.TARGET):
+        raise ShardError(f"{path}: {problem}. {remedy}")
+    settings, vocab_size = target["settings"], target["vocab_size"]
+    special = [number for ids in target["special_ids"].values() for number in (ids if type(ids) is list else [ids])]
+    if not all(checked_json.is_count(number) and number < vocab_size for number in special):
+        raise ShardError(f"{path}: field special_ids: expected ids below the vocabulary of {vocab_size:,}. {remedy}")
+    stated = {"k": settings.get("k"), "max_length": settings.get("windowing", {}).get("max_length")}
+    for name, value in stated.items():
+        if value not in (None, target[name]):
+            raise ShardError(f"{path}: field {name} is {target[name]}, but {value} in its settings. {remedy}")
 
 
 def differing(old, new):

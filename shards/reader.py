@@ -5,8 +5,10 @@
     batch = windows.read(windows.order(seed=42, epoch=0, start=0, stop=32))
     rows = windows.targets(batch, window_M, position_M)
 
-Shards are memory-mapped; every block's SHA-256 is checked the first time it is read, so damage is an error
-and never a short epoch. The order of an epoch permutes blocks, then windows inside groups of
+Shards are memory-mapped; every block's SHA-256 is checked the first time it is read, and again when the file has
+another inode, size or time of change than at that time, so damage is an error and never a short epoch. Whether a mapped
+file still is as it was is looked up once for every batch: one that was cut meanwhile is an error, and not the signal
+(SIGBUS) that touching its lost pages would be. The order of an epoch permutes blocks, then windows inside groups of
 `SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no
 shuffle buffer to save and reads stay near each other. How far that is from a uniform shuffle is measured
 (docs/benchmarks.md). Of the records only arrays are kept, about a hundred bytes a block, so that a store of
@@ -17,10 +19,9 @@ Shapes: W windows, L window length, M chosen tokens, B blocks, U units.
 """
 
 import hashlib
-import io
+import mmap
+import os
 import re
-import tarfile
-import threading
 from array import array
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,14 +29,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shards import codec, counter
+from common.invocation import program
+from shards import codec, copies, counter, disk
 from shards.codec import SparseRows
-from shards.manifest import StoreFiles
-from shards.schema import ShardError, ShardMeta, StoreError, kind_of
+from shards.manifest import OF_THE_MACHINE, StoreFiles, differing
+from shards.members import check_columns, group_columns
+from shards.schema import RequestError, ShardError, ShardMeta, StoreError, kind_of
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS
-_parsing = threading.Lock()  # NumPy parses headers by `ast`, which fails now and then in several threads (Python 3.11)
 
 
 class Store:
@@ -44,6 +46,7 @@ class Store:
     def __init__(self, files, plan):
         self.files, self.plan = files, plan
         target = files.target()
+        _check_windowing(files, plan, target)
         self.settings = target["lineage"] | target["settings"]
         self.fingerprinted = target["settings"]
         self.target_id, self.plan_id = target["target"], plan.id
@@ -70,7 +73,7 @@ class Store:
         plan = files.load_plan(plan_id)
         if missing := files.missing_units(plan):
             raise StoreError(
-                f"{path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
+                f"{files.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
                 "Run the encoding command that began it again; finished units are kept."
             )
         return cls(files, plan)
@@ -83,9 +86,31 @@ class Store:
     def tokenizer_dir(self):
         return self.files.tokenizer
 
+    def read_tokenizer(self):
+        """The files of the tokenizer, name to bytes, once they are compared with the target.
+
+        Raises  StoreError when they are not those of the tokenizer that the text was encoded with
+        """
+        return self._tokenizer_files
+
+    @cached_property
+    def _tokenizer_files(self):
+        return copies.read_tokenizer(self.files)
+
+    def load_tokenizer(self):
+        """The tokenizer, as an object of transformers. Raises as `read_tokenizer`."""
+        contents = self.read_tokenizer()
+        with copies.foreign_errors(self.files):
+            return copies.load_tokenizer(contents)
+
     @property
     def mask_id(self):
         return self.special_ids["mask"]
+
+    @cached_property
+    def command(self):
+        """What was kept of the command that made the plan: {verb: settings, "recipe": its name}; {} without any."""
+        return self.files.command(self.plan_id)
 
     def records(self, split=None):
         """Unit records in plan order, of one split or of all."""
@@ -98,12 +123,13 @@ class Store:
         """
         for unit in self.plan.units:
             if split in (None, unit.split):
-                yield self._own_record(unit)
+                yield self.record(unit.id)
 
-    def _own_record(self, unit):
-        path = self.files.record_file(unit.id)
-        record = self.files.record(unit.id)
+    def record(self, unit_id):
+        """The record of a unit of the plan. Raises as `iter_records`."""
+        record = self.files.record(unit_id)
         if record is None:
+            path = self.files.record_file(unit_id)
             raise StoreError(f"{path} is missing. Run the encoding command again: it encodes that unit and no other.")
         return record
 
@@ -131,7 +157,18 @@ class Store:
             for stage in seconds:
                 seconds[stage] += record.environment.get(stage, 0.0)
         totals |= {"kind": self.kind, "bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
-        return totals | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
+        solver = {"solver": self.settings["solver"]} if "solver" in self.settings else {}
+        return totals | solver | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
+
+
+def _check_windowing(files, plan, target):
+    """Raise StoreError when a plan cut the text into other windows than the target says."""
+    windowing = target["settings"].get("windowing")
+    if windowing is not None and plan.windowing != windowing:
+        raise StoreError(
+            f"{files.path}: plan {plan.id} is of another store: {differing(plan.windowing, windowing)}. Remove it from "
+            "plans/, or give the store that it belongs to."
+        )
 
 
 def plan_of(path):
@@ -155,33 +192,48 @@ def open_files(path, remote=None):
 
 
 def newest_store(root, kinds=("lsp", "ids", "logits")):
-    """Path of the finished store under `root` whose plan was published last.
+    """The first of `finished_stores`: what a command takes that names no store. Raises as that."""
+    return finished_stores(root, kinds)[0]
+
+
+def finished_stores(root, kinds=("lsp", "ids", "logits")):
+    """Paths of the finished stores under `root`, the one first whose text was encoded last.
+
+    That is when its plan was published. Stores that were derived from others come behind all others, for they add no
+    text: making one does not change what the next command takes.
 
     kinds   pass over stores that hold anything else
-    Raises  StoreError when there is none, naming an unfinished one if that is why
+    Raises  StoreError when there is none, naming an unfinished one if that is why; otherwise it is a RequestError
     """
-    found, reason = [], f"no finished store of {' or '.join(kinds)} under {root}. Make one:  mlsm encode-{kinds[0]}"
+    newest, unusable = {}, None
     for plan in Path(root).glob("*/plans/*.json"):
         try:
             store = Store.open(plan)
-        except (StoreError, ShardError) as error:
-            reason = str(error)
-            continue
-        if store.kind in kinds:
-            found.append((plan.stat().st_mtime_ns, store.path))
-    if not found:
-        raise StoreError(reason)
-    return max(found)[1]
+            if store.kind in kinds:
+                rank = "derived_from" not in store.settings, plan.stat().st_mtime_ns
+                newest[store.path] = max(rank, newest.get(store.path, rank))
+        except (StoreError, ShardError, OSError) as error:  # one bad store hides no other
+            unusable = error
+    if not newest and unusable is not None:
+        raise StoreError(str(unusable))
+    if not newest:
+        wanted = " or ".join(kinds)
+        raise RequestError(f"no finished store of {wanted} under {root}. Make one:  {program()} encode-{kinds[0]}")
+    return sorted(newest, key=lambda path: (newest[path], path), reverse=True)
 
 
 def _row_statistics(statistics, derived):
     coded = sum(s["coded_tokens"] for s in statistics)
     share = {"nnz_per_token": "entries", "mass_kept": "kept_mass", "entropy_nats": "entropy_nats"}
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
-    report |= {"coded_tokens": coded, "empty_codes": sum(s.get("empty_codes", 0) for s in statistics)}
+    report |= {"coded_tokens": coded}
+    report |= {name: sum(s.get(name, 0) for s in statistics) for name in ("empty_codes", "truncated_tokens")}
     if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # stores of before it was measured have none
         means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
         report["fidelity"] = {"tokens": int(sampled), "of": "source" if derived else "exact", **means}
+    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32
+        means = {name: sum(s.get(f"dtype_{name}", 0) for s in statistics) / compared for name in ("tv", "hidden")}
+        report["dtype_effect"] = {"tokens": int(compared), **means}
     violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
     return report | ({"max_kkt": max(violations)} if violations else {})
 
@@ -193,10 +245,37 @@ class WindowBatch(codec.Windows):
     window_ids: np.ndarray
 
 
+class _Mapping:
+    """A mapped file and its identity: device, inode, size, time of the last change.
+
+    raw  uint8 array, a view of the mapping
+    """
+
+    def __init__(self, file, path):
+        status = os.fstat(file.fileno())
+        self._path, self._identity = str(path), _identity(status)
+        self.key = hash(self._identity) or 1  # 0 stands for no file
+        size = status.st_size
+        self.raw = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", np.uint8)
+
+    def is_unchanged(self):
+        """Whether nobody has written to the file since. Another one of its name, or none, leaves what is mapped."""
+        try:
+            now = _identity(os.stat(self._path))
+        except OSError:
+            return True
+        return now == self._identity or now[:2] != self._identity[:2]
+
+
+def _identity(status):
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @dataclass(frozen=True)
 class _Block:
     """One verified block: its columns (views of the mapped file) and the cumulative sums that index them."""
 
+    mapping: _Mapping
     columns: dict
     window_starts: np.ndarray
     first_entry: np.ndarray | None
@@ -211,16 +290,18 @@ class _BlockTable:
     unit, offset, length, windows, block_tokens   int64 (B)
     sha256                   uint8 (B, 32)
     sums                     list of (offset, length, sha256), the `__stats__` group of every unit
+    digest                   hexadecimal SHA-256 over the hashes of the shards
     """
 
     def __init__(self, records):
         self.ids, self.files, self.sums = [], [], []
         sizes, tokens, first_block = array("q"), array("q"), array("q", [0])
-        blocks, digests = array("q"), bytearray()
+        blocks, digests, digest = array("q"), bytearray(), hashlib.sha256()
         for record in records:
             self.ids.append(record.unit)
             self.files.append(record.file)
             sizes.append(record.bytes)
+            digest.update(bytes.fromhex(record.sha256))
             tokens.append(record.tokens)
             for block in record.blocks:
                 blocks.extend((block["offset"], block["length"], block["windows"], block["tokens"]))
@@ -231,6 +312,7 @@ class _BlockTable:
         self.sizes, self.tokens, self.first_block = (np.array(a, np.int64) for a in (sizes, tokens, first_block))
         self.offset, self.length, self.windows, self.block_tokens = np.array(blocks, np.int64).reshape(-1, 4).T.copy()
         self.sha256 = np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32)
+        self.digest = digest.hexdigest()
         self.unit = np.repeat(np.arange(len(self.ids)), np.diff(self.first_block))
 
     def __len__(self):
@@ -252,7 +334,7 @@ class WindowReader:
         self.store = store
         self._table = _BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
-        self._verified = np.zeros(len(self._table), bool)
+        self._verified = np.zeros(len(self._table), np.int64)  # key of the mapping in which a block's hash was right
         self._make_caches()
 
     def _make_caches(self):
@@ -276,6 +358,11 @@ class WindowReader:
     def tokens(self):
         """Real tokens of the split, special ones included."""
         return int(self._table.tokens.sum())
+
+    @property
+    def digest(self):
+        """Hexadecimal SHA-256 over the hashes of the split's shards, in plan order: other bytes, another digest."""
+        return self._table.digest
 
     # -- order -------------------------------------------------------------------------------------------
 
@@ -400,47 +487,71 @@ class WindowReader:
         cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
         slices = [slice(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True) if begin < end]
         found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
-        return sort, [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
+        parts = [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
+        if not all(mapping.is_unchanged() for mapping in {part[1].mapping for part in parts}):
+            self._make_caches()  # maps and verifies again what was written to
+            parts = [(number, self._block(number), *rest) for number, _, *rest in parts]
+        return sort, parts
 
     # -- verified bytes ----------------------------------------------------------------------------------
 
     def _load_block(self, number):
         table = self._table
         unit, group = int(table.unit[number]), table.group(number)
-        columns = self._members(unit, group, verify=not self._verified[number])
-        if (len(columns["lengths"]), len(columns["ids"])) != (table.windows[number], table.block_tokens[number]):
-            raise ShardError(
-                f"{table.files[unit]}: block {group[0]} has {len(columns['lengths'])} windows, its record says "
-                f"{table.windows[number]}. " + self._repair_hint()
-            )
-        self._verified[number] = True
+        mapping = self._map(unit, group[0])
+        fresh = self._verified[number] != mapping.key
+        columns = self._members(mapping, unit, group, verify=fresh)
+        if fresh:
+            try:
+                check_columns(columns, int(table.windows[number]), int(table.block_tokens[number]), self._meta)
+            except ShardError as error:
+                raise self._named(unit, group[0], error) from None
+            self._verified[number] = mapping.key
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
         entries = None
         if self.store.k:
             entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # 65,536 rows of 255 entries at most
             np.cumsum(columns["nnz"], out=entries[1:])
-        return _Block(columns, starts, entries)
+        return _Block(mapping, columns, starts, entries)
 
-    def _members(self, unit, group, verify=True):
+    def _members(self, mapping, unit, group, verify=True):
         """Arrays of one member group by column name, views of the mapped shard."""
         name, offset, length, sha256 = group
         files, file = self.store.files, self._table.files[unit]
-        raw = self._map_group(unit, name) if files.remote else self._shard(unit)[offset : offset + length]
+        raw = mapping.raw if files.remote else mapping.raw[offset : offset + length]
         if verify and hashlib.sha256(raw).digest() != sha256:
             raise ShardError(
                 f"{file}: block {name} (bytes {offset} to {offset + length}) does not match its hash. "
                 + (files.discard_group(file, name) if files.remote else self._repair_hint())
             )
-        return {name.removesuffix(".npy").rpartition(".")[2]: column for name, column in npy_members(raw)}
+        try:
+            return group_columns(raw, name)
+        except ShardError as error:
+            raise self._named(unit, name, error) from None
+
+    def _named(self, unit, block, error):
+        """The same error with the shard, the block and the way out."""
+        return ShardError(f"{self._table.files[unit]}: block {block}: {error}. {self._repair_hint()}")
+
+    def _map(self, unit, group):
+        """What holds a member group: the mapped shard, or of a remote store the group's file in the cache."""
+        return self._map_group(unit, group) if self.store.files.remote else self._shard(unit)
 
     def _map_shard(self, unit):
         path, size = self.store.files.units / self._table.files[unit], self._table.sizes[unit]
-        if not path.is_file():
+        try:
+            with disk.open_to_read(path) as file:
+                mapping = _Mapping(file, path)
+        except FileNotFoundError:
             self._refuse_replaced(unit)
-            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint())
-        if path.stat().st_size != size:
-            raise ShardError(f"{path}: {path.stat().st_size} bytes, the record says {size}. " + self._repair_hint())
-        return np.memmap(path, np.uint8, mode="r")
+            raise ShardError(f"{path} is missing although its record exists. " + self._repair_hint()) from None
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise
+            raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._repair_hint()) from None
+        if len(mapping.raw) != size:
+            raise ShardError(f"{path}: {len(mapping.raw)} bytes, the record says {size}. " + self._repair_hint())
+        return mapping
 
     def _refuse_replaced(self, unit):
         """Raise StoreError if the unit was encoded again, and its old shard cleaned away, since we read its record."""
@@ -453,7 +564,7 @@ class WindowReader:
 
     def _map_group(self, unit, name):
         with self.store.files.open_group(self._table.ids[unit], self._table.files[unit], name) as file:
-            return np.memmap(file, np.uint8, mode="r")
+            return _Mapping(file, file.name)
 
     def _fetch(self, blocks):
         """Let a remote store fetch at once the blocks that are about to be read."""
@@ -475,7 +586,14 @@ class WindowReader:
 
     def _sum_over_units(self, name, total):
         groups = (("__stats__", *group) for group in self._table.sums)
-        return sum(self._members(unit, group)[name].astype(total) for unit, group in self._fetched(groups))
+        return sum(self._sum(unit, group, name).astype(total) for unit, group in self._fetched(groups))
+
+    def _sum(self, unit, group, name):
+        column = self._members(self._map(unit, group[0]), unit, group).get(name)
+        expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}[name]
+        if column is None or len(column) != expected:
+            raise self._named(unit, group[0], f"it does not hold {expected} sums called {name}")
+        return column
 
     def _fetched(self, groups):
         """Number the units' groups; those of a remote store are fetched some at once, before they are needed."""
@@ -501,29 +619,3 @@ def _take_rows(rows, chosen):
     indptr = np.concatenate(([0], np.cumsum(nnz)))
     entries = np.arange(indptr[-1]) + np.repeat(rows.indptr[:-1][chosen] - indptr[:-1], nnz)
     return SparseRows(indptr, rows.indices[entries], rows.weights[entries], rows.tail[chosen])
-
-
-def npy_members(raw):
-    """Pairs (member name, array view) of the `.npy` members in raw tar bytes.
-
-    raw     uint8 array that begins at a tar header and ends after a member's padding
-    Raises  ShardError on a header that is not one
-    """
-    position = 0
-    while position < len(raw):
-        try:
-            header = tarfile.TarInfo.frombuf(raw[position : position + 512].tobytes(), "utf-8", "strict")
-        except tarfile.HeaderError as error:
-            raise ShardError(f"no tar header at byte {position} of the block: {error}") from None
-        begin = position + 512
-        if header.name.endswith(".npy"):
-            yield header.name, _npy_view(raw[begin : begin + header.size])
-        position = begin + -(-header.size // 512) * 512
-
-
-def _npy_view(raw):
-    head = io.BytesIO(raw[:256].tobytes())
-    np.lib.format.read_magic(head)
-    with _parsing:
-        shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-    return np.frombuffer(raw, dtype, count=int(np.prod(shape)), offset=head.tell()).reshape(shape)

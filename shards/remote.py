@@ -17,7 +17,8 @@ batch would wait for gigabytes, and a cache smaller than the store would fetch e
 server that knows no ranges the whole shard comes, and all its blocks are kept. Whatever is fetched is checked (its own
 checksum, or length and SHA-256 of the record) before it gets its final name; a bad answer is never kept. The
 tokenizer's files have no checksum in the store: their JSON must parse, what the server lists must all be there (where
-it lists nothing, a vocabulary), no web page is taken for a file, and what loads them compares more.
+it lists nothing, a vocabulary), no web page is taken for a file, and what loads them compares the whole with the
+fingerprint in the target (copies.py).
 
 target.json is fetched at every opening. A block that is mapped carries a shared lock, and the least recently used of
 the others go when the cache has reached its limit; so the limit is passed by what readers hold. Nothing is fsynced:
@@ -27,7 +28,6 @@ readers check the hash of what they find. Left out: repeating what failed (sourc
 import fcntl
 import hashlib
 import io
-import json
 import os
 import re
 import time
@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from shards import disk
+from shards.checked_json import parse_json
 from shards.manifest import (
     TARGET_FIELDS,
     Plan,
@@ -53,13 +54,14 @@ from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source,
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
 _SMALL_FILES, _RANGES, _SHARDS = 128, 16, 2  # asked for in one go: what memory holds, and a dead server delays
+_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # bytes: of atoms, of one atom, of atoms whatever k says
 _SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
 _GRAIN = 1 << 16  # bytes fetched that a byte of `fetched` stands for
 _LOOK_AT_LOCK = 0.02  # seconds between two tries to get it
 _UNLISTED = {  # where a server lists no directories
     "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json",
                   "merges.txt", "added_tokens.json"),
-    "dictionary": ("atoms.npy", "dictionary.json"),
+    "dictionary": ("atoms.npy", "dictionary.json", "center.npy"),
 }  # fmt: skip
 _ESSENTIAL = {  # sets of names, of which one must be there
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
@@ -157,6 +159,13 @@ class RemoteFiles(StoreFiles):
         if self._fetch_small([f"plans/{plan_id}.json"], Plan.read):
             raise StoreError(f"{self.path} has no plan {plan_id}; it lists {', '.join(self.listed_plans()) or 'none'}")
         return Plan.read(path)
+
+    def command(self, plan_id):
+        """The same; the server need not have kept it."""
+        with suppress(RemoteError):
+            if not (self.plans / f"{plan_id}.yaml").is_file():
+                self._fetch_small([f"plans/{plan_id}.yaml"], None)
+        return super().command(plan_id)
 
     def listed_plans(self):
         """Ids of the plans that the server lists."""
@@ -274,14 +283,12 @@ class RemoteFiles(StoreFiles):
         found = []
 
         def accept(_, raw):
-            try:
-                if name.endswith(".json") and not _PAGE.match(raw):
-                    json.loads(raw)
-            except ValueError as error:
-                raise ShardError(f"not readable as JSON ({error})") from None
+            if name.endswith(".json") and not _PAGE.match(raw):
+                parse_json(raw, name)
             found.append(raw)
 
-        self.source.read([(name, None, None)], accept)
+        whole = max(_SMALL, min(_MOST_ATOMS, self.target()["k"] * _WIDEST)) if name.endswith(".npy") else _SMALL
+        self.source.read([(name, None, None)], accept, whole=whole)
         return found[0] if found else None
 
     # -- shards --------------------------------------------------------------------------------------------
@@ -291,7 +298,7 @@ class RemoteFiles(StoreFiles):
 
     def open_shard(self, record):
         """A whole shard as an open file that reads the server, not the cache."""
-        return RemoteFile(self.source, f"units/{record.file}")
+        return RemoteFile(self.source, f"units/{record.file}", record.bytes)
 
     def open_group(self, unit_id, file, name):
         """The cached bytes of one member group of a shard as an open file, fetched if it is not there.
@@ -350,7 +357,8 @@ class RemoteFiles(StoreFiles):
                 self._keep_group(record, part, raw[part["offset"] : part["offset"] + part["length"]])
 
         try:
-            absent = self.source.read(list(expected), accept, parts_only=len(expected) > _SHARDS)
+            longest = max(record.bytes for record, _ in expected.values())
+            absent = self.source.read(list(expected), accept, parts_only=len(expected) > _SHARDS, whole=longest)
         except WholeError:
             self._ranges = False
             return
@@ -438,23 +446,33 @@ class RemoteFiles(StoreFiles):
 
 
 def gopen(url, mode="rb", bufsize=-1, **_):
-    """A shard as an open file for plain WebDataset, checked against the hash in its name; held in memory.
+    """A shard as an open file for plain WebDataset, checked against its record and the hash in its name; in memory.
 
     from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.
     Raises  RemoteError when it cannot be read, FileNotFoundError when there is none
     """
     parent, _, name = url.rpartition("/")
-    digits = name.removesuffix(".tar").rpartition("-")[2]
-    found = []
+    unit, _, digits = name.removesuffix(".tar").rpartition("-")
+    source, found = Source(parent, Remote()), []
+    lengths = []
+    source.read([(f"{unit}.json", None, None)], lambda request, raw: lengths.append(_length(request[0], raw, name)))
 
     def accept(_, raw):
         if not hashlib.sha256(raw).hexdigest().startswith(digits):
             raise ShardError(f"its {len(raw):,} bytes do not match the hash in its name")
         found.append(raw)
 
-    if Source(parent, Remote()).read([(name, None, None)], accept):
-        raise FileNotFoundError(url)
+    if not lengths or source.read([(name, None, None)], accept, whole=lengths[0]):
+        raise FileNotFoundError(f"{source.url}/{name}, or its record {unit}.json")
     return io.BytesIO(found[0])
+
+
+def _length(name, raw, shard):
+    """Bytes of a shard, by its record."""
+    record = UnitRecord.read(Answer(PurePosixPath("units", name), raw))
+    if record.file != shard:
+        raise ShardError(f"the record names the shard {record.file}")
+    return record.bytes
 
 
 def _keep(path, raw):
@@ -493,7 +511,7 @@ def _cached_groups(stores):
     for path in stores.glob("*/groups/*/*"):
         with suppress(FileNotFoundError):
             stat = path.stat()
-            yield stat.st_mtime_ns, stat.st_size, path
+            yield stat.st_atime_ns, stat.st_size, path
 
 
 def _opened(path):
@@ -504,7 +522,7 @@ def _opened(path):
         return None
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)
-        os.utime(file.fileno())
+        os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))  # readers watch the latter
     if os.fstat(file.fileno()).st_size:
         return file
     file.close()  # a power cut may leave such

@@ -37,6 +37,8 @@ Left out: how bytes become arrays (codec.py), how files become visible (writer.p
 
 from dataclasses import asdict, dataclass, field
 
+from common.invocation import program
+
 FORMAT_VERSION = 1
 BLOCK_TOKENS = 65_536
 MAX_ENTRIES = 255  # entries of one token: nnz is one byte
@@ -55,10 +57,15 @@ class StoreError(ValueError):
     """A store that is missing, unfinished or not the one that was asked for."""
 
 
+class RequestError(StoreError):
+    """Something that was asked for and is not there, though nothing is damaged or unfinished: there is no such store,
+    or the store has no such document, or fewer entries."""
+
+
 def repair_hint(store):
     """What to do about damage in a store, in words for an error."""
     return (
-        f"Remove what is damaged with: mlsm verify-shards {store} --repair, and run the encoding command again, "
+        f"Remove what is damaged with: {program()} verify-shards {store} --repair, and run the encoding command again, "
         "which that names: it encodes those units and no others."
     )
 

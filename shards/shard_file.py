@@ -10,13 +10,15 @@ however large the shard. Left out: chosen windows and rows by number (reader.py)
 
 import hashlib
 import io
-import json
 import tarfile
+from contextlib import contextmanager
 
 import numpy as np
 
-from shards.reader import npy_members
-from shards.schema import ShardError
+from shards.checked_json import parse_json
+from shards.manifest import OF_THE_MACHINE
+from shards.members import check_columns, group_columns
+from shards.schema import ShardError, ShardMeta
 
 _END_OF_ARCHIVE = bytes(1024)
 
@@ -46,6 +48,10 @@ class ShardFile:
             self._file = self.files.open_shard(self.record)
         except FileNotFoundError:
             raise BlockError("the shard is missing") from None
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise
+            raise BlockError(f"it cannot be read: {error.strerror}") from None
         size = self._file.seek(0, io.SEEK_END)
         if size != self.record.bytes:
             self._file.close()
@@ -63,13 +69,17 @@ class ShardFile:
         return raw
 
     def columns(self, group):
-        """Arrays of a group by column name, views that the next call overwrites."""
+        """Arrays of a group by column name, views that the next call overwrites. Raises BlockError, as `raw`."""
         raw = np.frombuffer(self.raw(group), np.uint8)
-        return {name.removesuffix(".npy").rpartition(".")[2]: array for name, array in npy_members(raw)}
+        try:
+            return group_columns(raw, group["name"])
+        except ShardError as error:
+            raise _block_error(str(error), group) from None
 
     def meta(self):
         """The content of `__meta__/meta.json`."""
-        return json.loads(_only_member(self.raw(self.record.groups[0]), "__meta__/meta.json"))
+        name = "__meta__/meta.json"
+        return parse_json(_only_member(self.raw(self.record.groups[0]), name), name)
 
     def check_end(self):
         """Raise BlockError unless what follows the last group is the end mark that fits the record, and no more.
@@ -81,8 +91,8 @@ class ShardFile:
         raw = bytes(self._read(offset, self.record.bytes - offset))
         place = {"block": "__end__", "offset": offset, "length": len(raw)}
         try:
-            end = json.loads(_only_member(raw[: -len(_END_OF_ARCHIVE)], "__end__/end.json"))
-        except (ShardError, ValueError) as error:
+            end = parse_json(_only_member(raw[: -len(_END_OF_ARCHIVE)], "__end__/end.json"), "__end__/end.json")
+        except ShardError as error:
             raise BlockError(f"no end mark: {error}", **place) from None
         if not raw.endswith(_END_OF_ARCHIVE) or end != {"groups": list(self.record.groups)}:
             raise BlockError("the end mark differs from the record", **place)
@@ -103,14 +113,31 @@ class ShardFile:
 def blocks(files, record):
     """Pairs (group, columns) of a unit's blocks; the columns are views that the next pair overwrites.
 
+    The columns fit one another, the record and the target; whether atoms increase is not looked at.
+
     Raises  ShardError, with the unit, the block and the way out, at the first damage
     """
+    target = files.target()
+    meta = ShardMeta(target["target"], record.unit, target["k"], target["vocab_size"], target["max_length"],
+                     target["weight_octaves"])  # fmt: skip
+    with naming(files, record), ShardFile(files, record) as shard:
+        for group in record.blocks:
+            columns = shard.columns(group)
+            with naming(files, record, group["name"]):
+                check_columns(columns, group["windows"], group["tokens"], meta)
+            yield group, columns
+
+
+@contextmanager
+def naming(files, record, block=None):
+    """Add shard, block and way out to a ShardError of what is read or decoded meanwhile; once, however deep."""
     try:
-        with ShardFile(files, record) as shard:
-            for group in record.blocks:
-                yield group, shard.columns(group)
-    except BlockError as error:
-        where = f"block {error.block}: " if error.block else ""
+        yield
+    except ShardError as error:
+        if str(error).startswith(f"{record.file}: "):
+            raise
+        block = getattr(error, "block", block)
+        where = f"block {block}: " if block else ""
         raise ShardError(f"{record.file}: {where}{error}. {files.repair_hint()}") from None
 
 

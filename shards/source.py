@@ -6,10 +6,15 @@
 fsspec does the protocols: http and https here, s3, gs, hf and others with the packages that it names when they are
 not installed; credentials and endpoints are its configuration. Connection errors, answers of 5xx, stalls, truncated
 answers and answers that `accept` refuses are asked for again, after a pause that doubles; every attempt and their
-number is bounded. The stall is measured between two reads over http; other protocols keep their own time limits.
-Left out: what the answers mean, and the cache (remote.py).
+number is bounded. Over http a server cannot hold a reader by silence, nor by a few bytes now and then, nor fill its
+memory: an answer may be as long as the record says, answers that nothing is known of 32 MB together, and none may be
+compressed, which could make it any size. Other protocols keep the limits of their own clients.
+
+User and password in a URL are used and never shown: `Source.url` is the address without them, which this process
+completes when it is used again. Left out: what the answers mean, and the cache (remote.py).
 """
 
+import asyncio
 import io
 import os
 import re
@@ -17,15 +22,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import aiohttp
 import fsspec
 
+from common.invocation import program
+from common.text import redacted, without_credentials
 from shards.schema import ShardError, StoreError
 
 _AT_ONCE = 64
+_UNKNOWN = 32 << 20  # bytes that all answers of unknown size that are asked for at once may have
+_origins = {}  # scheme and host without credentials -> with those that this process was given
 _MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
 
 
@@ -41,6 +50,14 @@ class WholeError(RemoteError):
     """A whole file is on its way where only a part of it was to be taken; nothing of it was read."""
 
 
+class AnswerError(OSError):
+    """An answer that is too long, too slow or compressed; the rest of it was not read."""
+
+
+class BudgetError(AnswerError):
+    """Answers of unknown size that have become too long together; one alone may be short enough."""
+
+
 @dataclass(frozen=True)
 class Remote:
     """How remote stores are read."""
@@ -54,7 +71,11 @@ class Remote:
     delay: float = 0.5
     """Seconds before the second attempt; each further pause is twice as long."""
     timeout: float = 30.0
-    """Seconds without a byte, or without a connection, after which an attempt over http has failed."""
+    """Seconds without a byte, without a connection or without an answer's whole header, after which an attempt over
+    http has failed."""
+    rate: float = 64e3
+    """Bytes a second that the answers which are asked for at once must reach together over http, after `timeout`
+    seconds: a block of 5 MB may take two minutes."""
 
     @property
     def directory(self):
@@ -73,20 +94,22 @@ class Source:
     """The files below one URL."""
 
     def __init__(self, url, options):
-        self.url, self.options = url.rstrip("/"), options
+        self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
+        self.options = options
         self._opened()  # refuses an unknown protocol at once
 
-    def read(self, requests, accept, parts_only=False):
+    def read(self, requests, accept, parts_only=False, whole=None):
         """Read files, or parts of them.
 
         requests  list of (name below the URL, start, stop); None and None for the whole file. A server that knows no
                   ranges answers with the whole file: `accept` must tell
         accept    called as accept(request, bytes); raises ShardError when that is not what it should be
         parts_only  refuse an http answer with a whole file before it fills the memory
+        whole     most bytes that a whole file among the answers may have; unset: 32 MB for all of them together
         Returns   list of the requests for which there is no file
         Raises    RemoteError when a fault lasts, WholeError, and what else `accept` raises
         """
-        return self._repeat(requests, partial(self._ask, parts_only=parts_only), accept)
+        return self._repeat(requests, partial(self._ask, parts_only=parts_only, whole=whole), accept)
 
     def names(self, directory):
         """Names of the files in a directory; empty where there is none, or no listing, or no access to it."""
@@ -112,19 +135,20 @@ class Source:
         """The file system of this process and thread, and the store's root in it."""
         http = {"timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout,
                                                  sock_read=self.options.timeout)}  # fmt: skip
+        http |= {"auto_decompress": False, "response_class": _bounded(self.options.timeout, self.options.rate)}
         http |= {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}  # ranges count the file's own bytes
         try:
             options = {"client_kwargs": http} if self._is_http else {}
-            return fsspec.core.url_to_fs(self.url, **options)
+            return fsspec.core.url_to_fs(self._address, **options)
         except (ImportError, ValueError) as error:
-            raise StoreError(f"{self.url} cannot be read: {error}") from None
+            raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
 
-    def _ask(self, requests, parts_only):
+    def _ask(self, requests, parts_only, whole):
         filesystem, root = self._opened()
         names, starts, stops = zip(*requests, strict=True)
         paths = [f"{root}/{name}" for name in names]
         if filesystem.async_impl:
-            options = {"raise_for_status": _refuse_whole} if parts_only and self._is_http else {}
+            options = {"raise_for_status": _Limits(parts_only, whole)} if self._is_http else {}
             options |= {"batch_size": _AT_ONCE, "on_error": "return"}
             return filesystem.cat_ranges(paths, list(starts), list(stops), **options)
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
@@ -148,8 +172,11 @@ class Source:
                 return absent
             if attempt:
                 time.sleep(self.options.delay * 2 ** (attempt - 1))
+            # Once they have become too long together, one after the other, so that one alone is in memory.
+            alone = any(isinstance(fault, BudgetError) for fault in faults.values())
+            answers = (answer for request in left for answer in ask([request])) if alone else ask(left)
             faults = {}
-            for request, answer in zip(left, ask(left), strict=True):
+            for request, answer in zip(left, answers, strict=True):
                 if isinstance(answer, FileNotFoundError):
                     absent.append(request)
                 elif isinstance(answer, WholeError):
@@ -172,24 +199,27 @@ class Source:
             problem = re.split(r"\. (?:Delete it|Remove what)", str(fault))[0].removeprefix(f"{self.url}/{name}: ")
             advice = f"Nothing of it was kept. The copy there is damaged: {copy_again()}"
         else:
-            problem = f"{type(fault).__name__}: {' '.join(str(fault).split()) or 'no answer'}"
+            problem = f"{type(fault).__name__}: {' '.join(redacted(fault).split()) or 'no answer'}"
             advice = "What was fetched before is kept: see to the address, the access rights and the network, and run "
+            if getattr(fault, "status", None) in (401, 403):
+                advice += "(credentials come from ~/.netrc or fsspec's configuration, see docs/remote.md) "
             advice += "the same command again."
-        return f"{self.url}/{name}{part}: {problem}; {times}. {advice}"
+        return f"{redacted(self.url)}/{name}{part}: {problem}; {times}. {advice}"
 
 
 class RemoteFile(io.RawIOBase):
     """A remote file that is read in parts, as an open file; nothing of it is kept on disk.
 
+    most    bytes that the file may have, where a server sends the whole of it
     Raises  FileNotFoundError when there is none, RemoteError when a fault lasts
     """
 
-    def __init__(self, source, name):
+    def __init__(self, source, name, most):
         super().__init__()
         information = source.information(name)
         if information is None:
             raise FileNotFoundError(f"{source.url}/{name}")
-        self._source, self._name, self._place, self._whole = source, name, 0, None
+        self._source, self._name, self._most, self._place, self._whole = source, name, most, 0, None
         self._size = information.get("size")
         if self._size is None:
             self._whole = self._read(None, None)
@@ -225,7 +255,7 @@ class RemoteFile(io.RawIOBase):
                 raise ShardError(f"{len(raw):,} bytes instead of {stop - start:,}")
             found.append(raw)
 
-        if self._source.read([(self._name, start, stop)], accept):
+        if self._source.read([(self._name, start, stop)], accept, whole=self._most):
             raise FileNotFoundError(f"{self._source.url}/{self._name}")
         return found[0]
 
@@ -233,8 +263,8 @@ class RemoteFile(io.RawIOBase):
 def copy_again():
     """What to do about damage in a remote store, in words for an error."""
     return (
-        "check the store that it was copied from with mlsm verify-shards <its directory> --repair, run the encoding "
-        "command that it names, and copy the store again."
+        f"check the store that it was copied from with {program()} verify-shards <its directory> --repair, run the "
+        "encoding command that it names, and copy the store again."
     )
 
 
@@ -243,11 +273,94 @@ def _listing(filesystem, path):
     return [entry["name"] for entry in filesystem.ls(path, detail=True) if entry["type"] != "directory"]
 
 
-async def _refuse_whole(response):
-    """Raise WholeError, and close the connection, when a range was asked for and the whole file is announced."""
-    if response.status == 200:
-        response.close()
-        raise WholeError(f"{response.url}: a whole file instead of the part that was asked for")
+def _without_and_with_credentials(url):
+    """An address as it may be shown, and as it is used: with what this process was given for its host, once."""
+    shown = without_credentials(url)
+    origin = re.match(r"[^/]*(//[^/]*)?", shown)[0]
+    rest = shown[len(origin) :]
+    if shown != url:
+        _origins[origin] = url[: len(url) - len(rest)]
+    return shown, _origins.get(origin, origin) + rest
+
+
+class _Limits:
+    """What the answers that are asked for at once may be; aiohttp calls it with each when its header is there.
+
+    whole   most bytes of a whole file; None: unknown, as that of all small files
+    """
+
+    def __init__(self, parts_only=False, whole=None):
+        self.parts_only, self.whole = parts_only, whole
+        self.received = self.unknown = 0
+
+    async def __call__(self, response):
+        response.limits = self
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", response.request_info.headers.get("Range", ""))
+        if response.status not in (200, 206):
+            return  # its body is not used
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in ("", "identity"):
+            response.close()
+            raise AnswerError(f"the answer is compressed ({encoding}), and uncompressed bytes were asked for")
+        if response.status == 206 and asked:
+            response.most = int(asked[2]) - int(asked[1]) + 1
+        elif asked and self.parts_only:
+            response.close()
+            raise WholeError(f"{redacted(response.url)}: a whole file instead of the part that was asked for")
+        else:
+            response.most = self.whole
+        if (response.content_length or 0) > (_UNKNOWN if response.most is None else response.most):
+            response.close()
+            raise _too_long(_UNKNOWN if response.most is None else response.most)
+
+
+class _BoundedResponse(aiohttp.ClientResponse):
+    """An answer that is read up to its limits of bytes and time, and not decompressed."""
+
+    grace, rate = 30.0, 64e3
+    limits, most = None, None
+
+    async def start(self, connection):
+        async with asyncio.timeout(self.grace):
+            return await super().start(connection)
+
+    async def read(self):
+        if self._body is None:
+            try:
+                self._body = await self._read_bounded()
+            except BaseException:
+                self.close()
+                raise
+        return await super().read()
+
+    async def _read_bounded(self):
+        limits = self.limits or _Limits()
+        clock, before = asyncio.get_running_loop().time, limits.received
+        began = clock()
+        body, length = io.BytesIO(), 0  # it gives its bytes away without a copy
+        while chunk := await self.content.readany():
+            length += len(chunk)
+            limits.received += len(chunk)
+            if self.most is None:
+                limits.unknown += len(chunk)
+                if limits.unknown > _UNKNOWN:
+                    raise BudgetError(f"more than {_UNKNOWN >> 20} MB")
+            elif length > self.most:
+                raise _too_long(self.most)
+            if clock() - began > self.grace + (limits.received - before) / self.rate:
+                raise AnswerError(f"less than {self.rate:,.0f} bytes a second")
+            body.write(chunk)
+        return body.getvalue()
+
+
+def _too_long(most):
+    return AnswerError(f"the answer is longer than the {most:,} bytes that it may have")
+
+
+@cache
+def _bounded(grace, rate):
+    """The class of answers with these limits; its name says them, as fsspec compares its settings by their names."""
+    return type(f"BoundedResponse_{grace}_{rate}", (_BoundedResponse,), {"grace": grace, "rate": rate})
 
 
 def _changed(filesystem, path):
@@ -273,7 +386,7 @@ def _caught(call):
 def _fault(request, answer, accept):
     """What is wrong with an answer; None when it was accepted."""
     if isinstance(answer, BaseException):
-        return answer
+        return answer.with_traceback(None)  # whose frames would keep what was read
     try:
         accept(request, answer)
     except ShardError as error:

@@ -9,38 +9,41 @@ find, so that is not computed again), meta.json against the target, and the colu
 below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
 
 A store that is not finished is not damaged; what its plans lack is listed. Of a store behind a URL the same bytes
-are read from there, never from the cache; what no plan names is not looked for. Left out: the contents of dictionary/
-and tokenizer/, which are checked by whoever loads them.
+are read from there, never from the cache; what no plan names is not looked for. tokenizer/ and dictionary/ are
+compared with the fingerprints in the target. What is no file where one should be (a pipe, a socket, a directory, a link
+that ends nowhere), or cannot be read, is listed as damaged and never waited for; the rest is looked at all the same.
 
 Shapes: T tokens, E entries, P pairs of entries.
 """
 
-import errno
 import hashlib
 import os
 import re
 import shlex
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from shards import codec, disk
-from shards.manifest import Plan, StoreFiles, UnitRecord
+from common.invocation import program
+from common.text import redacted
+from shards import codec, copies, disk
+from shards.manifest import OF_THE_MACHINE, Plan, StoreFiles, UnitRecord, differing, is_plan_file
+from shards.members import check_columns
 from shards.reader import is_url, plan_of
-from shards.schema import ShardError, ShardMeta, StoreError, ids_dtype, index_bits, kind_of, repair_hint
+from shards.schema import ShardError, ShardMeta, StoreError, index_bits, kind_of, repair_hint
 from shards.shard_file import BlockError, ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 _SECONDS_BETWEEN_PROGRESS = 0.2
 _PAIRS = 16_384  # 64 KB of words
-_COLUMNS = {"ids", "lengths", "run_starts", "run_records"}
-_ROW_COLUMNS = {"nnz", "atoms", "weights", "tail", "layout"}
 
 
 def verify(path, full=False, repair=False, threads=None, progress=lambda *args, **figures: None):
@@ -60,7 +63,7 @@ def verify(path, full=False, repair=False, threads=None, progress=lambda *args, 
     if not is_url(path):
         return _verify(StoreFiles(path), full, repair, threads, progress)
     if repair:
-        raise StoreError(f"{path} cannot be repaired from here: repair the store that it was copied from.")
+        raise StoreError(f"{redacted(path)} cannot be repaired from here: repair the store that it was copied from.")
     from shards.remote import Remote, RemoteFiles
 
     with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
@@ -111,13 +114,13 @@ class _Survey:
 
 def _survey(files, target):
     found = _Survey()
-    for path in _listed(files.plans):
-        if path.suffix == ".json":
-            _try(found, path, None, lambda path=path: found.plans.append(Plan.read(path)))
+    for path in _listed(found, files.plans):
+        if is_plan_file(path):
+            _try(found, path, None, lambda path=path: found.plans.append(_read_plan(path, target)))
         elif path.suffix != ".yaml":
             found.stray += _stray(files, path)
     planned = {unit.id for plan in found.plans for unit in plan.units}
-    listed = _listed(files.units)
+    listed = _listed(found, files.units)
     for path in listed:
         if unit := _unit_of_shard(path):
             found.shards.setdefault(unit, []).append(path.name)
@@ -129,11 +132,12 @@ def _survey(files, target):
         ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
-    settings = target["settings"]
-    needed = {"tokenizer": "tokenizer" in settings.get("windowing", {}), "dictionary": "dictionary" in settings}
-    for name in needed:
-        if needed[name] and not getattr(files, name).is_dir():
-            found.damaged.append(_damage(None, name, "the directory is missing"))
+    for name, read in {"tokenizer": copies.read_tokenizer, "dictionary": copies.read_dictionary}.items():
+        getattr(files, name)  # a server that does not answer is no damage: RemoteError from here
+        try:
+            read(files)
+        except StoreError as error:
+            found.damaged.append(_damage(None, name, str(error)))
     return found
 
 
@@ -148,8 +152,9 @@ def _unit_of_shard(path):
 
 
 def _try(found, path, unit, read):
-    found.seen[path.name] = _identity(path)
     try:
+        found.seen[path.name] = _identity(path)
+        _refuse_irregular(path)
         read()
     except FileNotFoundError:  # withdrawn since it was listed
         return
@@ -158,20 +163,44 @@ def _try(found, path, unit, read):
         found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
 
 
+def _refuse_irregular(path):
+    """Raise ShardError when something that is no file, nor a link to one, has a file's name; nothing is opened."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ShardError(f"a link that ends nowhere ({error.strerror})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ShardError(f"{disk.kind_of_file(status)}, not a file")
+
+
 def _identity(path):
     """What changes when a small file is written anew, even with the same bytes; None when it has gone."""
     try:
-        status = path.stat()
-        return status.st_ino, status.st_mtime_ns, hashlib.sha256(path.read_bytes()).digest()
+        status = path.lstat()
+        raw = b"" if stat.S_ISDIR(status.st_mode) else disk.read_file(path)
+        return status.st_ino, status.st_mtime_ns, hashlib.sha256(raw).digest()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno in OF_THE_MACHINE:
+            raise
+        return status.st_ino, status.st_mtime_ns, b""
+
+
+def _read_plan(path, target):
+    plan, windowing = Plan.read(path), target["settings"].get("windowing")
+    if windowing is not None and plan.windowing != windowing:
+        raise ShardError(f"the plan is of another store: {differing(plan.windowing, windowing)}")
+    return plan
 
 
 def _read_record(path, target):
     record = UnitRecord.read(path)
     end = 0
     for group in record.groups:
-        if group["offset"] != end or group["length"] < 0:
+        if group["offset"] != end:
             raise ShardError(f"group {group['name']} does not begin where the one before it ends")
         end += group["length"]
     if record.unit != path.stem or record.target != target["target"]:
@@ -185,14 +214,23 @@ def _read_record(path, target):
     return record
 
 
-def _listed(directory):
-    return sorted(directory.iterdir()) if directory.is_dir() else []
+def _listed(found, directory):
+    """What a directory holds; one that cannot be listed is noted as damage."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno in OF_THE_MACHINE:
+            raise
+        found.damaged.append(_damage(None, directory.name, f"the directory cannot be read: {error.strerror}"))
+        return []
 
 
 def _stray(files, path):
     """A list with the entry of a file that no reader looks at; empty when it has just gone, as a writer's may."""
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
     except FileNotFoundError:
         return []
     if path.name.startswith(".") and path.suffix == ".tmp":
@@ -272,7 +310,7 @@ def _damage_in(files, target, record, full, count):
             place = (group["name"], group["offset"], group["length"]) if group else ()
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), *place))
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno in OF_THE_MACHINE:
                 raise
             damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
 
@@ -303,8 +341,12 @@ def _check_group(shard, group, meta, record, entries):
         entries[0] += len(columns.get("weights", ()))
     elif group["name"] == "__stats__":
         columns = shard.columns(group)
+        if columns.keys() != ({"token_counts", "mass"} if meta.k else {"token_counts"}):
+            raise ShardError(f"sums {', '.join(sorted(columns))}, which are not those of k = {meta.k}")
         if len(columns["token_counts"]) != meta.vocab_size or columns["token_counts"].sum() != record.tokens:
             raise ShardError(f"token counts do not add up to {record.tokens}")
+        if meta.k and (len(columns["mass"]) != meta.k or not np.isfinite(columns["mass"]).all()):
+            raise ShardError(f"the mass of the LSPs is not that of k = {meta.k}")
     else:
         raise ShardError("not a part of a shard")
 
@@ -315,20 +357,7 @@ def check_block(columns, group, meta):
     columns  name to array, as ShardFile.columns gives them
     group    the block's entry in the record: windows, tokens
     """
-    expected = _COLUMNS | (_ROW_COLUMNS if meta.k else set())
-    if columns.keys() != expected:
-        raise ShardError(f"columns {', '.join(sorted(columns))} instead of {', '.join(sorted(expected))}")
-    ids, lengths, starts = columns["ids"], columns["lengths"], columns["run_starts"]
-    if (len(lengths), len(ids)) != (group["windows"], group["tokens"]) or lengths.sum(dtype=np.int64) != len(ids):
-        raise ShardError(f"{len(lengths)} windows of {len(ids)} tokens, the record says {group['windows']} of "
-                         f"{group['tokens']}")  # fmt: skip
-    if len(ids) and (ids.dtype != ids_dtype(meta.vocab_size) or ids.max() >= meta.vocab_size):
-        raise ShardError(f"token ids leave the vocabulary of {meta.vocab_size}")
-    if len(lengths) and lengths.max() > meta.max_length:
-        raise ShardError(f"a window is longer than {meta.max_length} tokens")
-    rising = len(starts) == len(columns["run_records"]) and bool((starts[1:] > starts[:-1]).all())
-    if not rising or (len(ids) and (not len(starts) or starts[0] != 0 or starts[-1] >= len(ids))):
-        raise ShardError("document runs do not increase from the first token")
+    check_columns(columns, group["windows"], group["tokens"], meta)
     if meta.k:
         _check_rows(columns, meta)
 
@@ -336,13 +365,6 @@ def check_block(columns, group, meta):
 def _check_rows(columns, meta):
     nnz, atoms = columns["nnz"], columns["atoms"]
     entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
-    stored = (3 * entries + 1) // 2 if bits == 12 else entries
-    if len(nnz) != len(columns["ids"]) or len(columns["tail"]) != len(nnz):
-        raise ShardError("a token has no row")
-    if len(columns["weights"]) != entries or len(atoms) != stored:
-        raise ShardError(f"{len(columns['weights'])} weights and {len(atoms)} index units for {entries} entries")
-    if columns["layout"].tolist() != [bits, meta.weight_octaves]:
-        raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
     ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
     ends = ends[(ends > 0) & (ends < entries)]
     parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms] if entries else []
@@ -385,14 +407,16 @@ def _unpacked_12(packed, entries):
 def _remove(files, survey, damaged):
     """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit.
 
-    What another process has encoded anew since it was looked at stays, and its shard with it.
+    What another process has encoded anew since it was looked at stays, and its shard with it. So does what lies outside
+    of the store, where a link in the place of `units` or `plans` leads.
     """
-    gone = []
+    gone, root = [], os.path.realpath(files.path)
 
     def remove(path, *others):
-        if _identity(path) == survey.seen.get(path.name):
+        inside = os.path.realpath(path.parent) == os.path.join(root, path.parent.name)
+        if inside and _identity(path) == survey.seen.get(path.name):
             for name in (path, *others):
-                if name.is_file():
+                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # a directory is not ours
                     name.unlink()
                     gone.append(str(name.relative_to(files.path)))
 
@@ -401,7 +425,7 @@ def _remove(files, survey, damaged):
     for entry in damaged:
         if entry["file"].startswith("plans/"):
             remove(files.path / entry["file"])
-    for directory in (files.units, files.plans):
+    for directory in filter(Path.is_dir, (files.units, files.plans)):
         disk.fsync_path(directory)
     return gone
 
@@ -435,19 +459,35 @@ def encoding_command(files, target, plan_id, sources):
         return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
     verb = f"encode-{kind_of(target)}"
     own = ["--layer", settings["layer"]] if "layer" in settings else []
-    if files.dictionary.is_dir():
+    if _has_its_dictionary(files, settings):
         own += ["--dictionary", files.dictionary.absolute()]
+    packing = settings.get("windowing", {}).get("packing")
+    if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
+        own += ["--segments", "never"]  # version 0.1 did not tell the teacher segments, and its settings do not say so
     recipe = files.plans / f"{plan_id}.yaml"
     if recipe.is_file():
+        if "dtype" in settings:  # the recipe may say auto, which depends on the machine
+            own += ["--dtype", settings["dtype"]]
         return _line(verb, "--recipe", recipe.absolute(), *own, *output)
     flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
     flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
     flags["max_length"] = target["max_length"]
-    packing = settings.get("windowing", {}).get("packing")
+    if solver := settings.get("solver"):
+        flags |= {"solver": solver["name"], "solver_steps": solver["steps"]}
+    own += ["--documents-apart"] if settings.get("documents_apart") else []
     flags["packing"] = None if packing == "packed" else packing
+    flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
     return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
 
 
+def _has_its_dictionary(files, settings):
+    """Whether the store's own atoms serve to encode again: another dictionary would be another target."""
+    try:
+        return bool("dictionary" in settings and copies.read_dictionary(files))
+    except StoreError:
+        return False
+
+
 def _line(*words):
-    return "mlsm " + shlex.join(map(str, words))
+    return f"{program()} " + shlex.join(map(str, words))

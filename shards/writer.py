@@ -22,7 +22,7 @@ import webdataset as wds
 
 from shards import codec, disk
 from shards.manifest import UnitRecord, publish_json, replace_json
-from shards.schema import SHARD_MTIME
+from shards.schema import BLOCK_TOKENS, SHARD_MTIME
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
 FIDELITY_STRIDE = 251  # tokens; a prime, so that the sample passes through all places of a window
@@ -36,10 +36,12 @@ class UnitWriter:
     meta         ShardMeta of the unit
     environment  extra facts for the record (device, libraries)
     retry        whether to replace a record of this unit that lacks more windows than ours
+    replaces     SHA-256 of a shard whose record is replaced whatever it lacks
+    Raises       ValueError when a block has more tokens than the format's blocks
     """
 
-    def __init__(self, files, meta, environment=None, retry=False):
-        self.files, self.meta, self._retry = files, meta, retry
+    def __init__(self, files, meta, environment=None, retry=False, replaces=None):
+        self.files, self.meta, self._retry, self._replaces = files, meta, retry, replaces
         self.environment = local_environment() | (environment or {})
         self.quarantined = []
         self.statistics = (
@@ -99,6 +101,8 @@ class UnitWriter:
         block = codec.pack_block(self.meta, **columns)
         members = {f"{name}.npy": _npy_bytes(array) for name, array in block.items()}
         windows, tokens = len(columns["lengths"]), len(columns["ids"])
+        if tokens > BLOCK_TOKENS:
+            raise ValueError(f"a block of {tokens} tokens; the format's blocks have at most {BLOCK_TOKENS}")
         self._write_group(key, {key: members}, windows=windows, tokens=tokens)
         self._windows += windows
         self._count(columns, block)
@@ -211,7 +215,8 @@ class UnitWriter:
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
             if winner := self.files.record(record.unit):
-                if not self._retry or winner.lacking <= record.lacking:
+                better = self._retry and winner.lacking > record.lacking
+                if not better and (winner.sha256 != self._replaces or winner.sha256 == record.sha256):
                     return winner
                 replace_json(path, record.as_dict())
         return record

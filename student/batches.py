@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from shards.segments import segment_ids
 from student.masking import Masking
 
 
@@ -35,6 +36,8 @@ class MicroBatch(NamedTuple):
     """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
     documents_WL: torch.Tensor | None = None
     """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
+    segments_WL: torch.Tensor | None = None
+    """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None unless the encoder is told so"""
 
 
 class Batch(NamedTuple):
@@ -56,15 +59,17 @@ class Loader:
 
     read_targets     (windows, window_batch, window_M, position_M) -> targets; the objective's method
     documents_apart  whether batches say which tokens belong to one document
+    segments         whether batches of sentence pairs say which sentence a token belongs to
     """
 
     def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int,
-                 documents_apart: bool = False):
+                 documents_apart: bool = False, segments: bool = False):
         self.windows = windows
         self.masking = masking
         self.read_targets = read_targets
         self.micro_batch = micro_batch
         self.documents_apart = documents_apart
+        self.segments = segments
 
     def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
         """The batch of one optimiser step, counted from 0.
@@ -97,12 +102,15 @@ class Loader:
 
     def _micro(self, read, input_WL, mask_WL, start: int) -> MicroBatch:
         part = slice(start, start + self.micro_batch)
-        input_WL, lengths_W, mask_WL = input_WL[part], read.lengths[part], mask_WL[part]
+        ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
         window_M, position_M = np.nonzero(mask_WL)
         width = input_WL.shape[1]
         padded = bool((lengths_W < width).any())
         real_WL = np.arange(width) < lengths_W[:, None]
         documents_WL = torch.from_numpy(read.documents[part].astype(np.int64)) if self.documents_apart else None
+        segments_WL = None
+        if self.segments:    # of the window as it was read: what is masked may have become another token
+            segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
@@ -110,7 +118,13 @@ class Loader:
             most_masked=int(mask_WL.sum(axis=1).max()),
             targets=self.read_targets(self.windows, read, start + window_M, position_M),
             documents_WL=documents_WL,
+            segments_WL=segments_WL,
         )
+
+
+def store_has_pairs(store) -> bool:
+    """Whether the windows of a store are sentence pairs, [CLS] A [SEP] B [SEP]."""
+    return store.plan.windowing.get("packing") == "pairs"
 
 
 def read_ahead(load: Callable[[int], Batch], start: int, stop: int):

@@ -13,6 +13,7 @@ so there is no generator and no reader to save. Left out: which steps are saved 
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -23,11 +24,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 
+from common.paths import utf8, utf8_name
 from shards import disk
+from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
 from shards.manifest import canonical_json, publish_directory
-from student.errors import WriteError
+from student.errors import RunError, WriteError
 
 logger = logging.getLogger(__name__)
+STATE = {       # of state.json, as far as a run takes it from there
+    "step": COUNT,
+    "tokens": optional(COUNT),
+    "seconds": optional(NUMBER),
+    "held_out": optional(OBJECT._replace(
+        holds=lambda value: type(value) is dict and all(map(or_null(NUMBER).holds, value.values())),
+        expected="an object of numbers",
+    )),
+    "flops": optional(or_null(NUMBER)),
+    "shards": optional(TEXT),
+    "files": OBJECT._replace(
+        holds=lambda value: type(value) is dict and all(map(TEXT.holds, value.values())),
+        expected="an object of file names and hashes",
+    ),
+}
 
 
 class Checkpoints:
@@ -42,6 +60,10 @@ class Checkpoints:
         self.directory = directory
         self.kept_steps = set(kept_steps)
         self.keep_last = keep_last
+
+    def found(self) -> list[Path]:
+        """Where there is something with a checkpoint's name, by step."""
+        return checkpoints_in(self.directory)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, once it is saved."""
@@ -78,7 +100,7 @@ class Checkpoints:
 
     def newest_whole(self) -> tuple[Path, dict] | None:
         """Path and state of the newest checkpoint whose files are all as written; None if there is none."""
-        for path in sorted(self.directory.glob("step-*"), reverse=True):
+        for path in reversed(self.found()):
             problem, state = _inspect(path)
             if problem is None:
                 return path, state
@@ -92,7 +114,7 @@ class Checkpoints:
         return None if problem else (path, state)
 
     def _prune(self, newest: int) -> None:
-        found = sorted(self.directory.glob("step-*"))
+        found = [path for path in self.found() if path.is_dir() and not path.is_symlink()]
         older = [path for path in found if path <= self.path(newest)]    # a later one is damaged, and was passed over
         keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
         for path in found:
@@ -101,18 +123,40 @@ class Checkpoints:
                 shutil.rmtree(path)
 
 
+def checkpoints_in(directory: Path) -> list[Path]:
+    """What is named as a checkpoint, whole or not, in the order of the steps."""
+    found = [path for path in directory.glob("step-*") if re.fullmatch(r"step-\d{8,15}", path.name)]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def load_weights(path: Path, model) -> None:
+    """Load the weights of a whole checkpoint in place."""
+    with utf8_name(path / "resume") as place:
+        model.load_state_dict(load_file(place / "student.safetensors"), strict=True)
+
+
 def restore(path: Path, model, optimizer) -> None:
-    """Load weights and optimiser state of a whole checkpoint in place."""
+    """Load weights and optimiser state of a whole checkpoint in place.
+
+    Raises  RunError where they are of another model or optimiser; then the model is of no use any more
+    """
     device = next(model.parameters()).device
-    model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
-    state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
-    optimizer.load_state_dict(state)
+    try:
+        load_weights(path, model)
+        state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
+        optimizer.load_state_dict(state)
+    except Exception as error:    # of torch, its unpickler and safetensors, of many classes
+        problem = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{path} is as it was written, but does not fit this run ({type(error).__name__}: {problem}). Nothing was"
+            f" changed. Move it elsewhere: the same command continues from the one before it."
+        ) from error
 
 
 def remove_leftovers(directory: Path) -> None:
     """Remove temporaries that a killed process left in a run's directory."""
     for path in directory.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class _DiskFile:
@@ -161,22 +205,24 @@ def _write_state(directory: Path, state: dict) -> None:
 def _inspect(path: Path) -> tuple[str | None, dict]:
     """What is wrong with a checkpoint (None: nothing) and its state."""
     try:
-        state = json.loads((path / "state.json").read_text())
-        if state["checksum"] != _checksum(state):
+        state = parse_json(disk.read_file(path / "state.json"), "state.json")
+        if not isinstance(state, dict) or state.get("checksum") != _checksum(state):
             return "state.json was changed", {}
+        if problem := find_problem(state, STATE):
+            return f"state.json: {problem}", {}
         for name, expected in state["files"].items():
             if _sha256(path / name) != expected:
                 return f"{name} was cut or changed", {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}", {}
     return None, state
 
 
 def _checksum(state: dict) -> str:
     rest = {name: value for name, value in state.items() if name != "checksum"}
-    return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
+    return hashlib.sha256(utf8(canonical_json(rest))).hexdigest()
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with disk.open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,6 +5,9 @@ nothing heavy, so that `--help` stays instant.
 
 Two kinds of settings. Those in `OPERATIONAL` say where and how the work is done and may change when a
 run is resumed; all others, with the store's two fingerprints, say *what* is trained, and name the run.
+
+Those in `FOLLOWING` may be left open, as None: what they are then follows from the store (resolve.py), and only a
+resolved config names a run.
 """
 
 import math
@@ -13,7 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from common.settings import check
+
 OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
+UNTIABLE = ("mtl", "naive-mlsm")    # objectives that know `untied`
+LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")    # objectives that learn LSPs
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
@@ -26,8 +33,10 @@ BERT_SIZES = {    # layers and width; the small ones are those of Turc et al. 20
 }
 NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
 
+FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every")
+
 OPERATIONAL = frozenset(
-    ["store", "output", "device", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
+    ["store", "output", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
     + ["log_every", "track", "keep_last", "activation_checkpointing"]
 )
 
@@ -46,6 +55,14 @@ class StudentConfig:
     kappa: float = 1.0
     """mtl: weight of the cross-entropy beside the KL of the LSPs"""
 
+    target_temperature: float = 1.0
+    """mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries; above 1 it is
+    flatter than the stored one, below 1 sharper. Losses of different T do not compare: kl_untempered does"""
+
+    untied: bool = False
+    """mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By default
+    the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
+
     encoder: str = "bert-12x768"
     """bert-tiny, -mini, -small, -medium or -base, any bert-<layers>x<width>, deberta-base, modernbert-base (no network
     needed); or a Hugging Face config: Hub id, config.json or directory (./bert-base if it has one of these names)"""
@@ -58,20 +75,29 @@ class StudentConfig:
     """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
     each. The window's [CLS] belongs to its first document; others begin without one, and end with their [SEP]"""
 
+    segments: Literal["auto", "never"] = "auto"
+    """which sentence of a pair a token belongs to: `auto` tells an encoder with segment embeddings (token types) on a
+    store packed as pairs; `never` gives segment 0 to every token, as on all other stores"""
+
     dropout: float | None = None
     """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
 
-    max_steps: int = 100_000
-    """optimiser steps"""
+    epochs: float | None = None
+    """passes over the training windows, in place of max_steps"""
 
-    batch_windows: int = 1024
-    """windows per optimiser step, whatever the micro-batch"""
+    max_steps: int | None = None
+    """optimiser steps; unset: as the recipe that made the store says, else 4 epochs, and at least 2,000 steps"""
 
-    micro_batch: int = 32
-    """windows per forward and backward pass; lower it when memory runs out"""
+    batch_windows: int | None = None
+    """windows per optimiser step, whatever the micro-batch; unset: as the recipe that made the store says, else 1,024
+    where the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64"""
 
-    lr: float = 1e-4
-    """peak learning rate of AdamW"""
+    micro_batch: int | None = None
+    """windows per forward and backward pass; lower it when memory runs out; unset: 4,096 tokens, on a GPU 16,384"""
+
+    lr: float | None = None
+    """peak learning rate of AdamW; unset: as the recipe that made the store says, else 1e-4 for encoders as wide as
+    BERT-base (768), 1e-3 up to width 256, between them on a straight line in logarithms"""
 
     warmup: float = 0.02
     """share of max_steps in which the rate rises linearly to its peak; it then falls linearly to zero"""
@@ -118,14 +144,14 @@ class StudentConfig:
     checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
     """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel"""
 
-    save_every: int = 1000
-    """optimiser steps between checkpoints to resume from; 0: none"""
+    save_every: int | None = None
+    """optimiser steps between checkpoints to resume from; 0: none; unset: a twentieth of the run, from 50 to 1,000"""
 
     keep_last: int = 1
     """how many of the newest checkpoints stay; those of `checkpoints` stay always"""
 
-    eval_every: int = 1000
-    """optimiser steps between evaluations on held-out windows; 0: at kept checkpoints only"""
+    eval_every: int | None = None
+    """optimiser steps between evaluations on held-out windows; 0: at kept checkpoints only; unset: as save_every"""
 
     eval_windows: int = 256
     """held-out windows in an evaluation, with fixed masks"""
@@ -141,40 +167,52 @@ class StudentConfig:
     """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
     def __post_init__(self):
-        for name in ("continue_from", "output"):    # from Python a string will do
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, Path(getattr(self, name)))
-        for name, kind in (("checkpoints", int | float), ("track", str)):
-            if isinstance(getattr(self, name), kind):
-                object.__setattr__(self, name, (getattr(self, name),))
+        check(self)
+        if self.epochs is not None and self.max_steps is not None:
+            raise ValueError(
+                f"--epochs {self.epochs:g} and --max-steps {self.max_steps} say the same thing twice. Give one of them."
+            )
         for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every", "keep_last"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+            self._require(name, lambda value: value >= 1, "at least 1")
         for name in ("save_every", "eval_every", "weight_decay", "seed"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
-        for name in ("lr", "grad_clip", "kappa"):
-            value = getattr(self, name)
-            _require(value > 0 and math.isfinite(value), f"{name} must be a positive number", value)
-        _require(0 < self.mask_rate < 1, "mask_rate is a share between 0 and 1", self.mask_rate)
-        ends_as_share = self.mask_rate_end is None or 0 < self.mask_rate_end < 1
-        _require(ends_as_share, "mask_rate_end is a share between 0 and 1", self.mask_rate_end)
-        _require(self.mask_unit in ("token", "word", "span"), "mask_unit is token, word or span", self.mask_unit)
-        _require(self.corruption in ("mask", "80-10-10"), "corruption is mask or 80-10-10", self.corruption)
-        _require(0 <= self.warmup < 1, "warmup is a share of max_steps from 0 to below 1", self.warmup)
-        dropout_is_share = self.dropout is None or 0 <= self.dropout < 1
-        _require(dropout_is_share, "dropout is a probability from 0 to below 1", self.dropout)
+            self._require(name, lambda value: value >= 0, "0 or more")
+        for name in ("lr", "grad_clip", "kappa", "epochs", "target_temperature"):
+            self._require(name, lambda value: value > 0 and math.isfinite(value), "a positive number")
+        for name in ("mask_rate", "mask_rate_end"):
+            self._require(name, lambda value: 0 < value < 1, "a share between 0 and 1")
+        self._require("warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
+        self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
         shares = all(0 < share <= 1 for share in self.checkpoints)
-        _require(shares, "checkpoints are shares of max_steps above 0 and up to 1", self.checkpoints)
-        _require(self.objective in OBJECTIVES, f"objective is one of {', '.join(OBJECTIVES)}", self.objective)
-        known = set(self.track) <= set(TRACKERS)
-        _require(known, f"track takes {', '.join(TRACKERS)}", self.track)
-        dtypes = ("auto", "float32", "bfloat16")
-        _require(self.dtype in dtypes, "dtype is auto, float32 or bfloat16", self.dtype)
+        self._require("checkpoints", lambda _: shares, "shares of the steps above 0 and up to 1")
+        if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
+            raise ValueError(
+                f"--target-temperature other than 1 is for the objectives {', '.join(LSP_OBJECTIVES)}, found"
+                f" {self.objective}: mlm learns no distribution, and the entries that a kd store leaves out are one"
+                f" bucket, whose power is not the sum of theirs. Leave it out, or take one of these objectives."
+            )
+        if self.untied and self.objective not in UNTIABLE:
+            raise ValueError(
+                f"--untied is for the objectives {' and '.join(UNTIABLE)} alone, found {self.objective}. Leave it out."
+            )
+
+    def _require(self, name: str, holds, rule: str) -> None:
+        """Raise ValueError, with the flag's name, where a setting is given and a rule does not hold of it."""
+        value = getattr(self, name)
+        _require(value is None or holds(value), f"--{name.replace('_', '-')} must be {rule}", value)
 
     def identity(self) -> dict:
-        """The settings that decide what is trained, as plain JSON values."""
-        unused = {"encoder"} if self.continue_from is not None else set()
+        """The settings that decide what is trained, as plain JSON values.
+
+        Settings that were added later are in it only where they differ from what earlier versions did, so that the
+        names of their runs stay: `tied` is such a key (earlier versions never tied UNTIABLE objectives). Whether
+        segments are read depends on store and encoder, so that key is the task's (task.py).
+        """
+        unused = {"untied", "segments"}
+        unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
-        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused}
+        unused |= {"target_temperature"} if self.target_temperature == 1 else set()
+        later = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
+        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""

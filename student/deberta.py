@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
+from common.documents import accept_pairwise_mask
 from student.dropout import attend
 
 
@@ -29,8 +30,7 @@ def adapt_deberta(encoder) -> None:
     ours = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
     for module in encoder.modules():
         module.__class__ = ours.get(type(module), type(module))
-    if encoder.config.model_type in ("deberta", "deberta-v2"):
-        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
+    accept_pairwise_mask(encoder)
 
 
 class FusedLayerNorm(DebertaLayerNorm):
@@ -93,12 +93,6 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
             position_query = self.transpose_for_scores(self.pos_q_proj(positions)) / self._scale()
             bias = bias + _shifted(key @ position_query.transpose(-1, -2), length).transpose(-1, -2)
         return bias
-
-
-def _without_pairwise_mask(embeddings, args, kwargs):
-    """DeBERTa multiplies the embeddings of padding with the mask's zeros, which a mask of pairs does not have."""
-    mask = kwargs.get("mask")
-    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
 
 
 def _shifted(table, first: int):

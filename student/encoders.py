@@ -1,9 +1,6 @@
 """Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
 
-Also how it attends: over whole windows, or within each of a window's documents. Left out: head and output
-matrix (model.py).
-
-Shapes: W windows, L positions.
+Left out: head and output matrix (model.py), how documents of a window are kept apart (common/documents.py).
 """
 
 import difflib
@@ -18,13 +15,20 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
+from common.checkpoints import describe_foreign_settings, describe_unused_weights
+from common.documents import why_not_apart
+from common.paths import utf8_name
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 from student.errors import RunError
 
 logger = logging.getLogger(__name__)
 
-# Families of which a test shows that documents packed in a window can be kept apart.
-_KEEP_APART = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta", "deberta-v2", "modernbert")
+# Families whose position table is read from the row behind the padding id's, as RoBERTa's is (fairseq's convention). A
+# test compares the list with all families that transformers has.
+_POSITIONS_BEHIND_PADDING = (
+    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
 
 
 def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
@@ -41,31 +45,6 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
         return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
 
 
-def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
-    """Keyword arguments that say to the encoder which positions see each other.
-
-    attention_WL  int64, 0 at padding; None where nothing is padded
-    documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
-                  document and positions begin anew with each, so that its hidden states are those of the document
-                  alone. None: windows are read as one text
-    """
-    if documents_WL is None:
-        return {"attention_mask": attention_WL}
-    config = encoder.config
-    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]    # padding sees padding: no row is empty
-    positions_WL = _positions(documents_WL)
-    if config.model_type in ("deberta", "deberta-v2"):
-        return {"attention_mask": same_WLL, "position_ids": positions_WL}
-    if config.model_type == "modernbert":
-        place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
-        near_LL = (place_L[:, None] - place_L).abs() <= config.sliding_window
-        masks = {"full_attention": same_WLL, "sliding_attention": same_WLL & near_LL}
-        masks = {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
-        return {"attention_mask": masks, "position_ids": positions_WL}
-    positions_WL = positions_WL + _first_position(config)
-    return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
-
-
 def without_pooler(hf_config) -> dict:
     """The argument that keeps AutoModel from adding a pooler, for families that have one."""
     model_class = MODEL_MAPPING[type(hf_config)]
@@ -73,11 +52,31 @@ def without_pooler(hf_config) -> dict:
     return {"add_pooling_layer": False} if takes_pooler else {}
 
 
+def token_types(hf_config) -> int:
+    """How many segments (token types) an encoder of this configuration can tell apart; 0 where it takes none."""
+    forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)    # of a family of several models there is none
+    takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
+    return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
+
+
 def encoder_config(config: StudentConfig, store):
     """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
 
     Raises RunError where there is no such config, it is no encoder, or its tokenizer or vocabulary is another.
     """
+    hf_config = unfitted_config(config, store)
+    hf_config.vocab_size = store.vocab_size
+    _set_special_ids(hf_config, store.special_ids)
+    _make_room(hf_config, store.max_length)
+    if config.dropout is not None:
+        _set_dropout(hf_config, config.dropout)
+    if config.documents_apart:
+        _check_documents_apart(hf_config)
+    return hf_config
+
+
+def unfitted_config(config: StudentConfig, store):
+    """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises as `encoder_config`."""
     if config.continue_from is not None and not config.continue_from.is_dir():
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
     if config.continue_from is not None and not any(config.initial_weights.glob("*.safetensors")):
@@ -92,14 +91,13 @@ def encoder_config(config: StudentConfig, store):
             f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
             f" it was trained with another tokenizer. Encode a store with a teacher of that tokenizer."
         )
-    hf_config.vocab_size = store.vocab_size
-    _set_special_ids(hf_config, store.special_ids)
-    _make_room(hf_config, store.max_length)
-    if config.dropout is not None:
-        _set_dropout(hf_config, config.dropout)
-    if config.documents_apart:
-        _check_documents_apart(hf_config)
     return hf_config
+
+
+def own_dropout(hf_config) -> float | None:
+    """The dropout that a config has by itself, apart from a pooler's; None where its parts differ, or it has none."""
+    rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
+    return float(rates.pop()) if len(rates) == 1 else None
 
 
 def weights_fingerprint(module: nn.Module) -> str:
@@ -113,11 +111,12 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
             encoder, report = AutoModel.from_pretrained(
-                directory, config=hf_config, dtype=torch.float32, output_loading_info=True, **no_pooler
+                place, config=hf_config, dtype=torch.float32, output_loading_info=True, use_safetensors=True,
+                trust_remote_code=False, **no_pooler,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:    # safetensors and transformers raise many classes, Exception itself included
         raise RunError(
             f"--continue-from {directory}: its weights cannot be used ({_first_line(error)}). Give an export or"
             f" a kept checkpoint of a run whose windows are no shorter than this store's."
@@ -127,6 +126,8 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
             f"--continue-from {directory} lacks weights of the encoder:"
             f" {', '.join(sorted(report['missing_keys'])[:3])}. Give an export or a kept checkpoint of a run."
         )
+    if trouble := describe_unused_weights(report["unexpected_keys"], encoder):
+        raise RunError(f"--continue-from {directory}: {trouble}")
     return encoder
 
 
@@ -163,8 +164,8 @@ def _bert_config(layers: int, width: int) -> BertConfig:
 
 def _load_config(encoder: str, store):
     try:
-        hf_config = AutoConfig.from_pretrained(encoder)
-    except (OSError, ValueError) as error:
+        hf_config = AutoConfig.from_pretrained(encoder, trust_remote_code=False)
+    except Exception as error:    # of a config.json that is damaged, transformers raises many classes
         raise RunError(
             f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). {_suggestion(encoder)}"
         ) from None
@@ -174,6 +175,8 @@ def _load_config(encoder: str, store):
             f"encoder {encoder}: a model of type {hf_config.model_type} is no encoder for masked text. Take a"
             f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
         )
+    if trouble := describe_foreign_settings(hf_config):
+        raise RunError(f"encoder {encoder}: {trouble}")
     if Path(encoder).is_dir():
         _check_tokenizer(Path(encoder), store)
     return hf_config
@@ -188,13 +191,21 @@ def _suggestion(encoder: str) -> str:
     )
 
 
+def vocabulary_of(directory) -> dict[str, int]:
+    """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
+    try:
+        with utf8_name(directory) as place:
+            return AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
+    except Exception as error:    # of transformers and tokenizers, of many classes
+        raise RunError(f"{directory}: its tokenizer cannot be loaded ({_first_line(error)}). Copy it again.") from None
+
+
 def _check_tokenizer(directory: Path, store) -> None:
     """Refuse an encoder directory that carries a tokenizer other than the store's."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "tokenizer.model")
     if not any((directory / name).is_file() for name in names):
         return
-    theirs = AutoTokenizer.from_pretrained(directory).get_vocab()
-    ours = AutoTokenizer.from_pretrained(store.tokenizer_dir).get_vocab()
+    theirs, ours = vocabulary_of(directory), store.load_tokenizer().get_vocab()
     if theirs != ours:
         raise RunError(
             f"store of another tokenizer: {directory} has a vocabulary of {len(theirs)} tokens, the store one"
@@ -220,44 +231,29 @@ def _make_room(hf_config, max_length: int) -> None:
 
 
 def _first_position(hf_config) -> int:
-    """RoBERTa's positions begin behind the padding id."""
-    return hf_config.pad_token_id + 1 if "roberta" in hf_config.model_type else 0
-
-
-def _positions(documents_WL):
-    """Positions (W, L) that count from 0 in every run of equal numbers."""
-    place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
-    begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
-    begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
-    return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
-
-
-def _pairwise_mask(encoder, see_WLL):
-    """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
-    see_W1LL = see_WLL[:, None]
-    if encoder.config._attn_implementation != "eager":    # SDPA, with torch's dropout or ours (dropout.py)
-        return see_W1LL
-    return torch.zeros(see_W1LL.shape, device=see_WLL.device).masked_fill(~see_W1LL, torch.finfo(torch.float32).min)
+    """The row of the position table that belongs to the first token of a window."""
+    if hf_config.model_type == "mpnet":    # there the padding id is 1, whatever the configuration says
+        return 2
+    return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
 
 
 def _check_documents_apart(hf_config) -> None:
-    if hf_config.model_type not in _KEEP_APART:
-        raise RunError(
-            f"--documents-apart: not known how to keep documents apart in a {hf_config.model_type} encoder."
-            f" Leave it out, or take one of {', '.join(_KEEP_APART)}."
-        )
-    if getattr(hf_config, "conv_kernel_size", 0) > 0:
-        raise RunError(
-            f"--documents-apart: this {hf_config.model_type} encoder has a convolution over neighbouring tokens, which"
-            f" looks across documents. Leave the option out, or set conv_kernel_size to 0 in the encoder's config.json."
-        )
+    if (reason := why_not_apart(hf_config)) is not None:
+        raise RunError(f"--documents-apart: {reason}")
 
 
 def _set_dropout(hf_config, rate: float) -> None:
-    for name, value in hf_config.to_dict().items():
-        if "dropout" in name and "classif" not in name and isinstance(value, (int, float)):
-            setattr(hf_config, name, rate)
+    for name in _dropout_names(hf_config):
+        setattr(hf_config, name, rate)
+
+
+def _dropout_names(hf_config) -> list[str]:
+    return [
+        name for name, value in hf_config.to_dict().items()
+        if "dropout" in name and "classif" not in name
+        and isinstance(value, (int, float)) and not isinstance(value, bool)    # ESM's token_dropout is a switch
+    ]  # fmt: skip
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

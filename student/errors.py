@@ -18,7 +18,7 @@ class WriteError(OSError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, SIGINT or SIGTERM, arrived; a checkpoint was saved and the same command continues from it."""
+    """A signal (SIGINT, SIGTERM or SIGHUP) arrived; a checkpoint was saved and the same command continues from it."""
 
     def __init__(self, message, number):
         super().__init__(message)

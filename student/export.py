@@ -15,7 +15,7 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 import copy
 import json
 import re
-import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ import torch
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForMaskedLM
 
+from common.paths import utf8
+from common.text import code_span, markdown_text, printable
+from shards.copies import TOKENIZER_FILES, without_code, write_files
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
@@ -42,13 +45,13 @@ PROBE_FILE = "probe.safetensors"
 EXPORT_FILES = (
     "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
     "model.safetensors.index.json", HEAD_FILE, CONFIG_FILE, PROBE_FILE, LINEAGE_FILE, "README.md",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spm.model", "spiece.model", "sentencepiece.bpe.model",
+    *TOKENIZER_FILES,
 )
 # Settings of a store that tell how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher", "teacher": "teacher's fingerprint", "layer": "layer of the teacher",
     "dictionary": "dictionary's fingerprint", "k": "LSPs (k)", "lam": "λ", "tolerance": "solver's tolerance",
+    "solver": "solver", "dtype": "teacher's precision", "documents_apart": "teacher kept documents of a window apart",
     "top_n": "entries kept of a token's distribution",
 }
 
@@ -88,7 +91,7 @@ def stock_model(model, objective):
     columns = objective.token_columns
     if columns is None or not has_known_head(model.encoder.config):
         return None
-    matrix_Vd = None if model.output_Kd is None else model.output_matrix[columns]
+    matrix_Vd = None if model.tied else model.output_matrix[columns]
     return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
 
 
@@ -119,13 +122,26 @@ def masked_lm(model, matrix_Vd, bias_V):
 
 
 def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
-    """Write tokenizer, lineage.json and model card of an export."""
-    shutil.copytree(store.tokenizer_dir, directory, dirs_exist_ok=True)
+    """Write tokenizer, lineage.json and model card of an export, which holds no code and names none.
+
+    Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
+    """
+    write_files(directory, store.read_tokenizer())
+    if (directory / "config.json").is_file():
+        kept = (directory / "config.json").read_bytes()
+        (directory / "config.json").write_bytes(without_code(kept, directory / "config.json"))
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
     target = {"target": store.target_id, "plan": store.plan_id, "settings": store.settings}
-    lineage = lineage | {"store": target | plan}
-    (directory / LINEAGE_FILE).write_text(_json(lineage) + "\n", encoding="utf-8")
+    lineage = lineage | {"store": target | plan | ({"tail": _mean_mass(store)} if store.k else {})}
+    (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
     (directory / "README.md").write_text(_card(text, lineage), encoding="utf-8")
+
+
+@lru_cache(maxsize=1)    # every kept checkpoint of a run asks for it, and of a large store it takes seconds
+def _mean_mass(store) -> dict:
+    """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
+    kept = store.report()["mass_kept"]
+    return {"mass_kept": kept, "mass_dropped": 1 - kept}
 
 
 def _decoder_biases(stock, vocabulary: int):
@@ -137,8 +153,9 @@ def _decoder_biases(stock, vocabulary: int):
 
 
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
-    family, continued = encoder.config.model_type, lineage["settings"].get("continue_from")
-    start = "from scratch" if continued is None else f"further, from `{continued}`,"
+    family = encoder.config.model_type
+    continued = lineage.get("continued_from", lineage["settings"].get("continue_from"))
+    start = "from scratch" if continued is None else f"further, from {code_span(continued)},"
     return CardText(
         title=f"{family} encoder pre-trained with {objective.name.upper()}",
         made=f"Trained {start} by {objective.learns}.",
@@ -198,8 +215,8 @@ def _card(text: CardText, lineage: dict) -> str:
     )
     store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _TOLD}
     sections = [
-        f"---\n{data.to_yaml()}\n---",
-        f"# {text.title}\n\n{text.made}",
+        f"---\n{printable(data.to_yaml())}\n---",
+        f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
         f"## Held-out text\n\n{_figures(lineage)}",
         f"## How it was made\n\n{_spent(lineage)} Settings:\n\n{_block(lineage['settings'])}",
@@ -212,36 +229,44 @@ def _card(text: CardText, lineage: dict) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-_TOLD = {"settings", "step", "tokens", "flops", "held_out", "baseline", "store", "objective"}   # elsewhere in the card
+_TOLD = {    # elsewhere in the card
+    "settings", "continued_from", "step", "tokens", "flops", "held_out", "baseline", "store", "objective",
+}  # fmt: skip
 
 
 def _figures(lineage: dict) -> str:
     if not lineage["held_out"]:
         return "None: the store has no held-out windows, or none was evaluated."
-    rows = [
-        f"| {name} | {value:.4f} | {_or_blank(lineage['baseline'].get(name))} |"
+    baseline = lineage["baseline"]
+    columns, header = [""], "| figure (loss in nats per token) | student | constant prediction |"
+    if "loss_by_position" in baseline:    # a card made again from a log of an earlier version has none
+        columns, header = ["", "_by_position"], header + " constant at each position |"
+    cells = [
+        [code_span(name), f"{value:.4f}", *(_or_blank(baseline.get(name + column)) for column in columns)]
         for name, value in lineage["held_out"].items()
     ]
-    header = ["| figure (loss in nats per token) | student | constant prediction |", "|---|---|---|"]
-    return "\n".join(header + rows)
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
 
 
 def _spent(lineage: dict) -> str:
     flops = lineage.get("flops")    # None of a checkpoint of an earlier version
     operations = "" if flops is None else f", {flops:.3g} floating-point operations"
-    return f"{lineage['step']} optimiser steps, {lineage['tokens']} real tokens{operations}."
+    step, tokens = markdown_text(lineage["step"]), markdown_text(lineage["tokens"])
+    return f"{step} optimiser steps, {tokens} real tokens{operations}."
 
 
 def _targets(store: dict) -> str:
-    rows = [("store: target, plan", f"`{store['target']}`, `{store['plan']}`")]
-    rows += [
-        (name, f"`{store['settings'][key]}`") for key, name in _TARGET_SETTINGS.items() if key in store["settings"]
-    ]
+    settings = store["settings"]
+    rows = [("store: target, plan", f"{code_span(store['target'])}, {code_span(store['plan'])}")]
+    rows += [(name, code_span(settings[key])) for key, name in _TARGET_SETTINGS.items() if key in settings]
+    if "tail" in store:
+        rows.append(("mean mass that top-n dropped", f"{store['tail']['mass_dropped']:.2%}"))
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def _block(value) -> str:
-    return f"```json\n{_json(value)}\n```"
+    return f"```json\n{printable(_json(value))}\n```"    # no line of JSON can begin with a fence
 
 
 def _json(value) -> str:

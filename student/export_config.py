@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from common.settings import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
@@ -30,5 +32,6 @@ class ExportConfig:
     """Print the report as JSON."""
 
     def __post_init__(self):
+        check(self)
         if self.checkpoint != "latest" and not self.checkpoint.isdecimal():
             raise ValueError(f"--checkpoint is `latest` or an optimiser step, found {self.checkpoint}")

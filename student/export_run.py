@@ -5,8 +5,8 @@ the model is built around them from the run's config.json, which needs the run's
 export (export.py, probe.py), the Hub (hub.py).
 """
 
-import json
-import shutil
+import hashlib
+import logging
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
@@ -14,18 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from common.invocation import program
+from common.json_lines import damage, read_json_lines
+from shards.copies import write_files
+from shards.disk import read_file
 from shards.manifest import publish_directory
 from shards.reader import Store
-from student.checkpoint import Checkpoints
+from shards.schema import ShardError, StoreError
+from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig
 from student.encoders import build_encoder
 from student.errors import RunError, WriteError
 from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
-from student.hub import PRIVATE_FILES, Revision, push
+from student.hub import Revision, push
 from student.model import Student
 from student.objectives import OBJECTIVES
 from student.probe import probe_task, recorded_store
@@ -33,6 +37,8 @@ from student.probe_config import ProbeConfig
 from student.run import read_json
 from student.task import Task
 from student.trainer import silent
+
+logger = logging.getLogger(__name__)
 
 EXPORTS = Path("runs/exports")
 
@@ -46,7 +52,7 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
              where the output cannot be written
     """
-    run = config.run or newest_run()
+    run = config.run or runs_with_checkpoints()[0]
     checkpoints, description = _open_run(run)
     path, state = _find(checkpoints, config.checkpoint)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
@@ -66,12 +72,14 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     return report | {"dry_run": config.dry_run}
 
 
-def newest_run(roots=(StudentConfig.root, ProbeConfig.root)) -> Path:
-    """The run that saved a checkpoint last; RunError where there is none."""
+def runs_with_checkpoints(roots=(StudentConfig.root, ProbeConfig.root)) -> list[Path]:
+    """All runs that have saved a checkpoint, the one first that saved one last; RunError where there is none."""
     found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
     if not found:
-        raise RunError(f"no run with a checkpoint under {' or '.join(map(str, roots))}. Train one:  mlsm train-student")
-    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.parent
+        places = " or ".join(map(str, roots))
+        raise RunError(f"no run with a checkpoint under {places}. Train one:  {program()} train-student")
+    found.sort(key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    return list(dict.fromkeys(path.parent.parent for path in found))
 
 
 def _open_run(run: Path) -> tuple[Checkpoints, dict]:
@@ -86,7 +94,7 @@ def _open_run(run: Path) -> tuple[Checkpoints, dict]:
 def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
     if found is None:
-        there = ", ".join(str(int(path.name[5:])) for path in sorted(checkpoints.directory.glob("step-*"))) or "none"
+        there = ", ".join(str(int(path.name[5:])) for path in checkpoints.found()) or "none"
         raise RunError(
             f"{checkpoints.directory} has no whole checkpoint {wanted}; those there are: {there}."
             f" Give one of them, or `latest`."
@@ -125,15 +133,9 @@ def _writing(directory: Path):
         yield
     except (OSError, SafetensorError) as error:    # the latter is what save_pretrained raises on a full disk
         raise WriteError(
-            f"{directory} could not be written: {_reason(error)}. Nothing was changed. Make room, and run the"
+            f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the"
             f" same command."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """One reason; shutil.copytree raises a list, (source, copy, reason) of every file."""
-    is_list = isinstance(error, shutil.Error) and isinstance(error.args[0], list)
-    return error.args[0][0][-1] if is_list else str(error)
 
 
 def _publish(output: Path, write) -> None:
@@ -148,15 +150,46 @@ def _is_kept(path: Path) -> bool:
 def _writer(run: Path, description: dict, path: Path, state: dict, store: str | None):
     """write(directory), which writes the export into an existing directory; all that it needs has been read."""
     if _is_kept(path):
-        private = shutil.ignore_patterns(*(pattern.removesuffix("/*") for pattern in PRIVATE_FILES))
-        return lambda directory: shutil.copytree(path, directory, ignore=private, dirs_exist_ok=True)
-    store = _open_store(run, description, store)
-    task = _task(run, description, store)
-    model = task.build()
-    model.load_state_dict(load_file(path / "resume" / "student.safetensors"), strict=True)
+        contents = _exported_files(path, state)
+        return lambda directory: write_files(directory, contents)
+    with _belonging(run, path):
+        store = _open_store(run, description, store)
+        task = _task(run, description, store)
+        model = task.build()
+        load_weights(path, model)
     lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
+    lineage |= {name: description[name] for name in ("gradient_norm",) if name in description}
     return lambda directory: task.export(model.eval(), directory, task.objective, store, lineage)
+
+
+def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
+    """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was put beside it since.
+
+    Raises  RunError where a file has changed since the checkpoint was looked at
+    """
+    contents = {}
+    for name, expected in state["files"].items():
+        if any(fnmatch(name, pattern) for pattern in EXPORT_FILES) and "/" not in name:
+            contents[name] = read_file(path / name)
+            if hashlib.sha256(contents[name]).hexdigest() != expected:
+                raise RunError(f"{path / name} changed while it was read. Run the same command again.")
+    return contents
+
+
+@contextmanager
+def _belonging(run: Path, path: Path):
+    """Where the libraries cannot build what config.json describes, or the weights are of something else, RunError."""
+    try:
+        yield
+    except (RunError, StoreError, ShardError):
+        raise
+    except Exception as error:    # of transformers, safetensors and torch, of many classes
+        problem = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({type(error).__name__}:"
+            f" {problem}). Nothing was changed. Put back copies of them, or give the step of a kept checkpoint."
+        ) from error
 
 
 def _task(run: Path, description: dict, store) -> Task:
@@ -169,7 +202,7 @@ def _task(run: Path, description: dict, store) -> Task:
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, store)
-    objective = OBJECTIVES[settings["objective"]](store)
+    objective = OBJECTIVES[settings["objective"]](store, untied="tied" not in settings)
 
     def build() -> Student:
         encoder = build_encoder(AutoConfig.for_model(**architecture), settings["seed"])
@@ -180,6 +213,7 @@ def _task(run: Path, description: dict, store) -> Task:
 
 def _probe_task(run: Path, description: dict, store) -> Task:
     settings = description["settings"] | {"student": description["operational"]["student"]}
+    settings["segments"] = "auto" if "segments" in settings else "never"
     known = {field.name for field in fields(ProbeConfig) if field.init}
     config = ProbeConfig(**{name: value for name, value in settings.items() if name in known})
     task = probe_task(config, store)
@@ -193,20 +227,25 @@ def _open_store(run: Path, description: dict, place: str | None):
     expected = description["store"]
     store = Store.open(place, expected["plan"])
     if store.target_id != expected["target"]:
-        raise RunError(f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint.")
+        raise RunError(
+            f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint."
+        )
+    store.read_tokenizer()      # refuses another one before anything is built
     return store
 
 
 def _baseline(run: Path) -> dict:
     """Held-out figures of the constant prediction, from the newest start line of the run's log; none without one."""
     log = run / "log.jsonl"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    starts = [json.loads(line) for line in lines if '"baseline"' in line]
-    return starts[-1]["baseline"] if starts else {}
+    lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
+    if damaged:
+        logger.warning(damage(log, damaged))
+    starts = [line["baseline"] for line in lines if isinstance(line.get("baseline"), dict)]
+    return starts[-1] if starts else {}
 
 
 def _branches(checkpoints: Checkpoints) -> list[Revision]:
-    kept = [path for path in sorted(checkpoints.directory.glob("step-*")) if _is_kept(path)]
+    kept = [path for path in checkpoints.found() if _is_kept(path)]
     return [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
 
 

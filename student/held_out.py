@@ -1,10 +1,13 @@
-"""How well the student predicts text it never saw, against a constant prediction.
+"""How well the student predicts text it never saw, against predictions that read none of it.
+
+These are the average target of the training split and, of LSPs, the average at the position of the token.
 
 The windows are read and masked once, with a seed of their own, so all runs on one plan are judged on the
 same tokens. Left out: the figures themselves (objectives.py).
 """
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,16 +24,18 @@ class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
     windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
-    reading  masking (the run's, at its final rate throughout), micro_batch and documents_apart, as of a Loader
+    marginals  directory in which averages of the training split are kept for the next run; None: nowhere
+    reading  masking (the run's, at its final rate throughout), micro_batch, documents_apart, segments, as of a Loader
     """
 
-    def __init__(self, store, train_windows, objective, *, windows: int, masking, **reading):
+    def __init__(self, store, train_windows, objective, *, windows: int, masking, marginals: Path | None = None,
+                 **reading):  # fmt: skip
         self.objective = objective
         self.batch = self._read(store, windows, masking, reading)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
-            self.baseline = objective.baseline(train_windows, store.special_ids, targets)
+            self.baseline = objective.baseline(train_windows, store.special_ids, targets, marginals)
 
     def evaluate(self, model, forward, ranks) -> dict:
         """Held-out figures: loss (nats per token that carries loss), and what else the objective measures.

@@ -40,9 +40,15 @@ def push(repository: str, revisions: list[Revision], *, private: bool, progress,
     """Create the repository if need be and upload every revision; returns its address.
 
     api     huggingface_hub.HfApi, or what stands in for it
-    Raises  RunError where the Hub refuses or cannot be reached
+    Raises  RunError where the Hub refuses or cannot be reached, or a directory holds a link
     """
     api = api or HfApi()
+    for revision in revisions:
+        if links := [path for path in sorted(revision.directory.rglob("*")) if path.is_symlink()]:
+            raise RunError(
+                f"{links[0]} is a link, and what it leads to might not be for others. Nothing was pushed. Put the file"
+                f" itself there, or remove the link."
+            )
     try:
         address = str(api.create_repo(repository, private=private, exist_ok=True))
         for number, revision in enumerate(revisions):

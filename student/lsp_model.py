@@ -27,11 +27,22 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
+from common.invocation import program
+from common.paths import utf8_name
+from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
+from shards.disk import read_file
 from student.encoders import without_pooler
 from student.errors import RunError
 from student.model import Student
 
 HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"
+FACTS = {       # of lsp_config.json, as far as it is read
+    "lsps": within(1, MAX_WIDTH),
+    "max_length": within(3, 65_535),
+    "special_ids": OBJECT._replace(fields=dict.fromkeys(("pad", "cls", "sep", "mask"), COUNT)),
+    "dictionary": optional(or_null(TEXT)),
+    "store": optional(or_null(TEXT)),
+}
 
 
 class TextLsps(NamedTuple):
@@ -66,11 +77,12 @@ class LspModel(nn.Module):
 
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
         revision  branch or commit of a Hub id, such as step-00010000
-        Raises    RunError where there are no LSP outputs
+        Raises    RunError where there are no LSP outputs, or the files are damaged
         """
         source = export_of(source)
         student, facts = load_student(source, revision)
-        return cls(student, AutoTokenizer.from_pretrained(source, revision=revision), facts)
+        with reading_export(source):
+            return cls(student, load_tokenizer(source, revision), facts)
 
     def forward(self, input_ids, attention_mask=None):
         """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
@@ -156,24 +168,74 @@ def lsp_facts(store) -> dict:
 
 
 def load_student(source, revision: str | None = None) -> tuple[Student, dict]:
-    """The student of an export with the LSPs as its outputs, float32, on the CPU, and its lsp_config.json."""
-    head = load_file(find_file(source, HEAD_FILE, revision))
-    facts = json.loads(Path(find_file(source, CONFIG_FILE, revision)).read_text(encoding="utf-8"))
-    student = Student(load_encoder(source, revision), facts["lsps"], tied=False, seed=0)
-    names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
-    tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
-    encoder = {f"encoder.{name}": tensor for name, tensor in student.encoder.state_dict().items()}
-    student.load_state_dict(encoder | tensors, strict=True)
+    """The student of an export with the LSPs as its outputs, float32, on the CPU, and its lsp_config.json.
+
+    Raises RunError where there are no LSP outputs, or the files are damaged
+    """
+    with reading_export(source):
+        head = load_tensors(find_file(source, HEAD_FILE, revision))
+        facts = json.loads(read_file(find_file(source, CONFIG_FILE, revision)))
+        if problem := find_problem(facts, FACTS):
+            raise RunError(f"{source}/{CONFIG_FILE}: {problem}. {_export_again()}")
+        if len(head["output.bias"]) != facts["lsps"]:
+            raise RunError(f"{source}/{HEAD_FILE}: {len(head['output.bias'])} outputs, expected {facts['lsps']} as"
+                           f" {CONFIG_FILE} says. {_export_again()}")  # fmt: skip
+        encoder = load_encoder(source, revision)
+        if max(facts["special_ids"][name] for name in ("pad", "cls", "sep", "mask")) >= encoder.config.vocab_size:
+            raise RunError(f"{source}/{CONFIG_FILE}: field special_ids: expected ids below the vocabulary of"
+                           f" {encoder.config.vocab_size}. {_export_again()}")  # fmt: skip
+        student = Student(encoder, facts["lsps"], tied=False, seed=0)
+        names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
+        tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
+        loaded = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+        student.load_state_dict(loaded | tensors, strict=True)
     return student.eval(), facts
 
 
+def _export_again():
+    return f"Export it again ({program()} export-student), or fetch it again."
+
+
+@contextmanager
+def reading_export(source):
+    """Turn what the libraries raise that read the files of an export into a RunError that names it."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:    # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
+        problem = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{source} cannot be loaded: one of its files is damaged, or they do not belong together"
+            f" ({type(error).__name__}: {problem}). {_export_again()}"
+        ) from error
+
+
+def load_tensors(file) -> dict:
+    """Tensors by name of a safetensors file."""
+    file = Path(file)
+    with utf8_name(file.parent) as place:
+        return load_file(place / file.name)
+
+
+def load_tokenizer(source, revision: str | None = None):
+    """The tokenizer of an export; code that it brings is not run."""
+    with utf8_name(source) as place:
+        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+
+
 def load_encoder(source, revision: str | None = None) -> nn.Module:
-    """The encoder of an export without a pooler, float32."""
-    hf_config = AutoConfig.from_pretrained(source, revision=revision)
-    with quiet_transformers(), torch.random.fork_rng(devices=[]):
-        return AutoModel.from_pretrained(
-            source, revision=revision, config=hf_config, dtype=torch.float32, **without_pooler(hf_config)
-        )
+    """The encoder of an export without a pooler, float32; code and pickles that it brings are not run."""
+    hf_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
+        encoder, report = AutoModel.from_pretrained(
+            place, revision=revision, config=hf_config, dtype=torch.float32, use_safetensors=True,
+            trust_remote_code=False, output_loading_info=True, **without_pooler(hf_config),
+        )  # fmt: skip
+    if missing := sorted(report["missing_keys"]):    # transformers would draw them at random
+        raise RunError(f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}."
+                       f" {_export_again()}")  # fmt: skip
+    return encoder
 
 
 def export_of(source):
@@ -185,7 +247,7 @@ def export_of(source):
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
-        raise RunError(f"{source} is unfinished; finish it, or:  mlsm export-student {source}")
+        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {source}")
     if not path.is_dir() and not _may_be_on_the_hub(str(source)):
         raise RunError(
             f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
@@ -213,7 +275,7 @@ def find_file(source, name: str, revision: str | None = None) -> str:
         raise RunError(
             f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, naive-mlsm or mtl"
             f" student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:"
-            f"  mlsm export-student RUN"
+            f"  {program()} export-student RUN"
         ) from None
 
 

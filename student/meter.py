@@ -50,8 +50,8 @@ class Meter:
         }
 
 
-def share_of_baseline(held_out: dict, baseline: dict) -> float | None:
+def share_of_baseline(held_out: dict, baseline: dict, name: str = "loss") -> float | None:
     """Held-out loss over that of the constant prediction: at 1 nothing was learned. None without evaluation."""
-    if not held_out or not baseline.get("loss"):
+    if not held_out or not baseline.get(name):
         return None
-    return held_out["loss"] / baseline["loss"]
+    return held_out["loss"] / baseline[name]

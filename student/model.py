@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from common.documents import attention_inputs
 from shards.counter import hash_u64
 from student.config import StudentConfig
 from student.deberta import adapt_deberta
-from student.encoders import attention_inputs, build_encoder, encoder_config
+from student.encoders import build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
 from student.onednn import linear, use_onednn
@@ -44,7 +45,9 @@ class PredictionHead(nn.Module):
 class Student(nn.Module):
     """Encoder, head and output matrix.
 
-    tied  whether the output matrix is the token embedding (then K is the vocabulary)
+    outputs  K, the rows of the output matrix
+    tied     whether the first rows of the output matrix, one for each token, are the token embedding; the student's own
+             parameters are then only the rows behind them, and none where K is the vocabulary
     """
 
     def __init__(self, encoder: nn.Module, outputs: int, *, tied: bool, seed: int):
@@ -53,14 +56,17 @@ class Student(nn.Module):
         self.encoder = encoder
         with torch.random.fork_rng(devices=[]):    # modules are born with random weights, replaced below
             self.head = PredictionHead(encoder.config, embedding_width)
-        self.output_Kd = None if tied else nn.Parameter(torch.empty(outputs, embedding_width))
+        self.tied = tied
+        own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs
+        self.output_Kd = nn.Parameter(torch.empty(own_rows, embedding_width)) if own_rows else None
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
         self._last_layer = LastLayer(encoder)
         adapt_deberta(encoder)
         use_onednn(self)
 
-    def forward(self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None):
+    def forward(self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None,
+                segments_WL=None):  # fmt: skip
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids
@@ -68,16 +74,19 @@ class Student(nn.Module):
         where_M       int64 positions in the flattened (W L) input, ascending
         documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         most_masked   the most masked positions of a window; counted when it is not given
+        segments_WL   int64 token types, 0 or 1; None: every token has type 0
         """
         if most_masked is None:
             most_masked = int(torch.bincount(where_M // input_WL.shape[1], minlength=1).max())
-        seen = attention_inputs(self.encoder, attention_WL, documents_WL)
+        inputs = {"input_ids": input_WL} | attention_inputs(self.encoder, attention_WL, documents_WL)
+        if segments_WL is not None:
+            inputs["token_type_ids"] = segments_WL
 
         def encode():
-            return self.encoder(input_ids=input_WL, **seen).last_hidden_state
+            return self.encoder(**inputs).last_hidden_state
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
-        return linear(self.head(hidden_Md), self.output_matrix, self.output_bias_K)
+        return self._logits(self.head(hidden_Md))
 
     def checkpoint_activations(self) -> None:
         """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""
@@ -92,8 +101,20 @@ class Student(nn.Module):
 
     @property
     def output_matrix(self):
-        """The (K, d) output matrix."""
-        return self.encoder.get_input_embeddings().weight if self.output_Kd is None else self.output_Kd
+        """The (K, d) output matrix; a copy where only its first rows are the token embedding."""
+        parts = self._output_parts()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _output_parts(self) -> list:
+        """The output matrix by rows: those of the token embedding, then the student's own."""
+        embedding = [self.encoder.get_input_embeddings().weight] if self.tied else []
+        return embedding + ([] if self.output_Kd is None else [self.output_Kd])
+
+    def _logits(self, states_Md):
+        parts = self._output_parts()
+        biases = self.output_bias_K.split([len(part) for part in parts])
+        logits = [linear(states_Md, part, bias) for part, bias in zip(parts, biases, strict=True)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     def _initialise_head(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(int(hash_u64(_HEAD_PURPOSE, seed)))

@@ -12,18 +12,23 @@ Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M 
 
 import logging
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from common.invocation import program
+from shards.positions import positions_in_documents
 from student.errors import RunError
 from student.losses import sparse_cross_entropy
+from student.position_marginals import position_marginals, position_sums, shrink
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_MASS = 0.98    # of a teacher's distribution, below which distillation warns
+# Average mass of the stored entries in the distributions that they were taken from, below which an objective warns.
+ENOUGH_LSP_MASS, ENOUGH_TEACHER_MASS = 0.95, 0.98
 _HOLDS = {
     "ids": "token ids only",
     "lsp": "LSP distributions",
@@ -32,7 +37,7 @@ _HOLDS = {
 
 
 class SparseTargets(NamedTuple):
-    """Sparse target distributions of M tokens, the stored entries renormalised to one by the reader."""
+    """Sparse target distributions of M tokens, the stored entries renormalised to one by the reader, then tempered."""
 
     counts: tuple[int]
     """rows that are not empty"""
@@ -44,6 +49,11 @@ class SparseTargets(NamedTuple):
     """float32, 1 where the row is not empty"""
     negative_entropy: float
     """sum of P log P over all entries, nats"""
+    untempered_E: torch.Tensor | None = None
+    """float32 probabilities as stored; None where they were not tempered"""
+    untempered_negative_entropy: float = 0.0
+    position_E: torch.Tensor | None = None
+    """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
 
 
 class TokenTargets(NamedTuple):
@@ -86,13 +96,15 @@ class Objective:
 
     store   an open Store; RunError where it does not hold what the objective needs
     kappa   weight of mtl's second term; the others ignore it
+    untied  of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
+    target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
     """
 
     name: str
     kinds: tuple[str, ...]
     """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
     tied = False
-    """whether the output matrix is the encoder's token embedding"""
+    """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
     term_weights: tuple[float, ...] = (1.0,)
     """the loss is the sum over terms of weight x (summed loss / count)"""
     learns: str
@@ -101,20 +113,34 @@ class Objective:
     """what its held-out loss is called"""
     reference: str
     """the constant prediction that `baseline` scores"""
+    reference_by_position: str | None = None
+    """the prediction that is constant at each position, where `baseline` scores one"""
     outputs: int
     token_columns: slice | None = None
     """the outputs that are logits of the vocabulary, if any"""
     lsp_columns: slice | None = None
     """the outputs that are logits of the LSPs, if any"""
 
-    def __init__(self, store, kappa: float = 1.0):
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         self.facts: dict = {}    # of the targets, for the log
         if store.kind not in self.kinds:
             raise RunError(
                 f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
-                f" {_HOLDS[store.kind]}. Make one:  python cli.py encode-{self.kinds[0]}   or train with another"
+                f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
                 f" --objective."
             )
+
+    def _check_mass(self, store, enough: float, of: str) -> None:
+        """Note how much of the distributions the store keeps, and warn where it is little.
+
+        of  what they are and where the rest is, for the warning
+        """
+        kept = self.facts["mass_kept"] = store.report()["mass_kept"]
+        if kept < enough:
+            logger.warning(
+                "the store keeps %.1f %% of %s; at least %.0f %% is advised: encode-%s with a larger --top-n",
+                100 * kept, of, 100 * enough, store.kind,
+            )  # fmt: skip
 
     def read_targets(self, windows, read, window_M, position_M):
         """Targets of the tokens read.ids[window_M, position_M], with a tuple `counts` of tokens, one for every term."""
@@ -132,8 +158,14 @@ class Objective:
         """The means of what `measure` summed, plain numbers; `loss` is among them."""
         return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
 
-    def baseline(self, train_windows, special_ids, held_out: list) -> dict:
-        """The figures of a constant prediction, learned from the training split, on the held-out targets."""
+    def baseline(self, train_windows, special_ids, held_out: list, directory: Path | None = None) -> dict:
+        """The figures of a constant prediction, learned from the training split, on the held-out targets.
+
+        Those of a prediction that is constant at each position of the window have names that end in `_by_position`;
+        objectives without LSPs have none.
+
+        directory  where averages by position are kept for the next run; None: nowhere
+        """
         raise NotImplementedError
 
 
@@ -142,28 +174,60 @@ class Mlsm(Objective):
 
     Per token, over the stored entries of P: sum P log P - sum P log Q, Q being the softmax of the k logits.
     A token without a code carries no loss.
+
+    With a target temperature T other than 1, P is the stored distribution to the power 1/T, renormalised over the
+    stored entries. Losses of different T do not compare. Two held-out figures do, as both are KL to the distributions
+    as stored: `kl_untempered` of Q, and `kl_untempered_back` of Q^T renormalised, the softmax of T times the logits. A
+    student that predicts P exactly has 0 in the latter.
     """
 
     name = "mlsm"
     kinds = ("lsp",)
     learns = "predicting the distribution over latent semantic properties (LSPs) of masked tokens"
     loss_name, reference = "held-out KL", "the marginal (a constant average LSP distribution)"
+    reference_by_position = "the marginal by position (the average LSP distribution at the token's position)"
 
-    def __init__(self, store, kappa: float = 1.0, first_lsp: int = 0):
+    behind_vocabulary = False
+    """whether the LSPs are the last k of V + k outputs, not all outputs"""
+
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         super().__init__(store)
+        first_lsp = store.vocab_size if self.behind_vocabulary else 0
         self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
+        self.temperature = target_temperature
+        self._documents_apart = store.settings.get("documents_apart", False)    # how the teacher counted positions
+        self._check_mass(store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it"
+                                                 " were all")  # fmt: skip
+        if target_temperature != 1:
+            self.facts["target_temperature"] = target_temperature
+            logger.info(
+                "targets are p^(1/%g): loss and baseline do not compare with those of another --target-temperature,"
+                " kl_untempered and kl_untempered_back do", target_temperature,
+            )  # fmt: skip
 
     def read_targets(self, windows, read, window_M, position_M) -> SparseTargets:
         rows = windows.targets(read, window_M, position_M)
         coded_M = np.diff(rows.indptr) > 0
-        weights_E = rows.weights.astype(np.float64)
-        return SparseTargets(
+        weights_E = np.ascontiguousarray(rows.weights)
+        if self._documents_apart:
+            position_M = positions_in_documents(read.documents)[window_M, position_M]
+        targets = SparseTargets(
             counts=(int(coded_M.sum()),),
             entries_E=torch.from_numpy(_row_of_entry(rows) * self.lsps + rows.indices),
-            weights_E=torch.from_numpy(np.ascontiguousarray(rows.weights)),
+            weights_E=torch.from_numpy(weights_E),
             coded_M=torch.from_numpy(coded_M.astype(np.float32)),
-            negative_entropy=_negative_entropy(weights_E),
+            negative_entropy=_negative_entropy(weights_E.astype(np.float64)),
+            position_E=torch.from_numpy(np.repeat(position_M, np.diff(rows.indptr))),
+        )
+        if self.temperature == 1:
+            return targets
+        tempered_E = temper(rows, self.temperature)
+        return targets._replace(
+            weights_E=torch.from_numpy(tempered_E.astype(np.float32)),
+            negative_entropy=_negative_entropy(tempered_E),
+            untempered_E=targets.weights_E,
+            untempered_negative_entropy=targets.negative_entropy,
         )
 
     def loss_sums(self, logits_MK, targets: SparseTargets):
@@ -172,30 +236,67 @@ class Mlsm(Objective):
         return (cross_entropy + targets.negative_entropy)[None]
 
     def measure(self, logits_MK, targets: SparseTargets) -> dict:
-        return {"loss": self.loss_sums(logits_MK, targets)[0]}
+        return {"loss": self.loss_sums(logits_MK, targets)[0]} | self.measure_untempered(logits_MK, targets)
 
-    def baseline(self, train_windows, special_ids, held_out: list[SparseTargets]) -> dict:
-        """KL of the held-out rows against the constant average LSP distribution of the training split.
-
-        Smoothed by one uniform token, so that an LSP never seen in training costs nats, not infinity.
-        """
-        mean_K = _smoothed_mean(train_windows, self.lsps)
-        count = sum(targets.counts[0] for targets in held_out)
-        cross_entropy = -sum(
-            float(targets.weights_E.double().numpy() @ np.log(mean_K[targets.entries_E.numpy() % self.lsps]))
-            for targets in held_out
+    def measure_untempered(self, logits_MK, targets: SparseTargets) -> dict:
+        """The figures against the distributions as stored; none where the targets are these."""
+        if targets.untempered_E is None:
+            return {}
+        stored = targets._replace(
+            weights_E=targets.untempered_E, negative_entropy=targets.untempered_negative_entropy
         )
+        back_MK = logits_MK.float() * self.temperature
+        figures = {"kl_untempered": logits_MK, "kl_untempered_back": back_MK}
+        return {name: self.loss_sums(logits, stored)[0] for name, logits in figures.items()}
+
+    def baseline(self, train_windows, special_ids, held_out: list[SparseTargets],
+                 directory: Path | None = None) -> dict:  # fmt: skip
+        """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
+        (`_by_position`) that of the tokens at the same position.
+
+        The former is smoothed by one uniform token, so that an LSP never seen in training costs nats, not infinity. Of
+        tempered distributions, which a store has no sums of, both are of the tokens that position_marginals.py reads.
+        """
+        mean_K, mean_PK = _smoothed_mean(train_windows, self.lsps), position_marginals(train_windows, directory)
+        if self.temperature == 1:
+            return self._kl_to_constant(mean_K, mean_PK, held_out, "loss")
+        stored = [
+            targets._replace(weights_E=targets.untempered_E, negative_entropy=targets.untempered_negative_entropy)
+            for targets in held_out
+        ]
+        halves = position_sums(train_windows, directory, temperature=self.temperature, temper=temper)
+        tempered_K = (halves[0] + halves[1]).mean_K
+        return (
+            self._kl_to_constant(tempered_K, shrink(halves), held_out, "loss")
+            | self._kl_to_constant(mean_K, mean_PK, stored, "kl_untempered")
+            | self._kl_to_constant(mean_K, mean_PK, stored, "kl_untempered_back")
+        )
+
+    def _kl_to_constant(self, mean_K, mean_PK, held_out: list[SparseTargets], name: str) -> dict:
+        count = max(sum(targets.counts[0] for targets in held_out), 1)
         negative_entropy = sum(targets.negative_entropy for targets in held_out)
-        return {"loss": (negative_entropy + cross_entropy) / max(count, 1)}
+        plain = by_position = 0.0
+        for targets in held_out:
+            weights_E, lsps_E = targets.weights_E.double().numpy(), targets.entries_E.numpy() % self.lsps
+            plain -= float(weights_E @ np.log(mean_K[lsps_E]))
+            by_position -= float(weights_E @ np.log(mean_PK[targets.position_E.numpy(), lsps_E]))
+        figures = {name: plain, f"{name}_by_position": by_position}
+        return {name: (negative_entropy + cross_entropy) / count for name, cross_entropy in figures.items()}
 
 
 class NaiveMlsm(Mlsm):
-    """MLSM as a slice of an output layer of V + k columns, the others computed and not used: for comparing costs."""
+    """MLSM as a slice of an output layer of V + k columns, the others computed and not used: for comparing costs.
+
+    The output layer is that of mtl, tied or not.
+    """
 
     name = "naive-mlsm"
+    behind_vocabulary = True
+    tied = True
 
-    def __init__(self, store, kappa: float = 1.0):
-        super().__init__(store, first_lsp=store.vocab_size)
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
+        super().__init__(store, target_temperature=target_temperature)
+        self.tied = not untied
 
 
 class Mlm(Objective):
@@ -207,7 +308,7 @@ class Mlm(Objective):
     learns = "predicting masked tokens"
     loss_name, reference = "held-out loss", "unigram frequencies"
 
-    def __init__(self, store, kappa: float = 1.0):
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         super().__init__(store)
         self.outputs = store.vocab_size
         self.token_columns = slice(0, self.outputs)
@@ -228,7 +329,8 @@ class Mlm(Objective):
     def figures(self, sums: dict, counts: tuple) -> dict:
         return _with_perplexity(super().figures(sums, counts), "loss")
 
-    def baseline(self, train_windows, special_ids, held_out: list[TokenTargets]) -> dict:
+    def baseline(self, train_windows, special_ids, held_out: list[TokenTargets],
+                 directory: Path | None = None) -> dict:  # fmt: skip
         """Unigram cross-entropy, and accuracy of always guessing the most frequent token.
 
         Counts of the training split without special tokens, which are never masked; add-one smoothing.
@@ -249,17 +351,13 @@ class Kd(Objective):
     learns = "predicting a teacher's distribution over the vocabulary at masked tokens"
     loss_name, reference = "held-out KL", "the teacher's average distribution"
 
-    def __init__(self, store, kappa: float = 1.0):
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         super().__init__(store)
         self.outputs = store.vocab_size
         self.token_columns = slice(0, self.outputs)
-        self.facts = {"mass_kept": store.report()["mass_kept"]}
-        if self.facts["mass_kept"] < ENOUGH_MASS:
-            logger.warning(
-                "the store keeps %.1f %% of the teacher's probability on average, the rest is one bucket; at least"
-                " %.0f %% is advised: encode-logits with a larger --top-n",
-                100 * self.facts["mass_kept"], 100 * ENOUGH_MASS,
-            )
+        self._check_mass(
+            store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket"
+        )
 
     def read_targets(self, windows, read, window_M, position_M) -> TeacherTargets:
         rows = windows.targets(read, window_M, position_M)
@@ -295,7 +393,8 @@ class Kd(Objective):
     def figures(self, sums: dict, counts: tuple) -> dict:
         return _with_perplexity(super().figures(sums, counts), "cross_entropy")
 
-    def baseline(self, train_windows, special_ids, held_out: list[TeacherTargets]) -> dict:
+    def baseline(self, train_windows, special_ids, held_out: list[TeacherTargets],
+                 directory: Path | None = None) -> dict:  # fmt: skip
         """KL of the held-out rows against the constant average of the training split's stored entries, smoothed."""
         mean_V = _smoothed_mean(train_windows, train_windows.store.k)[: self.outputs]
         count, loss = sum(targets.counts[0] for targets in held_out), 0.0
@@ -311,17 +410,25 @@ class Kd(Objective):
 class Mtl(Objective):
     """Multi-task: KL over the k slice + kappa x cross-entropy over the V slice, each with its own softmax and mean.
 
-    One output layer of V + k columns, the vocabulary first, not tied (as in the official code).
+    One output layer of V + k columns, the vocabulary first. The vocabulary's rows of the output matrix are the token
+    embedding. The official code comes to the same in another way: `resize_token_embeddings(V + k)` adds k rows to the
+    embedding and keeps the decoder tied to all V + k of them; as no input is one of the k new tokens, these rows are
+    parameters of the output layer alone. Here they are kept beside the embedding, which stays at V rows.
+    With `untied` the V rows are parameters of the output layer, too.
     """
 
     name = "mtl"
     kinds = ("lsp",)
     learns = "predicting masked tokens and their distributions over latent semantic properties (LSPs)"
     loss_name, reference = "held-out loss", "the marginal and unigram frequencies"
+    reference_by_position = "the marginal by position and unigram frequencies"
+    tied = True
 
-    def __init__(self, store, kappa: float = 1.0):
+    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         super().__init__(store)
-        self.lsp_part, self.token_part = NaiveMlsm(store), Mlm(store)
+        self.tied = not untied
+        self.lsp_part, self.token_part = NaiveMlsm(store, target_temperature=target_temperature), Mlm(store)
+        self.facts = self.lsp_part.facts
         self.outputs = self.lsp_part.outputs
         self.token_columns, self.lsp_columns = self.token_part.token_columns, self.lsp_part.lsp_columns
         self.term_weights = (1.0, kappa)
@@ -339,20 +446,30 @@ class Mtl(Objective):
     def measure(self, logits_MK, targets: JointTargets) -> dict:
         kl, cross_entropy = self.loss_sums(logits_MK, targets)
         correct = _correct(logits_MK[:, self.token_columns], targets.tokens.labels_M)
-        return {"kl": kl, "cross_entropy": cross_entropy, "accuracy": correct}
+        untempered = self.lsp_part.measure_untempered(logits_MK, targets.lsps)
+        return {"kl": kl, "cross_entropy": cross_entropy, "accuracy": correct} | untempered
 
     def figures(self, sums: dict, counts: tuple) -> dict:
-        kl = float(sums["kl"]) / max(counts[0], 1)
-        rest = {name: float(sums[name]) / max(counts[1], 1) for name in ("cross_entropy", "accuracy")}
-        return self._joined({"kl": kl} | rest)
+        of_tokens = ("cross_entropy", "accuracy")
+        return self._joined({
+            name: float(total) / max(counts[1] if name in of_tokens else counts[0], 1) for name, total in sums.items()
+        })
 
-    def baseline(self, train_windows, special_ids, held_out: list[JointTargets]) -> dict:
-        kl = self.lsp_part.baseline(train_windows, special_ids, [targets.lsps for targets in held_out])
+    def baseline(self, train_windows, special_ids, held_out: list[JointTargets],
+                 directory: Path | None = None) -> dict:  # fmt: skip
+        of_lsps = [targets.lsps for targets in held_out]
+        kl = self.lsp_part.baseline(train_windows, special_ids, of_lsps, directory)
         tokens = _unigram(train_windows, special_ids, [targets.tokens for targets in held_out])
-        return self._joined({"kl": kl["loss"], "cross_entropy": tokens["loss"], "accuracy": tokens["accuracy"]})
+        means = {"kl": kl.pop("loss"), "kl_by_position": kl.pop("loss_by_position")}
+        figures = self._joined(means | {"cross_entropy": tokens["loss"], "accuracy": tokens["accuracy"]} | kl)
+        loss = self._loss(figures["kl_by_position"], figures["cross_entropy"])
+        return figures | {"loss_by_position": loss}
+
+    def _loss(self, kl: float, cross_entropy: float) -> float:
+        return kl + self.term_weights[1] * cross_entropy
 
     def _joined(self, figures: dict) -> dict:
-        loss = figures["kl"] + self.term_weights[1] * figures["cross_entropy"]
+        loss = self._loss(figures["kl"], figures["cross_entropy"])
         return _with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
@@ -367,6 +484,17 @@ def _row_of_entry(rows):
 def _negative_entropy(weights) -> float:
     positive = weights[weights > 0]
     return float(positive @ np.log(positive))
+
+
+def temper(rows, temperature: float):
+    """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E)."""
+    row_E = _row_of_entry(rows)
+    with np.errstate(divide="ignore"):
+        log_E = np.log(rows.weights.astype(np.float64)) / temperature
+    largest_M = np.full(len(rows.indptr) - 1, -np.inf)
+    np.maximum.at(largest_M, row_E, log_E)
+    powers_E = np.exp(log_E - largest_M[row_E])    # the largest is one: no row vanishes, however small T is
+    return powers_E / np.bincount(row_E, powers_E, len(largest_M))[row_E]
 
 
 def _smoothed_mean(train_windows, outputs: int):

@@ -19,14 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoTokenizer
 from transformers.modeling_outputs import MaskedLMOutput
 
+from common.invocation import program
+from shards.checked_json import OBJECT, find_problem, optional
+from shards.disk import read_file
 from shards.reader import is_url
+from student.batches import store_has_pairs
 from student.config import StudentConfig
-from student.encoders import weights_fingerprint
+from student.encoders import vocabulary_of, weights_fingerprint
 from student.errors import RunError
 from student.export import (
     LINEAGE_FILE,
@@ -44,14 +47,17 @@ from student.lsp_model import (
     export_of,
     find_file,
     load_student,
+    load_tensors,
+    load_tokenizer,
     quiet_transformers,
+    reading_export,
     save_lsp_head,
 )
 from student.model import Student
 from student.objectives import Mlm
 from student.onednn import linear
 from student.probe_config import ProbeConfig
-from student.run import read_json
+from student.run import find_description
 from student.task import Task
 from student.trainer import silent, train
 
@@ -129,10 +135,11 @@ class ProbedLspModel(nn.Module):
                 f"{source} holds no softmax probe. Expected a run or export of train-probe; that of a logits probe"
                 f" is loaded with AutoModelForMaskedLM."
             )
-        probe_Vk = load_file(find_file(source, PROBE_FILE, revision))["probe.weight"]
-        probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
-        probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
-        return cls(probed, AutoTokenizer.from_pretrained(source, revision=revision))
+        with reading_export(source):
+            probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))["probe.weight"]
+            probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
+            probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
+            return cls(probed, load_tokenizer(source, revision))
 
     def forward(self, input_ids, attention_mask=None) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
@@ -141,21 +148,29 @@ class ProbedLspModel(nn.Module):
         return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
 
 
-def train_probe(config: ProbeConfig, progress=silent) -> dict:
+def train_probe(config: ProbeConfig, progress=silent, origins=None) -> dict:
     """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
 
+    origins  as of `train`
     Returns  the summary of `train`, of the probe
     Raises   as `train`; RunError where there is no student, or student and store do not belong together
     """
-    config = config.with_rate()
+    return train(with_student_and_store(config), progress, prepare=probe_task, origins=origins)
+
+
+def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
+    """The settings with a student, the newest where none is named, and a store, the student's own likewise.
+
+    Raises  RunError where there is none
+    """
     if config.student is None:
-        config = replace(config, student=str(newest_student()))
+        config = replace(config, student=str(finished_students()[0]))
         logger.info("student %s (the newest finished run)", config.student)
     export_of(config.student)    # what it has to say is said before a store is looked for
     if config.store is None:
         config = replace(config, store=_store_of(Path(config.student)))
         logger.info("store %s (the student's own)", config.store)
-    return train(config, progress, prepare=probe_task)
+    return config
 
 
 def probe_task(config: ProbeConfig, store) -> Task:
@@ -163,9 +178,13 @@ def probe_task(config: ProbeConfig, store) -> Task:
     source = export_of(config.student)
     student, facts = load_student(source)
     _check_fits(config, store, source, student, facts)
-    lineage_of_student = json.loads(Path(find_file(source, LINEAGE_FILE)).read_text(encoding="utf-8"))
+    with reading_export(source):
+        lineage_of_student = json.loads(read_file(find_file(source, LINEAGE_FILE)))
+        if problem := find_problem(lineage_of_student, {"settings": optional(OBJECT)}):
+            raise RunError(f"{source}/{LINEAGE_FILE}: {problem}. Export the student again.")
     _warn_of_documents(config, lineage_of_student)
     frozen = weights_fingerprint(student)
+    segments = _reads_segments(config, store, lineage_of_student)
 
     def build() -> ProbedStudent:
         return ProbedStudent(student, store.vocab_size, config.probe_input)
@@ -174,7 +193,7 @@ def probe_task(config: ProbeConfig, store) -> Task:
         before = {"student": {"name": config.encoder_source, "weights": frozen} | lineage_of_student}
         export_probe(model, directory, facts, store, lineage | before)
 
-    return Task("train-probe", Mlm(store), {"student": frozen}, build, export)
+    return Task("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
 
 
 def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, lineage: dict) -> None:
@@ -204,21 +223,24 @@ def merged(model: ProbedStudent):
     return masked_lm(student, matrix_Vd, bias_V)
 
 
-def newest_student(root=StudentConfig.root) -> Path:
-    """The finished run under `root` that ended last and has LSP outputs; RunError where there is none."""
+def finished_students(root=StudentConfig.root) -> list[Path]:
+    """The finished runs under `root` that have LSP outputs, the one first that ended last.
+
+    Raises  RunError where there is none
+    """
     found = [head.parent.parent for head in Path(root).glob(f"*/export/{HEAD_FILE}")]
     if not found:
-        raise RunError(f"no finished mlsm, naive-mlsm or mtl student under {root}. Train one:  mlsm train-student")
-    return max(found, key=lambda run: (run / "export" / HEAD_FILE).stat().st_mtime_ns)
+        kinds = "mlsm, naive-mlsm or mtl"
+        raise RunError(f"no finished {kinds} student under {root}. Train one:  {program()} train-student")
+    return sorted(found, key=lambda run: (run / "export" / HEAD_FILE).stat().st_mtime_ns, reverse=True)
 
 
 def _store_of(student: Path) -> str:
     """The store that a run, or the run of an export or a checkpoint, was trained on."""
     for directory in (student, *student.absolute().parents[:2]):
-        if (directory / "config.json").is_file():
-            settings = read_json(directory / "config.json").get("operational", {})
-            if settings.get("store"):
-                return recorded_store(directory, settings["store"])
+        store = (find_description(directory) or {}).get("operational", {}).get("store")    # an export's is no run's
+        if store:
+            return recorded_store(directory, store)
     raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
 
 
@@ -232,8 +254,7 @@ def recorded_store(run: Path, place: str) -> str:
 def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dict) -> None:
     if PROBE_FACT in facts:
         raise RunError(f"{source} is a probe; give the student that it probes:  --student")
-    theirs = AutoTokenizer.from_pretrained(source).get_vocab()
-    ours = AutoTokenizer.from_pretrained(store.tokenizer_dir).get_vocab()
+    theirs, ours = vocabulary_of(source), store.load_tokenizer().get_vocab()
     if theirs != ours:
         raise RunError(
             f"store of another tokenizer: the student {source} has a vocabulary of {len(theirs)} tokens, {store.path}"
@@ -249,6 +270,17 @@ def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dic
             f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: where that family's"
             f" masked language model keeps its decoder is not known here. Take --probe-input softmax."
         )
+
+
+def _reads_segments(config: ProbeConfig, store, lineage_of_student: dict) -> bool:
+    """Whether the student is told segments: on pairs, if it was told them when it was trained."""
+    learned = lineage_of_student.get("settings", {}).get("segments", False)
+    if learned and store_has_pairs(store) and config.segments == "never":
+        logger.warning(
+            "the student was trained with segments, the probe is without (--segments never): the student's outputs will"
+            " be poorer"
+        )
+    return learned and store_has_pairs(store) and config.segments == "auto"
 
 
 def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:

@@ -21,6 +21,10 @@ class ProbeConfig(StudentConfig):
     store: str | None = None
     """directory or URL of a store of the student's tokenizer, of any kind; unset: the one the student learned from"""
 
+    segments: Literal["auto", "never"] = "auto"
+    """which sentence of a pair a token belongs to: `auto` tells a student that was trained so, on a store packed as
+    pairs; `never` gives segment 0 to every token"""
+
     student: str | None = None
     """a run, an export, a kept checkpoint or a Hub id of an mlsm, naive-mlsm or mtl student; unset: the newest
     finished run of one under runs/students"""
@@ -29,8 +33,8 @@ class ProbeConfig(StudentConfig):
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
     what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads"""
 
-    max_steps: int = 10_000
-    """optimiser steps"""
+    max_steps: int | None = None
+    """optimiser steps; unset: as the recipe that made the store says, else a tenth of a student's, at least 1,000"""
 
     lr: float | None = None
     """peak learning rate of AdamW; unset: 0.001 for logits; for softmax 100 / max_steps, at most 0.5, as weights
@@ -44,22 +48,17 @@ class ProbeConfig(StudentConfig):
 
     objective: Suppress[Fixed[str]] = field(init=False, default="mlm")
     kappa: Suppress[Fixed[float]] = field(init=False, default=1.0)
+    target_temperature: Suppress[Fixed[float]] = field(init=False, default=1.0)
+    untied: Suppress[Fixed[bool]] = field(init=False, default=False)
     encoder: Suppress[Fixed[str]] = field(init=False, default="")
     continue_from: Suppress[Fixed[Path | None]] = field(init=False, default=None)
     dropout: Suppress[Fixed[float | None]] = field(init=False, default=None)
 
-    def __post_init__(self):
-        if self.probe_input not in PROBE_INPUTS:
-            raise ValueError(f"probe_input is {' or '.join(PROBE_INPUTS)}, found {self.probe_input}")
-        if self.lr is None:
-            self.with_rate()    # checks the rest
-        else:
-            super().__post_init__()
-
     def with_rate(self) -> "ProbeConfig":
-        """The same with its learning rate set."""
-        rate = 1e-3 if self.probe_input == "logits" else min(0.5, 100 / max(self.max_steps, 1))
-        return self if self.lr is not None else replace(self, lr=rate)
+        """The same with its learning rate set; the number of steps must be set already."""
+        if self.lr is not None:
+            return self
+        return replace(self, lr=1e-3 if self.probe_input == "logits" else min(0.5, 100 / self.max_steps))
 
     def identity(self) -> dict:
         """The settings that decide what is trained; of the student its content counts, not its place."""

@@ -1,4 +1,8 @@
-"""Stopping on request: SIGINT and SIGTERM let the step under way end. Left out: what is saved then (trainer.py)."""
+"""Stopping on request: SIGINT, SIGTERM and SIGHUP let the step under way end.
+
+SIGHUP comes when the terminal is closed; nohup has it ignored, and then it stays so. Left out: what is saved then
+(trainer.py).
+"""
 
 import signal
 import threading
@@ -8,7 +12,7 @@ SAME_REQUEST_SECONDS = 1.0    # schedulers signal a launcher and its processes, 
 
 
 class StopSignals:
-    """Notes the first SIGINT or SIGTERM, so that the step under way ends; a second request acts at once."""
+    """Notes the first of the signals, so that the step under way ends; a second request acts at once."""
 
     def __init__(self):
         self.requested: signal.Signals | None = None
@@ -17,7 +21,8 @@ class StopSignals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            for number in (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])):
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -3,16 +3,28 @@
 Left out: the training itself (trainer.py).
 """
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import nn
 
+from student.batches import store_has_pairs
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config
+from student.encoders import build_encoder, encoder_config, token_types
 from student.export import export_student
 from student.model import Student
 from student.objectives import OBJECTIVES, Objective
+
+logger = logging.getLogger(__name__)
+_WHOLE_WINDOW_TARGETS = (
+    "--documents-apart: the store was encoded without it, so the targets come from a teacher that saw the whole window,"
+    " while the student sees one document at a time. Encode with --documents-apart for targets of each document alone."
+)
+_APART_TARGETS = (
+    "the store was encoded with --documents-apart, so the targets come from a teacher that saw each document alone,"
+    " while the student sees the whole window. Give --documents-apart to let it see what the teacher saw."
+)
 
 
 class Task(NamedTuple):
@@ -27,15 +39,26 @@ class Task(NamedTuple):
     """() -> the untrained model, float32, on the CPU; it has an `encoder`, and `forward` as a Student's"""
     export: Callable[..., None]
     """(model, directory, objective, store, lineage) -> None: writes what a user loads into an existing directory"""
+    segments: bool = False
+    """whether the encoder is told which sentence of a pair a token belongs to"""
+
+    def settings(self, config: StudentConfig) -> dict:
+        """The settings that decide what is trained: those of the configuration, and what was decided here."""
+        return config.identity() | ({"segments": True} if self.segments else {})
 
 
 def student_task(config: StudentConfig, store) -> Task:
     """Train an encoder by one objective. Raises RunError where settings and store do not belong together."""
-    objective = OBJECTIVES[config.objective](store, config.kappa)
+    objective = OBJECTIVES[config.objective](
+        store, config.kappa, untied=config.untied, target_temperature=config.target_temperature
+    )
+    if store.kind != "ids" and config.documents_apart != store.settings.get("documents_apart", False):
+        logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
     hf_config = encoder_config(config, store)
 
     def build() -> Student:
         encoder = build_encoder(hf_config, config.seed, config.initial_weights)
         return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
 
-    return Task("train-student", objective, hf_config.to_diff_dict(), build, export_student)
+    segments = config.segments == "auto" and store_has_pairs(store) and token_types(hf_config) >= 2
+    return Task("train-student", objective, hf_config.to_diff_dict(), build, export_student, segments)

@@ -12,6 +12,7 @@ Nothing is imported that was not asked for. Left out: who calls this (the first 
 import json
 import logging
 import os
+import re
 import sys
 import time
 import uuid
@@ -19,6 +20,7 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
+from common.json_lines import read_json_lines
 from student.errors import RunError
 
 logger = logging.getLogger(__name__)
@@ -50,9 +52,8 @@ def start_trackers(names: tuple[str, ...], run, settings: dict, step: int) -> "T
     directory.mkdir(exist_ok=True)
     trackers = Trackers([_start(name, run.directory.resolve().name, directory, settings, step) for name in names])
     if run.log_file.exists():
-        with open(run.log_file, encoding="utf-8") as lines:
-            for line in lines:
-                trackers.log(json.loads(line))
+        for line in read_json_lines(run.log_file)[0]:
+            trackers.log(line)
     return trackers
 
 
@@ -116,7 +117,8 @@ def _tensorboard(title, directory, settings, step):
     from accelerate.tracking import TensorBoardTracker
 
     newest = directory / "tensorboard.step"    # of those that have reached the files; fewer after a kill
-    known = min(step, int("0" + newest.read_text())) if newest.exists() else 0
+    told = newest.read_bytes() if newest.exists() else b""
+    known = min(step, int(told)) if told.isdigit() else 0    # damaged: TensorBoard is told everything once more
     first = known + 1 if known else 0
     _wait_for_a_later_name(directory / "tensorboard")
 
@@ -164,6 +166,6 @@ def _trackio(title, directory, settings, step):
 def _id(directory: Path) -> str:
     """Eight hexadecimal digits that belong to this run's directory for good."""
     file = directory / "id"
-    if not file.exists() or len(file.read_text()) != 8:    # written by halves before a kill
+    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):    # by halves before a kill
         file.write_text(uuid.uuid4().hex[:8])
     return file.read_text()

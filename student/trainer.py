@@ -16,8 +16,10 @@ from pathlib import Path
 
 import torch
 
-from shards.manifest import publish_directory
+from common.invocation import program
+from shards.manifest import fingerprint, publish_directory
 from shards.reader import Store
+from student.announcement import announcement
 from student.batches import Loader, pinned, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
@@ -28,6 +30,7 @@ from student.masking import build_masking
 from student.memory import what_fits
 from student.meter import Meter, share_of_baseline
 from student.ranks import Ranks, joined
+from student.resolve import resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
 from student.step import Stepper, choose_device, learning_rate, resolved_dtype
@@ -41,66 +44,79 @@ def silent(*args, **figures):
     """A progress callback that shows nothing."""
 
 
-def train(config: StudentConfig, progress=silent, prepare=student_task) -> dict:
+def train(config: StudentConfig, progress=silent, prepare=student_task, origins=None) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
 
-    To be called in every process that torchrun or `accelerate launch` started; all get the result.
+    Settings that are None follow from the store (resolve.py). Before the first step the log says, in one block, what
+    will happen, and where each setting comes from. To be called in every process that torchrun or `accelerate launch`
+    started; all get the result.
 
     prepare   (config, store) -> task.Task, what is trained; probe.py has another
+    origins   setting -> where its value comes from, for that block, when a recipe has been applied already (cli.py)
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
               tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
-              baseline_loss (nats per token), improvement (share by which the loss is below the baseline);
+              baseline_loss (nats per token), improvement (share by which the loss is below the baseline); of LSP
+              objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
+              is constant at each position;
               and already_finished, true when there was nothing left to do
     Raises    RunError    store, settings and output directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
                                process whose others have ended
               WriteError (an OSError)    no room on the disk; the newest whole checkpoint stays
-              Interrupted (a KeyboardInterrupt)    SIGINT or SIGTERM, its `number`; a checkpoint was saved
+              Interrupted (a KeyboardInterrupt)    SIGINT, SIGTERM or SIGHUP, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
     with joined(choose_device(config.device)) as ranks:
-        return _train(config, ranks, progress if ranks.is_first else silent, prepare, started)
+        return _train(config, ranks, progress if ranks.is_first else silent, prepare, started, origins)
 
 
-def _train(config: StudentConfig, ranks: Ranks, progress, prepare, started: float) -> dict:
+def _train(config: StudentConfig, ranks: Ranks, progress, prepare, started: float, origins) -> dict:
     config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))    # resumed elsewhere, it stays
-    store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare))
+    resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
     places = run.places() | {"store": str(store.path), "plan": store.plan_id}
     if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
         return result | places | {"already_finished": True}
     with _locked(run, ranks), _own_randomness(ranks.device), StopSignals() as signals:
-        trainer = Trainer(config, store, task, task.build().to(ranks.device), run, ranks=ranks,
+        trainer = Trainer(resolved, store, task, task.build().to(ranks.device), run, ranks=ranks,
                           progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
 
 
-def _open(config: StudentConfig, ranks: Ranks, prepare):
-    """Store, task and directory of the run, when they belong together."""
-    ranks.share(config.batch_windows)
+def _open(config: StudentConfig, ranks: Ranks, prepare, origins):
+    """Settings with nothing left open, store, task and directory of the run, when they belong together."""
     check_trackers(config.track)
     store = _open_store(config)
+    resolved = resolve(config, store, origins)
+    config = resolved.config
+    ranks.share(config.batch_windows)
     task = prepare(config, store)
-    return store, task, Run(config, store, task.architecture, create=ranks.is_first)
+    run = Run(config, store, task.architecture, task.settings(config), create=ranks.is_first)
+    return resolved, store, task, run
 
 
 class Trainer:
     """One run in this process: what a step needs, and the figures so far."""
 
-    def __init__(self, config, store, task, model, run, *, ranks, progress, signals, started):
-        self.config, self.store, self.task, self.model, self.run = config, store, task, model, run
+    def __init__(self, resolved, store, task, model, run, *, ranks, progress, signals, started):
+        self.config, self.origins = config, _ = resolved
+        self.store, self.task, self.model, self.run = store, task, model, run
         self.objective = objective = task.objective
         self.ranks, self.progress, self.signals, self.started = ranks, progress, signals, started
         self.initial_encoder = weights_fingerprint(model.encoder)    # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
-        self.stepper = Stepper(config, model, objective, ranks)
+        self.stepper = Stepper(config, model, objective, ranks, run.norm_in_blocks)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps(), config.keep_last)
         reading = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
-        reading |= {"documents_apart": config.documents_apart}
+        reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
-        self.held_out = HeldOut(store, self.loader.windows, objective, windows=config.eval_windows, **reading)
+        # One process after the other: the first keeps the averages by position, which the others then find.
+        self.held_out = ranks.first_then_all(lambda: HeldOut(
+            store, self.loader.windows, objective, windows=config.eval_windows, marginals=run.marginals_directory,
+            **reading,
+        ))  # fmt: skip
         self.trackers = Trackers([])
         self.saved: Path | None = None     # newest whole checkpoint
         self._saved_step: int | None = None
@@ -117,6 +133,8 @@ class Trainer:
         batches = closing(read_ahead(self._load, self.steps, self.config.max_steps))
         with self._tracked() as self.trackers, batches as batches:
             first = list(islice(batches, 1))    # none, where only the export was missing
+            if first and self.ranks.is_first:
+                logger.info(announcement(self))
             self._log_start(restore_seconds)
             self._report()
             for step, batch, waited in chain(first, batches):
@@ -125,7 +143,7 @@ class Trainer:
         return self._finish()
 
     def _tracked(self) -> Trackers:
-        store = {"store_target": self.store.target_id, "store_plan": self.store.plan_id}
+        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
         settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
         return start_trackers(self.config.track if self.ranks.is_first else (), self.run, settings, self.steps)
 
@@ -141,6 +159,7 @@ class Trainer:
             initial_encoder=self.initial_encoder,
             baseline=self.held_out.baseline,
             targets=self.objective.facts,
+            segments=self.task.segments,
             processes=self.ranks.size,
             restore_seconds=restore_seconds,    # weights and optimiser, read and checked
             ready_seconds=time.perf_counter() - self.model_built - restore_seconds,    # the rest, to the first batch
@@ -153,6 +172,10 @@ class Trainer:
         if evaluated:
             line["held_out"] = self.figures = self._evaluated()
             line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
+            if "loss_by_position" in self.held_out.baseline:
+                line["held_out_vs_baseline_by_position"] = share_of_baseline(
+                    self.figures, self.held_out.baseline, "loss_by_position"
+                )
         if evaluated or _every(self.config.log_every, self.steps):
             self._log(**line)
         if kept or _every(self.config.save_every, self.steps):
@@ -231,21 +254,49 @@ class Trainer:
             self._restore(*found)
         if self.ranks.is_first:
             self.run.drop_log_after(self.steps)
+            if found is not None:
+                self._note_other_shards(found[1])
         return time.perf_counter() - begun
 
     def _restore(self, path: Path, state: dict) -> None:
         if not path.is_dir():
             raise RunError(f"{path} is not on this machine. Give an --output on a file system that all machines share.")
+        if missing := {"tokens", "seconds", "held_out"} - state.keys():
+            raise RunError(f"{path}/state.json: field {min(missing)} is missing, so nothing of it was used.")
+        self.run.check_checkpoint(path, state)
         self.saved = path
         restore(self.saved, self.model, self.stepper.optimizer)
         self.steps, self.tokens = state["step"], state["tokens"]
         self.seconds, self.figures = state["seconds"], state["held_out"]
         logger.info("continuing from %s", self.saved)
 
+    def _note_other_shards(self, state: dict) -> None:
+        """Say so when units of the store were encoded again since the checkpoint, to other bytes: what follows is not
+        bit for bit what an unbroken run would have done."""
+        if state.get("shards", now := self.loader.windows.digest) != now:
+            self._log(event="other shards", before=state["shards"], now=now)
+            logger.warning(
+                "%s: units of its training split were encoded again since step %d, on another processor or with other"
+                " library versions: their bytes differ. The run goes on with them and will not equal an unbroken run"
+                " bit for bit.", self.store.path, self.steps,
+            )
+
+    def _check_weights(self) -> None:
+        """TrainingError where a weight is not finite: a loss tells of it only in the step after."""
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
+            raise TrainingError(
+                f"after step {self.steps} there are weights that are not finite, so nothing is saved. Last whole"
+                f" checkpoint: {self.saved or 'none'}. If the run ends so again, its optimiser is damaged: move it"
+                f" elsewhere, and the run goes on from the one before."
+            )
+
     def _save(self) -> None:
+        self._check_weights()
         state = {"tokens": self.tokens, "flops": self._flops(), "seconds": self.seconds, "held_out": self.figures}
         state |= {"epoch": self._position()[0], "window_of_epoch": self._position()[1]}
-        state |= {"plan": self.store.plan_id, "target": self.store.target_id}
+        state |= {"plan": self.store.plan_id, "target": self.store.target_id, "run": fingerprint(self.run.identity)}
+        state |= self.run.arithmetic()
+        state |= {"shards": self.loader.windows.digest}
         if self.ranks.is_first:
             self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
         self.saved = self.checkpoints.path(self.steps)
@@ -259,22 +310,30 @@ class Trainer:
 
     def _export(self, directory: Path) -> None:
         lineage = {
-            "settings": self.config.identity(),
+            "settings": self.run.identity["settings"],
             "step": self.steps,
             "tokens": self.tokens,
             "flops": self._flops(),
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
         }
-        self.task.export(self.model, directory, self.objective, self.store, lineage)
+        if self.config.continue_from is not None:    # settings say which weights, by their content; this says where
+            lineage["continued_from"] = str(self.config.continue_from)
+        self.task.export(self.model, directory, self.objective, self.store, lineage | self.run.arithmetic())
 
     def _finish(self) -> dict:
         return self.ranks.tell(self._published() if self.ranks.is_first else None)
 
     def _published(self) -> dict:
         """Export the student and write the summary."""
+        self._check_weights()
         publish_directory(self.run.export_directory, self._export)
         loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
+        by_position = self.held_out.baseline.get("loss_by_position")
+        of_position = {} if by_position is None else {
+            "baseline_loss_by_position": by_position,
+            "improvement_by_position": _improvement(loss, by_position),
+        }  # fmt: skip
         result = {
             **self.run.places(),
             "objective": self.config.objective,
@@ -290,7 +349,8 @@ class Trainer:
             "baseline": self.held_out.baseline,
             "held_out_loss": loss,
             "baseline_loss": baseline,
-            "improvement": 1 - loss / baseline if loss is not None and baseline else None,
+            "improvement": _improvement(loss, baseline),
+            **of_position,
         }
         self.run.finish(result)
         return result
@@ -306,23 +366,23 @@ class Trainer:
         split = self.loader.windows
         total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
         if self.figures:
-            figures |= {"held_out": self.figures["loss"], "baseline": self.held_out.baseline["loss"]}
+            baseline = self.held_out.baseline
+            figures |= {"held_out": self.figures["loss"],
+                        "baseline": baseline.get("loss_by_position", baseline["loss"])}  # fmt: skip
         done = total if self.steps == self.config.max_steps else min(self.tokens, total)
         self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
 
 
-def training_windows(store):
-    """The training split; RunError where it is empty."""
-    windows = store.split("train")
-    if len(windows) == 0:
-        raise RunError("the store has no training windows: its corpus is too short. Encode more text.")
-    return windows
+def _improvement(loss, baseline):
+    return 1 - loss / baseline if loss is not None and baseline else None
 
 
 def _open_store(config: StudentConfig):
     if config.store is None:
-        raise RunError("no store given. Make one:  python cli.py encode-lsp   or name one with --store.")
-    return Store.open(config.store)
+        raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
+    store = Store.open(config.store)
+    store.read_tokenizer()      # refuses another one now, not in the export; the export gets these bytes
+    return store
 
 
 def _every(interval: int, step: int) -> bool:

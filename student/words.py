@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shards.disk import read_file
 from student.errors import RunError
 
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")    # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
@@ -56,8 +57,8 @@ def _vocabulary(model: dict):
 def _tokenizer_json(tokenizer_dir: Path) -> dict:
     path = tokenizer_dir / "tokenizer.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"--mask-unit word: {path} cannot be read ({type(error).__name__}), which says where words begin."
             f" Take --mask-unit token or span."

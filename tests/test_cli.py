@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -51,7 +52,7 @@ VERBS = (
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_command_explains_its_flags(verb):
     run = mlsm(verb, "--help", check=0)
-    assert "--recipe" in run.stdout and "--seed" in run.stdout
+    assert "--recipe" in run.stdout and "--output" in run.stdout and "--json" in run.stdout
 
 
 TOOLS = (
@@ -73,7 +74,7 @@ def test_flags_beat_the_recipe_and_the_recipe_beats_defaults():
 
 
 def test_own_material_is_not_cut_to_the_demonstration():
-    run = mlsm("encode-lsp", "--corpus", "a.txt", "--print-config", check=0)
+    run = mlsm("encode-lsp", "--corpus", "a.txt", "--teacher", "bundled", "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["encode-lsp"]
     assert settings["max_tokens"] is None and settings["k"] == [3072]
 
@@ -84,12 +85,12 @@ def test_own_material_is_not_cut_to_the_demonstration():
         ("max-tokens: 1e6", 1_000_000),     # YAML reads a string
         ("layer: 1e1", (10,)),
         ("top-n: all", "all"),
-        ("max-tokens: 1.5", "max_tokens is a whole number or null, found 1.5"),
-        ("max-tokens: some", "max_tokens is a whole number or null, found 'some'"),
-        ("layer: [2, 2.5]", "layer is a list, each a whole number, found [2, 2.5]"),
-        ("max-length: null", "max_length is a whole number, found None"),
-        ("teacher: [bundled]", "teacher is a text"),
-        ("packing: boxed", "packing is one of packed, pairs, found 'boxed'"),
+        ("max-tokens: 1.5", "--max-tokens takes a whole number or null, found 1.5"),
+        ("max-tokens: some", "--max-tokens takes a whole number or null, found 'some'"),
+        ("layer: [2, 2.5]", "--layer takes a list, each a whole number, found [2, 2.5]"),
+        ("max-length: null", "--max-length takes a whole number, found None"),
+        ("teacher: [bundled]", "--teacher takes a text"),
+        ("packing: boxed", "--packing takes one of packed, pairs, found 'boxed'"),
     ],
 )
 def test_a_recipe_has_the_types_of_the_settings(tmp_path, line, found):
@@ -128,11 +129,11 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["encode"], 2, "no command 'encode'. There are: encode-lsp"),
         (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, quickstart, scaled-up"),
         (["encode-lsp", "--top-n", "300"], 2, "between 1 and 255"),
-        (["encode-logits", "--top-n", "0"], 2, "between 1 and 255, found 0"),
-        (["encode-lsp", "--corpus", "/nowhere/x.txt"], 2, "matches no file"),
+        (["encode-logits", "--top-n", "0"], 2, "or be `all`, found 0"),
+        (["encode-lsp", "--corpus", "/nowhere/x.txt", "--teacher", "bundled"], 2, "matches no file"),
         (["encode-lsp", "--teacher", "/nowhere/model"], 2, "/nowhere/model"),
         (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),
-        (["train-student", "--store", "/nowhere/store"], 3, "is not a store"),
+        (["train-student", "--store", "/nowhere/store"], 2, "is not a store"),
         (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
         (["train-student", "--objective", "mlsmm"], 2, "error: invalid choice 'mlsmm' for argument"),
         (["train-student", "--mask-rte", "2"], 2, "options: --mask-rte, 2. Did you mean --mask-rate?"),
@@ -205,7 +206,7 @@ def test_an_unknown_flag_is_a_usage_error():
 
 
 def test_debug_shows_the_traceback():
-    run = mlsm("encode-lsp", "--corpus", "/nowhere/x.txt", "--debug")
+    run = mlsm("encode-lsp", "--corpus", "/nowhere/x.txt", "--teacher", "bundled", "--debug")
     assert run.returncode != 0 and "Traceback" in run.stderr and "CorpusError" in run.stderr
 
 
@@ -225,8 +226,8 @@ def test_the_two_commands_end_with_a_summary(session):
     directory, _, _, (encoded, trained) = session
     for words in ("store", "tokens/s", "bytes per token", "non-zeros stored", "mass kept", "train-student"):
         assert words in encoded.stdout
-    for words in ("held-out KL", "below", "exported to", "from transformers import AutoModel", "newest finished"):
-        assert words in trained.stdout + trained.stderr
+    for words in ("held-out KL", "below", "exported to", "import AutoModel", "(the only finished one)"):
+        assert words in trained.stdout
     store = next((directory / "runs" / "stores").iterdir())
     assert str(store.relative_to(directory)) in trained.stdout
 
@@ -307,9 +308,9 @@ def test_numbers_without_a_dot_in_a_recipe(tmp_path):
     [
         ("max-steps: 1e3", None),
         ("checkpoints: [0.5, '1']", None),
-        ("checkpoints: [a]", "checkpoints is a list, each a number, found ['a']"),
-        ("documents-apart: maybe", "documents_apart is a switch, true or false, found 'maybe'"),
-        ("max-steps: yes", "max_steps is a whole number, found True"),
+        ("checkpoints: [a]", "--checkpoints takes a list, each a number, found ['a']"),
+        ("documents-apart: maybe", "--documents-apart takes a switch, true or false, found 'maybe'"),
+        ("max-steps: yes", "--max-steps takes a whole number or null, found True"),
     ],
 )
 def test_types_in_a_recipe(tmp_path, setting, message):
@@ -319,18 +320,19 @@ def test_types_in_a_recipe(tmp_path, setting, message):
         assert message in error_line(run)
     else:
         found = yaml.safe_load(run.stdout)["train-student"]
-        assert found["max_steps"] in (1000, 100_000) and found["checkpoints"][-1] == 1.0
+        assert found["max_steps"] in (1000, None) and found["checkpoints"][-1] == 1.0
 
 
 def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
     run = mlsm("train-student", "--continue-from", tmp_path, "--print-config", check=0)
-    assert yaml.safe_load(run.stdout)["train-student"]["max_steps"] == 100_000
+    settings = yaml.safe_load(run.stdout)["train-student"]
+    assert settings["max_steps"] is settings["lr"] is settings["dropout"] is None    # they follow from the store
 
 
 def test_a_follower_leaves_errors_that_all_meet_to_the_first_process(tmp_path):
     arguments = ("train-student", "--store", "/nowhere/store")
-    assert "is not a store" in error_line(mlsm(*arguments, cwd=tmp_path, check=3, RANK="0", LOCAL_RANK="0"))
-    assert mlsm(*arguments, cwd=tmp_path, check=3, RANK="1", LOCAL_RANK="1").stderr == ""
+    assert "is not a store" in error_line(mlsm(*arguments, cwd=tmp_path, check=2, RANK="0", LOCAL_RANK="0"))
+    assert mlsm(*arguments, cwd=tmp_path, check=2, RANK="1", LOCAL_RANK="1").stderr == ""
 
 
 def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):
@@ -355,13 +357,14 @@ def test_the_command_that_verify_shards_names_repairs_the_store(session):
     shard.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
     report = json.loads(mlsm("verify-shards", store, "--repair", "--json", check=3).stdout)
     assert not shard.exists() and "--recipe" in report["commands"][0]
-    mlsm(*shlex.split(report["commands"][0])[1:], check=0)
+    words = shlex.split(report["commands"][0])
+    mlsm(*words[words.index("encode-lsp") :], check=0)
     assert shard.read_bytes() == whole
     mlsm("verify-shards", store, "--full", check=0)
     for name in ("tokenizer", "dictionary"):
         (store / name).rename(store / "away")
         (damage,) = verify(store)["damaged"]
-        assert damage["file"] == name and "missing" in damage["problem"]
+        assert damage["file"] == name and re.search("missing|has no vocabulary", damage["problem"])
         (store / "away").rename(store / name)
 
 

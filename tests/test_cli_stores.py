@@ -10,6 +10,7 @@ import pytest
 from http_store import serving
 from tiny_store import write_store
 
+import cli
 from evaluation.inspection import show
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,12 +45,12 @@ def test_verify_ends_with_3_on_damage_and_says_how_to_repair(place):
     assert len(report["repaired"]) == 2 and len(report["commands"]) == 1
     run = mlsm(place, "verify-shards", store)
     assert "unfinished" in run.stdout and "Missing:" in run.stdout and "encode-lsp" in run.stdout
-    assert "is not a store" in mlsm(place, "verify-shards", "nowhere", code=3).stderr
+    assert "is not a store" in mlsm(place, "verify-shards", "nowhere", code=2).stderr
 
 
 def test_show_derive_and_clean(place):
     run = mlsm(place, "show-shards")
-    assert "dead atoms" in run.stdout and "the newest finished one" in run.stderr and "recipe" not in run.stderr
+    assert "dead atoms" in run.stdout and "(the only finished one)" in run.stdout and "recipe" not in run.stderr
     assert len(json.loads(mlsm(place, "show-shards", "--window", 1, "--json").stdout)["tokens"]) > 5
     assert "Give one of them" in mlsm(place, "show-shards", "--window", 1, "--document", 1, code=2).stderr
     run = mlsm(place, "derive-shards", "--top-n", 2, "runs/stores/lsp-tiny")
@@ -63,6 +64,52 @@ def test_show_derive_and_clean(place):
     assert "Nothing to remove" in mlsm(place, "clean").stdout and left.exists()
     assert "1 bytes would be freed" in mlsm(place, "clean", "runs", "--dry-run", "--all").stdout and left.exists()
     assert "1 bytes freed" in mlsm(place, "clean", "--all").stdout and not left.exists()
+
+
+def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypatch, capsys):
+    """Which, of how many; and a derived store changes nothing of what the next command takes."""
+    monkeypatch.chdir(place)
+
+    def says(*arguments):
+        assert cli.run(list(arguments)) == 0
+        return capsys.readouterr()
+
+    assert "the newest" not in says("derive-shards", "runs/stores/lsp-tiny", "--top-n", "2").out
+    assert len(list(Path("runs/stores").iterdir())) == 2
+    first = "store runs/stores/lsp-tiny (the newest finished one of 2; name another to take that)"
+    assert says("show-shards").out.splitlines()[0] == first
+    said = says("verify-shards", "--json")
+    assert json.loads(said.out)["store"] == "runs/stores/lsp-tiny" and first in said.err
+    verb = cli.VERBS["train-student"]
+    parsed = cli.parse("train-student", verb, [])
+    assert parsed.choice == first and parsed.settings.store == "runs/stores/lsp-tiny"
+    write_store(Path("runs/stores/ids-later"), k=0)
+    assert says("show-shards").out.startswith("store runs/stores/ids-later (the newest finished one of 3;")
+    assert cli.parse("train-student", verb, []).choice == first    # 2 are of LSPs
+    shutil.rmtree("runs/stores/lsp-tiny")
+    assert "lsp-tiny-n2-" in cli.parse("train-student", verb, []).choice    # nothing else is there
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show-shards", "nowhere"), ("train-student", "--store", "nowhere"), ("train-student", "--objective", "kd"),
+        ("show-shards", "--document", "999999"), ("show-shards", "--window", "999999"),
+        ("derive-shards", "--top-n", "255"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_bad_input(place, monkeypatch, arguments):
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError) as caught:
+        cli.run(list(arguments))
+    assert cli._exit_code(caught.value) == cli.EXIT_INPUT
+
+
+def test_a_store_that_lost_its_target_is_damaged(place):
+    (place / "runs" / "stores" / "lsp-tiny" / "target.json").unlink()
+    with pytest.raises(ValueError, match="no target.json") as caught:
+        show(place / "runs" / "stores" / "lsp-tiny")
+    assert cli._exit_code(caught.value) == cli.EXIT_STORE
 
 
 def test_a_store_behind_a_url(place, monkeypatch):

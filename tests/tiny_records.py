@@ -17,7 +17,8 @@ def a_record(model, task, seed, values, **fields):
     """A record of a fine-tuning whose values are in the order of the task's metrics; `fields` replace others."""
     figures = [{"metric": name, "value": value, "n": 100} for name, value in zip(METRICS[task], values, strict=True)]
     record = {
-        "schema": SCHEMA, "suite": "finetune", "task": task, "seed": seed, "figures": figures, "diverged": False,
+        "schema": SCHEMA, "suite": "finetune", "task": task, "seed": seed, "figures": figures,
+        "diverged": False, "collapsed": False, "identity": None,
         "model": model, "path": f"runs/{model}", "weights": digest(model), "head": digest((task, seed)),
         "objective": "mlsm", "kappa": None, "run_seed": 42, "step": 1000, "fraction": 1.0,
         "layer": 10, "k": 3072, "lambda": 0.05,

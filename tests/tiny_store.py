@@ -19,10 +19,11 @@ LENGTH = 16
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
-def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20):
+def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20, pairs=False):
     """Write a store and open it; equal arguments but k, kind and tail give the same plan.
 
-    kind  "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops
+    kind   "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops
+    pairs  windows of sentence pairs: the fifth token after [CLS] is a [SEP]
     """
     rng = np.random.default_rng(0)
     files = StoreFiles(path)
@@ -43,10 +44,12 @@ def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150
         with UnitWriter(files, meta) as writer:
             for count in np.diff([*range(0, windows, 64), windows]):
                 columns = block(rng, count, words)
+                if pairs:
+                    columns["ids"][columns["run_starts"] + 5] = SPECIAL["sep"]
                 rows = logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k) if k else {}
                 writer.write_block(**columns | rows)
         units.append(unit)
-    files.publish_plan(Plan({"length": LENGTH}, tuple(units)))
+    files.publish_plan(Plan({"length": LENGTH} | ({"packing": "pairs"} if pairs else {}), tuple(units)))
     return Store.open(path)
 
 

@@ -6,12 +6,15 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from common.settings import check
+
 METRICS = ("original", "within-word-l2r")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlimpConfig:
-    """Which models to score on which minimal pairs, and how."""
+    """Which models to score on which minimal pairs, and how. A special token written out in a sentence ("[MASK]") is
+    text, and is split like any other."""
 
     models: Positional[tuple[str, ...]] = ()
     """Masked language models: a run of train-student or train-probe, an export, a kept checkpoint, any directory or Hub
@@ -23,6 +26,8 @@ class BlimpConfig:
     metric: Literal[METRICS] = "original"
     """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
     the later tokens of its word (Kauf and Ivanova 2023)."""
+    paradigms: tuple[str, ...] = ()
+    """Score only these, named as paradigms (wh_island) or phenomena ("island effects"); all 67 when not given."""
     per_paradigm: int | None = None
     """Score only so many pairs of every paradigm, always the same ones; all 1,000 when not given."""
     output: Path = Path("runs")
@@ -35,6 +40,7 @@ class BlimpConfig:
     """Print the records as JSON."""
 
     def __post_init__(self):
+        check(self)
         for name in ("per_paradigm", "batch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -97,6 +97,16 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
     }
 
 
+def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:
+    """Those that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
+    if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
+        raise BlimpError(
+            f"--paradigms {unknown[0]} is no paradigm or phenomenon of BLiMP. The phenomena: {', '.join(PHENOMENA)}."
+        )
+    wanted = {member for name in names for member in PHENOMENA.get(name, (name,))}
+    return [paradigm for paradigm in paradigms if not names or paradigm.name in wanted]
+
+
 def subset(paradigm: Paradigm, count: int) -> Paradigm:
     """`count` pairs of a paradigm, which depend on what the pairs are and not on their order: those whose SHA-256 is
     smallest, in the file's order. BlimpError where it has fewer."""

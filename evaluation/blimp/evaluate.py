@@ -8,7 +8,8 @@ accuracies, a phenomenon's that of its own.
 
 Every paradigm is a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz with
 the scores of all its sentences, so an interrupted command goes on behind the last of them; the record comes at the
-end. A task is `blimp`, or `blimp-100`, `blimp-within-word-l2r` and so on where a part is scored, or in another way.
+end. A task is `blimp`, or `blimp-100`, `blimp-within-word-l2r`, `blimp-of-2-<digits>` and so on where a part is scored,
+or in another way.
 """
 
 import math
@@ -20,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.invocation import program
 from evaluation import records
 from evaluation.blimp.config import BlimpConfig
-from evaluation.blimp.data import PHENOMENA, Paradigm, read, subset
+from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
 from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.models import check_family, load
 from evaluation.blimp.scoring import Scorer
@@ -57,6 +59,7 @@ def evaluate(config: BlimpConfig, progress=silent) -> dict:
     device = choose_device(config.device)
     places = _directories(config)
     paradigms, files = read(config.data_dir)
+    paradigms = select(paradigms, config.paradigms)
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
     headings = [_heading(directory, config, paradigms, files) for directory in places]
@@ -77,16 +80,17 @@ def evaluate(config: BlimpConfig, progress=silent) -> dict:
 
 
 def averages(figures: list[dict]) -> dict:
-    """headline and phenomena, unweighted means of the paradigms' accuracies; ties, a count."""
+    """headline and phenomena, unweighted means of the accuracies of the paradigms that were scored; ties, a count."""
     accuracy = {figure["metric"]: figure["value"] for figure in figures}
-    phenomena = {name: statistics.fmean(accuracy[member] for member in PHENOMENA[name]) for name in PHENOMENA}
+    scored = {name: [accuracy[member] for member in PHENOMENA[name] if member in accuracy] for name in PHENOMENA}
+    phenomena = {name: statistics.fmean(values) for name, values in scored.items() if values}
     ties = sum(figure["ties"] for figure in figures)
     return {"headline": statistics.fmean(accuracy.values()), "phenomena": phenomena, "ties": ties}
 
 
 def _directories(config: BlimpConfig) -> list[Path]:
     if not config.models:
-        raise BlimpError("no model to score. Give one or more:  mlsm evaluate-blimp MODEL --data-dir DIR")
+        raise BlimpError(f"no model to score. Give one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
     found = directories(config.models, config.step)
     for directory in found:
         check_family(directory)
@@ -97,8 +101,13 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
     """What a record says before anything is scored."""
     settings = {"metric": config.metric, "per_paradigm": config.per_paradigm}
     parts = [config.metric if config.metric != "original" else None, config.per_paradigm]
+    if config.paradigms:    # a record of all 67 does not say so: those of 1837c65 do not
+        names = [paradigm.name for paradigm in paradigms]
+        settings |= {"paradigms": names}
+        parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
     return {
-        "schema": records.SCHEMA, "suite": "blimp", "seed": None, "diverged": False, "head": None, "settings": settings,
+        "schema": records.SCHEMA, "suite": "blimp", "seed": None, "diverged": False, "collapsed": False, "head": None,
+        "settings": settings,
         "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
     } | records.describe(directory)  # fmt: skip

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
+from common.checkpoints import describe_foreign_settings, describe_unused_weights
+from common.invocation import program
 from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.scoring import ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
@@ -40,16 +42,18 @@ def load(directory: Path, device: torch.device):
 
 
 def check_family(directory: Path):
-    """The configuration of a model. Raises BlimpError where it is of no family of masked language models."""
+    """The configuration of a model. Raises BlimpError where it is of no masked language model that transformers has."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a damaged one transformers raises many classes
         raise BlimpError(f"{directory} holds no model: {_one_line(error)} Give the directory of a model.") from None
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
         raise BlimpError(
             f"{directory} is a model of type {config.model_type}, no masked language model of transformers. Give one"
             f" that AutoModelForMaskedLM loads."
         )
+    if trouble := describe_foreign_settings(config):
+        raise BlimpError(f"{directory}: {trouble}")
     return config
 
 
@@ -69,6 +73,8 @@ def _stock(directory: Path):
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise BlimpError(_without_head(directory, missing))
+    if trouble := describe_unused_weights(report["unexpected_keys"], model):
+        raise BlimpError(f"{directory}: {trouble}")
     return model
 
 
@@ -78,12 +84,12 @@ def _without_head(directory: Path, missing: list[str]) -> str:
         run = directory.parent if directory.name == "export" else directory
         return (
             f"{directory} predicts LSPs, not words: it has no masked-LM head. Train a probe, and score its run:"
-            f"  mlsm train-probe --student {run}"
+            f"  {program()} train-probe --student {run}"
         )
     return (
         f"{directory} has no whole masked-LM head: its weights lack {missing[0]}"
         f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Give a model saved as a masked language model;"
-        f" of an MLSM student, a probe:  mlsm train-probe --student RUN"
+        f" of an MLSM student, a probe:  {program()} train-probe --student RUN"
     )
 
 

@@ -1,6 +1,5 @@
 """What evaluate-blimp says when it is done."""
 
-from evaluation.blimp.data import PHENOMENA
 from evaluation.summaries import table
 
 
@@ -26,7 +25,7 @@ def blimp(result: dict, settings) -> str:
 
 def _column(record: dict) -> dict[str, str]:
     averages = record["averages"]
-    phenomena = {name: f"{100 * averages['phenomena'][name]:.1f}" for name in PHENOMENA}
+    phenomena = {name: f"{100 * share:.1f}" for name, share in averages["phenomena"].items()}
     return phenomena | {"HEADLINE": f"{100 * averages['headline']:.2f}", "ties": str(averages["ties"])}
 
 

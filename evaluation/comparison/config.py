@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from common.settings import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
@@ -20,3 +22,6 @@ class CompareConfig:
     """result.json of choose-layer, for figure 4: word-sense F1 beside the fine-tuning averages."""
     json: bool = False
     """Print the comparison as JSON."""
+
+    def __post_init__(self):
+        check(self)

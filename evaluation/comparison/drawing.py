@@ -5,13 +5,18 @@
 Left out: which models a figure shows (sweeps.py, trajectories.py), files (evaluation/plots.py).
 """
 
+import math
 from dataclasses import dataclass, field
 
+from evaluation.comparison.identity import differences
 from evaluation.comparison.significance import SIGNIFICANT
 from evaluation.comparison.study import SEEDS, SUITE, out_of
+from evaluation.plots import new_figure, write_caption
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")    # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
+_COLUMNS = 3     # of the figures with a panel a task
+_APART = 0.08    # of an axis: the least distance of two labels
 PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
 HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 TITLES = {
@@ -26,11 +31,25 @@ class Lacking(ValueError):
 
 @dataclass
 class Drawing:
-    """A figure and, for its CSV, every number in it; `note` says whose numbers these are."""
+    """A figure and, for its CSV, every number in it.
+
+    note     whose numbers these are
+    caption  whether these models differ in what the figure is about alone; it stands below the figure
+    """
 
     figure: object
     note: str
     rows: list = field(default_factory=list)
+    caption: str = ""
+
+    def explain(self, models, studied, more=""):
+        """Write the caption.
+
+        studied  names of the settings that the figure is about
+        more     a sentence to add
+        """
+        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
+        write_caption(self.figure, self.caption)
 
     def add(self, panel, series, x, value, n="", against="", source="measured"):
         """One number."""
@@ -40,6 +59,43 @@ class Drawing:
 def style(place):
     """Colour and marker of the n-th series."""
     return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+
+
+def task_panels(count, height):
+    """A figure for `count` panels in rows of three, each `height` inches high, without empty ones.
+
+    Returns  (figure, the axes of these panels, those of them that have no other below)
+    """
+    rows = -(-count // _COLUMNS)
+    figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
+    figure.set_figheight(max(height * rows, 4))
+    panels = list(axes.flat)
+    for empty in panels[count:]:
+        empty.remove()
+    return figure, panels[:count], panels[max(0, count - _COLUMNS) : count]
+
+
+def tick_steps(axes):
+    """Few ticks for optimiser steps, 250k for 250,000, so that they do not overlap in a small panel."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def tick_values(axes, values):
+    """A tick at each value, labelled unless it is so close to the label on its left that they would overlap."""
+    from matplotlib.ticker import NullLocator
+
+    values = sorted(values)
+    place = math.log2 if axes.get_xscale() == "log" else float
+    least, last, labels = _APART * (place(values[-1]) - place(values[0])), -math.inf, []
+    for value in values:
+        is_apart = place(value) - last >= least
+        labels.append(f"{value:g}" if is_apart else "")
+        last = place(value) if is_apart else last
+    axes.set_xticks(values, labels)
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def figure_title(figure):

@@ -38,7 +38,8 @@ FIGURES = {    # number -> name of its files, what it shows, what draws it
 def draw_all(study, directory, progress):
     """Draw what the records allow; files of figures that they do not allow (any more) are removed.
 
-    Returns  [{"figure": number in the paper, "shows", "files", "models", "lacks": None or what it needs}]
+    Returns  [{"figure": number in the paper, "shows", "files", "models", "caption": whether its models differ in
+             nothing but what it is about, "lacks": None or what it needs}]
     """
     drawn = []
     for place, (number, (name, shows, draw)) in enumerate(FIGURES.items()):
@@ -48,10 +49,11 @@ def draw_all(study, directory, progress):
             drawing = draw(study)
         except (Lacking, PlotError) as lack:
             _remove(stem)
-            drawn.append(facts | {"files": [], "models": None, "lacks": str(lack)})
+            drawn.append(facts | {"files": [], "models": None, "caption": None, "lacks": str(lack)})
             continue
         files = save_figure(drawing.figure, stem, HEADER, drawing.rows)
-        drawn.append(facts | {"files": list(map(str, files)), "models": drawing.note, "lacks": None})
+        said = {"models": drawing.note, "caption": drawing.caption, "lacks": None}
+        drawn.append(facts | {"files": list(map(str, files))} | said)
     return drawn
 
 

@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 
 from evaluation import records
 from evaluation.comparison.figures import Study, draw_all
-from evaluation.comparison.significance import LEVELS, matrices, win_rates
+from evaluation.comparison.identity import differences
+from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
 from evaluation.comparison.study import (
     average,
     blimp_average,
@@ -29,9 +30,11 @@ def compare(settings, progress):
     """Compare the models of some records.
 
     settings  CompareConfig
-    Returns   dict for JSON: models (averages, figures of the suite, what diverged), significance by level (matrices of
-              row against column), win_rates, left_out (what both models have but is no pair, and why), notes, figures
-              (files, or what they lack), tables (CSV files), common_figures
+    Returns   dict for JSON: models (averages, figures of the suite, what failed), significance by level (matrices of
+              row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
+              what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (what both
+              models have but is no pair, and why), notes, figures (files, or what they lack), tables (CSV files),
+              common_figures
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
@@ -45,13 +48,35 @@ def compare(settings, progress):
         "significance": tests,
         "compared": [model.label for model in models if model.trainings],
         "win_rates": win_rates(models),
+        "blimp": compare_on_blimp(models),
+        "differences": _differences(models),
         "left_out": left_out,
-        "notes": [*notes, *_notes_on_blimp(models)],
+        "notes": [*notes, *_notes_on_fine_tuning(models), *_notes_on_blimp(models)],
     }
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
     result["figures"] = draw_all(study, settings.output, progress)
     return result
+
+
+def _differences(models):
+    """In what the models differ, all of them and every two."""
+    found, pairs = differences(models), []
+    for i, model in enumerate(models):
+        for other in models[i + 1 :]:
+            both = differences([model, other])
+            pairs.append({"model": model.label, "against": other.label, "differ_in": list(both.settings),
+                          "unknown": bool(both.unknown), "alone": both.alone})    # fmt: skip
+    return {"settings": found.settings, "unknown": found.unknown, "pairs": pairs}
+
+
+def _notes_on_fine_tuning(models):
+    early = [model.label for model in models
+             if any("dropout" not in record["settings"] for record in model.trainings.values())]    # fmt: skip
+    if not early:
+        return []
+    return [f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
+            "earlier version do not say it. Give finetune the same models again."]    # fmt: skip
 
 
 def _notes_on_blimp(models):
@@ -80,7 +105,8 @@ def _describe(model, figures, paradigms):
         "average": average(model),
         "common_average": average(model, figures) if model.trainings else None,
         "figures": [_describe_figure(model, *figure) for figure in model.figures],
-        "diverged": [{"task": task, "seed": seed, "why": why} for (task, seed), why in model.diverged.items()],
+        "mass_kept": model.kept,
+        "failed": [{"task": task, "seed": seed, "why": why} for (task, seed), why in model.failed.items()],
         "blimp": _describe_blimp(model, paradigms) if model.blimp else None,
     }
 
@@ -89,7 +115,7 @@ def _describe_figure(model, task, metric):
     values = [value for (of, name, _), value in model.scores.items() if (of, name) == (task, metric)]
     return {
         "task": task, "metric": metric, "mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None,
-        "seeds": len(values), "diverged": sum(of == task for of, _ in model.diverged),
+        "seeds": len(values), "failed": sum(of == task for of, _ in model.failed),
     }
 
 
@@ -106,19 +132,25 @@ def _describe_blimp(model, paradigms):
 
 _MODEL_COLUMNS = (
     "model", "weights", "objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "step", "fraction",
-    "average", "common_average", "n",
+    "mass_kept", "average", "common_average", "n",
 )
 _MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two_sided_holm")
 
 
 def _save_tables(directory, result):
     """Write the CSV files. Returns their paths."""
+    differ_in = _texts_of_pairs(result["differences"]["pairs"])
     contents = {
         "models": _model_rows(result["models"]),
         "tasks": _task_rows(result["models"]),
-        "significance": _significance_rows(result),
-        "win-rates": _rows_of(("model", "against", "step", "task", "n", "wins", "losses", "ties", "rate"),
-                              result["win_rates"]),
+        "significance": _significance_rows(result, differ_in),
+        "win-rates": _rows_of(("model", "against", "differ_in", "step", "task", "n", "wins", "losses", "ties", "rate"),
+                              [rate | {"differ_in": differ_in[rate["model"], rate["against"]]}
+                               for rate in result["win_rates"]]),
+        "blimp": _rows_of(("model", "against", "differ_in", "paradigms", "wins", "losses", "ties", "difference", "low",
+                           "high", "p", "holm"),
+                          [row | {"differ_in": differ_in[row["model"], row["against"]]} for row in result["blimp"]]),
+        "differences": _difference_rows(result),
         "left-out": _rows_of(("model", "against", "why", "task", "seed"), _single_trainings(result["left_out"])),
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -126,6 +158,22 @@ def _save_tables(directory, result):
     for name, (header, rows) in contents.items():
         paths.append(str(save_table(directory / f"{name}.csv", header, rows)))
     return paths
+
+
+def _texts_of_pairs(pairs):
+    """(model, against), both ways -> in what the two differ."""
+    said = {}
+    for pair in pairs:
+        text = ", ".join([*pair["differ_in"], *(["unknown settings"] if pair["unknown"] else [])])
+        said[pair["model"], pair["against"]] = said[pair["against"], pair["model"]] = text
+    return said
+
+
+def _difference_rows(result):
+    rows = [[name, value, label] for name, values in result["differences"]["settings"].items()
+            for value, labels in values.items() for label in labels]    # fmt: skip
+    rows += [["settings of pre-training", "not all recorded", label] for label in result["differences"]["unknown"]]
+    return ("setting", "value", "model"), rows
 
 
 def _rows_of(header, dicts):
@@ -138,29 +186,30 @@ def _single_trainings(left_out):
 
 def _model_rows(models):
     costs = ("pretraining_flops", "teacher_flops")
-    header = (*_MODEL_COLUMNS, "diverged", *costs, "blimp", "blimp_paradigms", "blimp_ties")
+    header = (*_MODEL_COLUMNS, "failed", *costs, "blimp", "blimp_paradigms", "blimp_ties")
     rows = []
     for model in models:
         blimp = model["blimp"] or dict.fromkeys(("average", "paradigms", "ties"))
         rows.append([
-            *(model[name] for name in _MODEL_COLUMNS), len(model["diverged"]), model["flops"]["pretraining"],
+            *(model[name] for name in _MODEL_COLUMNS), len(model["failed"]), model["flops"]["pretraining"],
             model["flops"]["teacher"], blimp["average"], blimp["paradigms"], blimp["ties"],
         ])
     return header, rows
 
 
 def _task_rows(models):
-    header = ("model", "task", "metric", "mean", "sd", "seeds", "diverged")
+    header = ("model", "task", "metric", "mean", "sd", "seeds", "failed")
     return header, [[model["model"], *(figure[name] for name in header[1:])]
                     for model in models for figure in model["figures"]]
 
 
-def _significance_rows(result):
+def _significance_rows(result, differ_in):
     names, rows = result["compared"], []
     for level, cells in result["significance"].items():
         for i, name in enumerate(names):
             for j, other in enumerate(names):
                 if i != j:
                     full = result["levels"][level]["full"]
-                    rows.append([level, full, name, other, *(cells[column][i][j] for column in _MATRIX_COLUMNS)])
-    return ("level", "of", "model", "against", *_MATRIX_COLUMNS), rows
+                    said = differ_in[name, other]
+                    rows.append([level, full, name, other, said, *(cells[column][i][j] for column in _MATRIX_COLUMNS)])
+    return ("level", "of", "model", "against", "differ_in", *_MATRIX_COLUMNS), rows

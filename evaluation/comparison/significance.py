@@ -8,6 +8,10 @@ one-sided, "model i is better than model j", over all scores, as the paper has i
 tasks give two of one training: so trainings and tasks are tested beside them, and the two-sided alternative and Holm's
 adjustment for the number of comparisons stand beside the headline, not in its place.
 
+Of BLiMP the unit is the paradigm: two models are compared on the accuracies of those that both were scored on, by the
+same test and by a bootstrap interval of the mean difference over paradigms. The thousand sentence pairs of a paradigm
+are variations of a few templates and no independent observations; nor, quite, are paradigms of one phenomenon.
+
 Left out: effect sizes and other tests.
 
 Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal and where nothing can be said.
@@ -16,7 +20,9 @@ Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal a
 from dataclasses import dataclass
 from statistics import fmean
 
-from evaluation.comparison.study import SEEDS, SUITE, matched
+import numpy as np
+
+from evaluation.comparison.study import SEEDS, SUITE, common_paradigms, matched, scored_alike
 from evaluation.records import METRICS
 
 SIGNIFICANT = 0.01    # the paper's level
@@ -147,8 +153,9 @@ def _adjust(source, target, places):
 def win_rates(models):
     """How often one model wins a score against another of the same step, task by task and over all tasks.
 
-    Returns  [{"model", "against", "step", "task": a task or "all", "n", "wins", "losses", "ties", "rate": wins / n}]
-             for every ordered pair of models of one step (None: unknown, taken as finished) that have pairs
+    Returns  [{"model", "against", "step", "task": a task or "all", "n", "wins", "losses", "ties", "rate": share won, of
+             which a tie is half}] for every ordered pair of models of one step (None: unknown, taken as finished) that
+             have pairs
     """
     rates = []
     for model in models:
@@ -169,5 +176,44 @@ def _win_rate(model, other, task, pairs):
     n = wins + losses + ties
     return {
         "model": model.label, "against": other.label, "step": model.facts["step"], "task": task,
-        "n": n, "wins": wins, "losses": losses, "ties": ties, "rate": wins / n,
+        "n": n, "wins": wins, "losses": losses, "ties": ties, "rate": (wins + ties / 2) / n,
     }
+
+
+def compare_on_blimp(models):
+    """Every two models with BLiMP records of the same data and settings, on the paradigms that both were scored on.
+
+    Returns  [{"model", "against", "paradigms": how many, "wins", "losses", "ties", "difference": of the mean
+             accuracies, "low", "high": 95 % bootstrap interval of it over paradigms (None with one paradigm), "p":
+             Wilcoxon's, two-sided (None where nothing differs), "holm": adjusted over all pairs}], the better one first
+    """
+    scored, _ = scored_alike(models)
+    rows = [_compare_on_blimp(model, other) for i, model in enumerate(scored) for other in scored[i + 1 :]]
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["holm"] = adjusted
+    return rows
+
+
+def _compare_on_blimp(model, other):
+    paradigms = common_paradigms([model, other])
+    mine, theirs = ({figure["metric"]: figure["value"] for figure in of.blimp["figures"]} for of in (model, other))
+    d = [mine[name] - theirs[name] for name in paradigms]
+    if sum(d) < 0:
+        model, other, d = other, model, [-x for x in d]
+    wins, losses, ties = count(d)
+    low, high = bootstrap_interval(d) if len(d) > 1 else (None, None)
+    return {
+        "model": model.label, "against": other.label, "paradigms": len(d), "wins": wins, "losses": losses, "ties": ties,
+        "difference": fmean(d), "low": low, "high": high, "p": wilcoxon(d, "two-sided"),
+    }
+
+
+def bootstrap_interval(differences, resamples=10_000):
+    """95 % percentile interval (Efron 1979) of the mean of differences, which are drawn again with replacement.
+
+    The draws are those of a fixed seed, so equal differences have equal intervals.
+    """
+    d = np.asarray(differences, np.float64)
+    drawn = np.random.default_rng(0).integers(0, len(d), (resamples, len(d)))
+    low, high = np.quantile(d[drawn].mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)

@@ -3,9 +3,10 @@
     models = models_of(records.read(paths))
     trainings, left_out = matched(models[0], models[1])
 
-A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it,
-whatever the step: its checkpoints. Two scores are a pair when they are of one task, metric and seed, and head, data and
-settings agree; nothing else is paired, and what was evaluated twice but does not agree is named. Left out: tests
+A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it, with
+all settings that its records hold, whatever the step: its checkpoints. Two scores are a pair when they are of one task,
+metric and seed, and head, data and settings of fine-tuning agree; nothing else is paired, and what was evaluated twice
+but does not agree is named. Left out: in which settings of pre-training models differ (identity.py), tests
 (significance.py), figures (figures.py).
 
 A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
@@ -16,13 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from evaluation.comparison.identity import KEPT, differences, family_key, text
 from evaluation.records import METRICS, path_of
 
 SEEDS = 5    # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
 OBJECTIVES = {"mlsm": "MLSM", "mlm": "MLM", "kd": "KD", "mtl": "MLSM+MLM", "naive-mlsm": "naive MLSM"}
-FAMILY = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
+FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
+_RECORDED_LATE = ("dropout", "segments", "unread_words")    # settings that records of 1837c65 do not have
 _SHORT = {"objective": "{}", "encoder": "{}", "teacher": "of {}", "layer": "l {}", "k": "k {}", "lambda": "λ {}",
           "kappa": "κ {}", "run_seed": "run seed {}"}
 
@@ -36,7 +39,8 @@ class Model:
     """One model: what its records say of it, and the records by (task, seed); scores are read once all are in.
 
     label  its name, with digits of its weights where two models share the name
-    facts  of the family, and step, fraction, flops, path, weights
+    facts  of the pre-training (FACTS, dictionary, and its whole identity, None where unknown), and step, fraction,
+           flops, path, weights
     blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
     """
 
@@ -65,15 +69,24 @@ class Model:
         return {figure: fmean(values) for figure, values in by_figure.items() if values}
 
     @property
-    def diverged(self):
-        """(task, seed) -> why, of the trainings that diverged. Their scores count like any other."""
-        return {key: record["diverged"] for key, record in self.trainings.items() if record["diverged"]}
+    def failed(self):
+        """(task, seed) -> why, of the trainings that diverged or collapsed. Their scores count like any other."""
+        return {
+            key: f"{how}: {record[how]}" for key, record in self.trainings.items()
+            for how in ("diverged", "collapsed") if record[how]
+        }
+
+    @property
+    def kept(self):
+        """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
+        identity = self.facts["identity"] or {}
+        tail = identity.get("tail") if self.facts["objective"] != "mlm" else None
+        return tail["mass_kept"] if tail else None
 
     @property
     def family(self):
-        """What pre-trained it; a model of unknown origin is a family of its own."""
-        known = tuple(self.facts[name] for name in FAMILY)
-        return known if self.facts["objective"] else (*known, self.label)
+        """All that is known of its pre-training but for the step; a model of unknown origin is a family of its own."""
+        return family_key(self.facts) if self.facts["objective"] else self.label
 
     @property
     def cost(self):
@@ -133,15 +146,17 @@ def models_of(records):
 
 
 def _facts(record):
-    names = (*FAMILY, "dictionary", "step", "fraction", "flops", "weights", "path")
+    names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "weights", "path")
     return {name: record[name] for name in names}
 
 
 def _require_same_facts(model, facts):
     if model.cost is None:    # elsewhere the teacher may have been at hand
         model.facts["flops"] = facts["flops"]
+    if model.facts["identity"] is None:    # of a record of an earlier version
+        model.facts["identity"] = facts["identity"]
     for name, value in facts.items():
-        if name not in ("path", "flops") and value != model.facts[name]:
+        if name not in ("path", "flops", "identity") and value != model.facts[name]:
             raise ComparisonError(
                 f"records of {model.label} ({model.facts['weights'][:8]}) contradict each other: {name} is "
                 f"{model.facts[name]!r} in one and {value!r} in another. Evaluate that model again."
@@ -221,8 +236,16 @@ def _disagreements(record, other):
     names = record["settings"].keys() | other["settings"].keys()
     differing = sorted(name for name in names if record["settings"].get(name) != other["settings"].get(name))
     if differing:
-        reasons.append(f"settings differ ({', '.join(differing)})")
+        reasons.append(f"settings differ ({', '.join(_said(name, record, other) for name in differing)})")
     return ", ".join(reasons)
+
+
+def _said(name, record, other):
+    """A setting that two records do not agree on, for people."""
+    values = [found["settings"].get(name, "not recorded") for found in (record, other)]
+    if name in _RECORDED_LATE and "not recorded" in values:
+        return f"{name} not recorded by an earlier version: fine-tune again"
+    return f"{name}: {text(values[0])} and {text(values[1])}"
 
 
 def _content(data):
@@ -257,12 +280,18 @@ def _family_names(groups):
     """Objective and whatever else tells families of that objective apart."""
     names = []
     for group in groups:
-        facts = group[0].facts
-        rivals = [other[0].facts for other in groups if other[0].facts["objective"] == facts["objective"]]
-        telling = [name for name in FAMILY[1:] if len({str(rival[name]) for rival in rivals}) > 1]
-        parts = [_SHORT[name].format(facts[name]) for name in telling if facts[name] is not None]
-        known = OBJECTIVES.get(facts["objective"], facts["objective"])
-        names.append(", ".join([known, *parts]) if known else group[0].label)
+        first = group[0]
+        objective = first.facts["objective"]
+        rivals = [other[0] for other in groups if other[0].facts["objective"] == objective]
+        found = differences(rivals)
+        parts = [
+            _SHORT.get(name, f"{name} {{}}").format(value) for name, values in found.settings.items()
+            for value, labels in values.items() if first.label in labels and name not in ("step", KEPT)
+        ]
+        if first.label in found.unknown and len(found.unknown) < len(rivals):
+            parts.append("other settings unknown")
+        known = OBJECTIVES.get(objective, objective)
+        names.append(", ".join([known, *parts]) if known else first.label)
     return names
 
 

@@ -10,7 +10,7 @@ from evaluation.comparison.drawing import p_text
 from evaluation.comparison.study import PARADIGMS, SEEDS, SUITE, out_of
 from evaluation.records import METRICS
 
-_FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "checkpoint")
+_FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "checkpoint")
 _MOST_LINES = 20
 _MOST_MODELS = 12    # in a matrix on a terminal
 
@@ -24,9 +24,11 @@ def comparison(result, settings):
     if tuned:
         parts += [_task_table(tuned, numbers), *_significance_tables(result, numbers)]
         parts += _win_rate_table(result["win_rates"], models, numbers)
+    parts += _blimp_table(result["blimp"], numbers)
+    parts += _difference_lines(result["differences"], numbers)
     left_out = [_left_out(found, numbers) for found in result["left_out"]]
     parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
-    parts += _listed("Notes", [*_diverged(models), *result["notes"]])
+    parts += _listed("Notes", [*_failed(models), *result["notes"]])
     return "\n".join([*parts, *_files(result, settings)])
 
 
@@ -34,7 +36,8 @@ def _files(result, settings):
     drawn = [figure for figure in result["figures"] if not figure["lacks"]]
     lacking = [figure for figure in result["figures"] if figure["lacks"]]
     lines = [f"\nTables:   {settings.output}/*.csv"]
-    lines += [f"Figure {figure['figure']}: {figure['files'][1]}  ({figure['shows']})" for figure in drawn]
+    for figure in drawn:
+        lines += [f"Figure {figure['figure']}: {figure['files'][1]}  ({figure['shows']})", f"  {figure['caption']}"]
     if lacking:
         lines.append("\nFigures of the paper that these records do not allow, and what each needs:")
         lines += [f"  {figure['figure']:>2}  {figure['shows']}: {figure['lacks']}" for figure in lacking]
@@ -73,6 +76,7 @@ def _rendered(text, columns, fixed, width):
 
 
 def _model_table(models):
+    models = [model | {"mass kept": _percent(model["mass_kept"])} for model in models]
     facts = [name for name in _FACTS if len({str(model[name]) for model in models}) > 1]
     shared = [f"{name} {value}" for name in _FACTS if name not in facts and (value := models[0][name]) is not None]
     same = len({tuple((figure["task"], figure["metric"]) for figure in model["figures"]) for model in models
@@ -83,7 +87,7 @@ def _model_table(models):
     for number, model in enumerate(models, 1):
         known = ["" if model[name] is None else model[name] for name in facts]
         averages = [_score(model["average"])] + ([] if same else [_score(model["common_average"])])
-        mark = "†" if model["diverged"] else ""
+        mark = "†" if model["failed"] else ""
         n = f"{model['n']}{mark}" if model["n"] else ""
         rows.append([number, model["model"], *known, *averages, n, *([_blimp(model["blimp"])] if blimp else [])])
     partly = any(model["blimp"] and model["blimp"]["paradigms"] != PARADIGMS for model in models)
@@ -91,6 +95,10 @@ def _model_table(models):
     explained += [f"BLiMP (n): over n of {PARADIGMS} paradigms"] * partly
     explained += [f"of all: {', '.join(shared)}"] * bool(shared)
     return "\n".join([_grid(header, rows, fixed=2), *(f"  {line}" for line in explained)])
+
+
+def _percent(share):
+    return None if share is None else f"{share:.1%}"
 
 
 def _blimp(blimp):
@@ -109,14 +117,15 @@ def _task_table(models, numbers):
     for task, metric in SUITE:
         rows.append([f"{task} {metric}", *(_task_cell(model, task, metric) for model in models)])
     header = ["mean over seeds", *(numbers[model["model"]] for model in models)]
-    return "\n" + _grid(header, rows) + "\n  (s): fewer seeds than five; †: with diverged runs, which count"
+    explained = "(s): fewer seeds than five; †: with runs that diverged or collapsed, which count"
+    return f"\n{_grid(header, rows)}\n  {explained}"
 
 
 def _task_cell(model, task, metric):
     for figure in model["figures"]:
         if (figure["task"], figure["metric"]) == (task, metric):
             seeds = f" ({figure['seeds']})" if figure["seeds"] < SEEDS else ""
-            return f"{figure['mean']:.3f}{seeds}{'†' if figure['diverged'] else ''}"
+            return f"{figure['mean']:.3f}{seeds}{'†' if figure['failed'] else ''}"
     return "–"
 
 
@@ -186,7 +195,25 @@ def _win_rate_table(rates, models, numbers):
         for (model, other), row in list(rows.items())[:_MOST_LINES]
     ]
     more = [f"  ... and {len(rows) - _MOST_LINES:,} more in win-rates.csv"] if len(rows) > _MOST_LINES else []
-    return ["\nShare of pairs that MLSM wins", _grid(["", "checkpoint", *tasks], lines, fixed=2), *more]
+    title = "\nShare of pairs that MLSM wins (a tie counts half)"
+    return [title, _grid(["", "checkpoint", *tasks], lines, fixed=2), *more]
+
+
+def _blimp_table(rows, numbers):
+    """BLiMP of every two models, the better one first."""
+    if not rows:
+        return []
+    lines = [
+        [f"{numbers[row['model']]} over {numbers[row['against']]}", f"{100 * row['difference']:+.1f}",
+         "–" if row["low"] is None else f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}", row["paradigms"],
+         f"{row['wins']} ({row['ties']})", *("–" if row[name] is None else p_text(row[name]) for name in ("p", "holm"))]
+        for row in rows[:_MOST_LINES]
+    ]
+    more = [f"  ... and {len(rows) - _MOST_LINES:,} more in blimp.csv"] if len(rows) > _MOST_LINES else []
+    title = "\nBLiMP: accuracy in percentage points, two models paired by paradigm"
+    header = ["", "difference", "95 % interval", "paradigms", "won (ties)", "p, two-sided", "Holm"]
+    explained = "  interval: bootstrap over paradigms; p: Wilcoxon's test over paradigms, not over their sentence pairs"
+    return [title, _grid(header, lines), explained, *more]
 
 
 def _left_out(found, numbers):
@@ -197,10 +224,31 @@ def _left_out(found, numbers):
     return f"{numbers[found['model']]} and {numbers[found['against']]}: {found['why']}: seeds of {named}"
 
 
-def _diverged(models):
+def _failed(models):
     return [
-        f"{model['model']}: {run['task']}, seed {run['seed']} diverged: {run['why']}"
-        for model in models for run in model["diverged"]
+        f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
+        for model in models for run in model["failed"]
+    ]
+
+
+def _difference_lines(differences, numbers):
+    """In what the pre-trainings of the models differ, and which pairs cannot be put down to one setting."""
+    if len(numbers) < 2:
+        return []
+
+    def of(labels):
+        return "/".join(str(number) for number in sorted(numbers[label] for label in labels))
+
+    lines = [f"{name}: {', '.join(f'{value} ({of(labels)})' for value, labels in values.items())}"
+             for name, values in differences["settings"].items()]    # fmt: skip
+    if unknown := differences["unknown"]:
+        lines.append(f"other settings are unknown: {of(unknown)} (no lineage, or records of an earlier version)")
+    several = [pair for pair in differences["pairs"] if len(pair["differ_in"]) > 1]
+    mixed = [f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}"
+             for pair in several]    # fmt: skip
+    return [
+        *_listed("What differs in the pre-training of these models (numbers of the models)", lines),
+        *_listed("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),
     ]
 
 

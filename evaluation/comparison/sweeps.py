@@ -6,13 +6,15 @@ Left out: checkpoints of a pre-training (trajectories.py).
 from statistics import fmean
 
 from evaluation.comparison import published
-from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style
+from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style, tick_values
+from evaluation.comparison.identity import KEPT, differences
 from evaluation.comparison.significance import matrices
 from evaluation.comparison.study import SEEDS, SUITE, average, common_figures, out_of
 from evaluation.plots import new_figure
 from evaluation.word_senses.report import coefficients, read_result
 
-_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree, save what is varied
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree at least, save what is varied
+_STUDIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
 
 
@@ -25,7 +27,7 @@ def numbers_of_lsps(study):
     """Figure 5."""
     drawing = _draw(study, "k", table=2)
     drawing.figure.axes[0].set_xscale("log", base=2)
-    _tick_values(drawing.figure.axes[0], {row[2] for row in drawing.rows if row[0] == "average"})
+    tick_values(drawing.figure.axes[0], {row[2] for row in drawing.rows if row[0] == "average"})
     return drawing
 
 
@@ -51,6 +53,9 @@ def word_senses(study):
 def sweep(models, fact):
     """The fine-tuned models that differ in one fact alone: the largest such set, of the last step.
 
+    Where no two models agree in every other setting of their pre-training, the largest set that agrees at least in
+    encoder, teacher, layer, k, lambda and step is taken; its figure names what else differs.
+
     fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
     Returns  [(value, Model)] in the order of values
     Raises   Lacking
@@ -62,6 +67,8 @@ def sweep(models, fact):
             held = tuple(model.facts[name] for name in _HELD if name != fact)
             groups.setdefault(held, []).append((value, model))
     chosen = max(groups.values(), key=_rank, default=[])
+    alike = max((_alike(group, seed, fact) for group in groups.values() for _, seed in group), key=_rank, default=[])
+    chosen = alike if len({value for value, _ in alike}) > 1 else chosen
     values = [value for value, _ in chosen]
     if len(set(values)) < 2:
         kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
@@ -72,6 +79,27 @@ def sweep(models, fact):
     if not common_figures([model for _, model in chosen]):
         raise Lacking("a task that all of these models were fine-tuned on")
     return sorted(chosen, key=lambda pair: pair[0])
+
+
+def _alike(group, seed, fact):
+    """Those of a group that differ from one of its models in the fact alone, as far as the records know."""
+    def agrees(model):
+        found = differences([seed, model])
+        is_known_alike = len(found.unknown) != 1 or model is seed
+        return is_known_alike and not set(found.beyond(_STUDIED[fact])) - {KEPT}
+
+    return [(value, model) for value, model in group if agrees(model)]
+
+
+def _left_out(study, fact, chosen):
+    """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
+    models = [model for _, model in chosen]
+    others = [model for model in study.models if model not in models and model.trainings
+              and _value(model, fact) is not None
+              and all(model.facts[name] == models[0].facts[name] for name in _HELD if name != fact)]    # fmt: skip
+    named = [f"{model.label} ({', '.join(differences([models[0], model]).beyond(_STUDIED[fact])) or 'unknown'})"
+             for model in others]    # fmt: skip
+    return f"Left out, as other settings differ: {', '.join(named)}." if named else ""
 
 
 def _rank(group):
@@ -97,8 +125,9 @@ def _draw(study, fact, table):
     if study.paper:
         _draw_paper(drawing, axes[0], published.averages(table))
     axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
-    _tick_values(axes[0], {row[2] for row in drawing.rows})
+    tick_values(axes[0], {row[2] for row in drawing.rows})
     axes[0].title.set_fontsize(10)
+    drawing.explain(models, _STUDIED[fact], _left_out(study, fact, chosen))
     axes[0].legend(fontsize=8)
     _draw_matrices(drawing, axes[1:], matrices(models)[0]["scores"], values)
     for panel in axes[1:]:
@@ -147,13 +176,6 @@ def _draw_matrices(drawing, axes, cells, values):
                     drawing.add(name, "", value, cells[name][i][j], cells["n"][i][j], other)
 
 
-def _tick_values(axes, values):
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
 
 
@@ -185,7 +207,7 @@ def _draw_word_senses(study, chosen, f1):
     other.plot(values, senses, label="word-sense F1", **style(1))
     left.set(xlabel=_NAMES["layer"], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
     other.set_ylabel("word-sense F1")
-    _tick_values(left, values)
+    tick_values(left, values)
     lines = [*left.get_lines()[-2:], *other.get_lines()]
     left.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="lower right")
     right.plot(senses, means, "o", color=style(0)["color"])
@@ -194,6 +216,7 @@ def _draw_word_senses(study, chosen, f1):
         drawing.add("word senses", "F1", layer, x)
     right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
     _write_correlations(study, drawing, right, correlations(senses, means), len(values))
+    drawing.explain(models, _STUDIED["layer"], _left_out(study, "layer", chosen))
     return drawing
 
 

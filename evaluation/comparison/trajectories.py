@@ -7,7 +7,18 @@ from itertools import cycle
 from operator import itemgetter
 
 from evaluation.comparison import published
-from evaluation.comparison.drawing import COLORS, MARKERS, PAPER, Drawing, Lacking, figure_title, how_many, style
+from evaluation.comparison.drawing import (
+    COLORS,
+    MARKERS,
+    PAPER,
+    Drawing,
+    Lacking,
+    figure_title,
+    how_many,
+    style,
+    task_panels,
+    tick_steps,
+)
 from evaluation.comparison.significance import win_rates
 from evaluation.comparison.study import (
     PARADIGMS,
@@ -23,24 +34,26 @@ from evaluation.comparison.study import (
 )
 from evaluation.plots import new_figure
 
-_COLUMNS = 3                # of the figures with a panel a task
+_STUDIED = {"objective", "step"}
 _RIVALS = ("mlm", "kd")     # of MLSM in figure 7
 
 
 def averages_and_tasks(study):
     """Figure 6: of the encoder with the most pre-trainings, the paper's DeBERTa before any other."""
     lines = _trajectories(study.models)[0]
-    figure, axes = new_figure(width=2, rows=5, columns=_COLUMNS)
-    figure.set_figheight(15)
+    models = [model for group in lines.values() for model in group]
+    shown = [suite_figure for suite_figure in SUITE if any(suite_figure in model.figures for model in models)]
+    figure, panels, lowest = task_panels(1 + len(shown), height=3)
     drawing = Drawing(figure, ", ".join(lines))
-    _draw_averages(drawing, axes.flat[0], lines)
-    for panel, suite_figure in zip(axes.flat[1:], SUITE, strict=True):
+    _draw_averages(drawing, panels[0], lines)
+    for panel, suite_figure in zip(panels[1:], shown, strict=True):
         _draw_task(drawing, panel, lines, suite_figure)
     if study.paper:
-        _draw_published(drawing, axes)
-    for panel in axes[-1]:
+        _draw_published(drawing, panels, shown)
+    for panel in lowest:
         panel.set_xlabel("pre-training steps")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
+    drawing.explain(models, _STUDIED)
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4)
     return drawing
 
@@ -53,6 +66,7 @@ def averages_of_another_encoder(study):
     figure, axes = new_figure()
     drawing = Drawing(figure, ", ".join(others[0]))
     _draw_averages(drawing, axes, others[0])
+    drawing.explain([model for group in others[0].values() for model in group], _STUDIED)
     axes.legend(fontsize=8)
     return drawing
 
@@ -96,6 +110,7 @@ def _draw_averages(drawing, axes, lines):
             drawing.add("average", name, model.facts["step"], mean, len(model.scores))
     axes.set_title(f"average ({how_many(models, figures)})", fontsize=10)
     axes.set(xlabel="pre-training steps", ylabel="average fine-tuning score")
+    tick_steps(axes)
 
 
 def _draw_task(drawing, axes, lines, suite_figure):
@@ -107,15 +122,14 @@ def _draw_task(drawing, axes, lines, suite_figure):
             seeds = sum((task, metric) == suite_figure for task, metric, _ in model.scores)
             drawing.add(" ".join(suite_figure), name, model.facts["step"], value, seeds)
     axes.set_title(figure_title(suite_figure), fontsize=10)
-    if not axes.get_lines() or not any(len(line.get_xdata()) for line in axes.get_lines()):
-        axes.text(0.5, 0.5, "no records", ha="center", transform=axes.transAxes, color="0.5")
+    tick_steps(axes)
 
 
-def _draw_published(drawing, axes):
+def _draw_published(drawing, panels, shown):
     """The paper's finished MLSM (layer 10, k = 3,072) as a line across each panel: its curves are not published."""
-    levels = [published.averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in SUITE)]
-    names = ["average", *(" ".join(suite_figure) for suite_figure in SUITE)]
-    for panel, level, name in zip(axes.flat, levels, names, strict=True):
+    levels = [published.averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
+    names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
+    for panel, level, name in zip(panels, levels, names, strict=True):
         panel.axhline(level, label="paper: MLSM, finished", **PAPER | {"marker": ""})
         drawing.add(name, "MLSM, layer 10", "", level, source="paper")
 
@@ -126,15 +140,17 @@ def _draw_published(drawing, axes):
 def paired_scores(study):
     """Figure 7: each fine-tuning score of MLSM against that of MLM and KD of the same step and encoder."""
     pairs = _pairs_of_checkpoints(study.models)
-    figure, axes = new_figure(width=2, rows=5, columns=_COLUMNS)
-    figure.set_figheight(19)
+    paired = {task for _, model, other in pairs for task, _ in matched(model, other)[0]}
+    shown = [suite_figure for suite_figure in SUITE if suite_figure[0] in paired]
+    figure, panels, _ = task_panels(len(shown) + 1, height=3.8)
     drawing = Drawing(figure, ", ".join(dict.fromkeys(model.label for _, *both in pairs for model in both)))
     looks = _looks(pairs)
-    for panel, suite_figure in zip(axes.flat, SUITE, strict=False):
+    for panel, suite_figure in zip(panels[:-1], shown, strict=True):
         _draw_pairs(drawing, panel, pairs, suite_figure, looks)
-    _draw_win_rates(drawing, axes.flat[-1], pairs, looks)
-    axes.flat[0].set(xlabel="the other's score", ylabel="MLSM's score")
-    _explain(figure, axes.flat[0], pairs, looks)
+    _draw_win_rates(drawing, panels[-1], pairs, looks)
+    panels[0].set(xlabel="the other's score", ylabel="MLSM's score")
+    _write_legend(figure, panels[0], pairs, looks)
+    drawing.explain(list({id(model): model for _, *both in pairs for model in both}.values()), _STUDIED)
     return drawing
 
 
@@ -183,9 +199,6 @@ def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
 
 def _fit_square(axes, values):
     """Equal limits on both axes, so that the diagonal is one."""
-    if not values:
-        axes.text(0.5, 0.5, "no pairs", ha="center", transform=axes.transAxes, color="0.5")
-        return
     axes.axline((values[0], values[0]), slope=1, color="0.4", linestyle="--", linewidth=1, zorder=0)
     margin = max(0.005, 0.08 * (max(values) - min(values)))
     limits = min(values) - margin, max(values) + margin
@@ -203,14 +216,14 @@ def _draw_win_rates(drawing, axes, pairs, looks):
         axes.text(at, 0.03, said, ha="center", va="bottom", fontsize=7, rotation=90)
         drawing.add("win rate", model.label, model.facts["step"], rate["rate"], rate["n"], other.label)
     names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
-    axes.set_xticks(range(len(steps)), [names[step] for step in steps])
+    axes.set_xticks(range(len(steps)), [names[step] for step in steps], rotation=45 if len(steps) > 4 else 0)
     axes.axhline(0.5, color="0.4", linestyle="--", linewidth=1)
     axes.grid(visible=False, axis="x")
     axes.set(ylim=(0, 1), xlabel="checkpoint")
-    axes.set_title("share of pairs that MLSM wins", fontsize=10)
+    axes.set_title("share of pairs that MLSM wins (a tie counts half)", fontsize=10)
 
 
-def _explain(figure, axes, pairs, looks):
+def _write_legend(figure, axes, pairs, looks):
     names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
     for step, color in looks[0].items():
         axes.plot([], [], "s", color=color, label=names[step])
@@ -243,6 +256,7 @@ def blimp_over_cost(study):
             drawing.add("blimp", name, model.cost, mean, len(paradigms), model.label)
     _finish_costs(study, drawing, axes, len(paradigms))
     drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
+    drawing.explain(models, _STUDIED)
     return drawing
 
 

@@ -17,6 +17,7 @@ import torch
 from shards.counter import permutation
 
 _ORDER_PURPOSE = 0x66744F72    # "ftOr"
+_CHOICE_PURPOSE = 0x66744368   # "ftCh"
 _TOKENIZED_AT_ONCE = 10_000    # examples: the tokenizer's own objects take kilobytes each
 IGNORED = -100                 # torch's number of a label that carries no loss
 WIDTHS = 8    # batches are padded to a multiple: few shapes, so that the memory of one serves the next
@@ -30,11 +31,12 @@ class Encoded:
     words_N    where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
                was cut off or has no token
     pad_id     token that fills batches up
+    cut        share of the examples that were longer than max_length
     """
 
-    def __init__(self, lengths_N, ids_T, types_T, words_N, labels, pad_id):
+    def __init__(self, lengths_N, ids_T, types_T, words_N, labels, pad_id, cut):
         """labels: of every example a number, or the list of its words' labels."""
-        self.pad_id = pad_id
+        self.pad_id, self.cut = pad_id, cut
         self.starts = np.concatenate(([0], np.cumsum(lengths_N)))
         self.ids_T, self.types_T, self.words_N = ids_T, types_T, words_N
         self.labels_N = self.labels_T = None
@@ -46,6 +48,13 @@ class Encoded:
 
     def __len__(self):
         return len(self.starts) - 1
+
+    @property
+    def unread(self):
+        """Where words have labels: the share of all words that were cut off or have no token. None elsewhere."""
+        if self.words_N is None:
+            return None
+        return float(np.mean(np.concatenate(self.words_N) < 0))
 
     @property
     def lengths_N(self):
@@ -81,19 +90,20 @@ def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_t
     """Tokenise examples, cutting pairs at the longer sentence.
 
     tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
-    takes_types  whether the model reads which sentence of a pair a token is of
+    takes_types  whether the model is told which sentence of a pair a token is of
     mark_target  whether the target word of a pair is put into quotation marks
     Returns      Encoded
     """
     inner = tokenizer.backend_tokenizer
     inner.no_padding()
     inner.enable_truncation(max_length, strategy="longest_first")
-    lengths_N, ids, types, words_N = [], [], [], []
+    lengths_N, ids, types, words_N, cut = [], [], [], [], 0
     try:
         for begin in range(0, len(examples), _TOKENIZED_AT_ONCE):
             part = examples[begin : begin + _TOKENIZED_AT_ONCE]
             encodings = inner.encode_batch([_text(example, mark_target) for example in part])
             lengths_N += [len(encoding) for encoding in encodings]
+            cut += sum(bool(encoding.overflowing) for encoding in encodings)
             ids.append(_joined(encoding.ids for encoding in encodings))
             types.append(_joined(encoding.type_ids for encoding in encodings))
             if labels_words:
@@ -103,12 +113,20 @@ def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_t
     return Encoded(
         lengths_N, np.concatenate(ids), np.concatenate(types) if takes_types else None,
         words_N if labels_words else None, [example.label for example in examples], tokenizer.pad_token_id,
+        cut / len(examples),
     )  # fmt: skip
 
 
 def order(task, epoch, count):
     """The order of a task's training examples in an epoch: int64 (N)."""
     return permutation(count, _ORDER_PURPOSE, task_number(task), epoch)
+
+
+def choose(task, examples, count):
+    """`count` of a task's training examples, always the same ones, in their order; all where that is None or more."""
+    if count is None or count >= len(examples):
+        return examples
+    return [examples[row] for row in sorted(permutation(len(examples), _CHOICE_PURPOSE, task_number(task))[:count])]
 
 
 def order_digest(task, epochs, count):

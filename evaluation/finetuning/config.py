@@ -7,6 +7,9 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from common.invocation import program
+from common.settings import check
+
 TASKS = ("cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic")
 SMOKE_MODEL = "bundled"
 
@@ -43,8 +46,26 @@ class FinetuneConfig:
     """Learning rate of the first step."""
     batch: int = 32
     """Examples in an optimiser step."""
-    max_length: int = 128
-    """Longest input in tokens, special ones included; longer ones are cut."""
+    max_length: int | None = None
+    """Longest input in tokens, special ones included; longer ones are cut, for all models alike. When not given: the
+    longest window that all of the models were pre-trained on, which is the smallest of their windows; of a model
+    without a lineage.json of ours, the positions that it has, up to 512. With 512, the official code's length,
+    students read positions that their windows never trained."""
+    dropout: float = 0.1
+    """Probability of every dropout in the encoder, for all models alike and whatever their config.json says (a student
+    that was pre-trained without dropout says 0). 0.1 is the own of BERT, RoBERTa and DeBERTa, 0 that of ModernBERT.
+    Dropouts of the head stay the family's own."""
+    segments: Literal["auto", "never", "always"] = "auto"
+    """Whether encoders with segment embeddings (token_type_ids) are told which sentence of a pair a token is of. auto:
+    all models are where the lineage of every one says that its second segment was trained, otherwise none is. always:
+    all that have them, trained or not. never: none."""
+    split: Literal["validation", "test"] = "validation"
+    """Which examples the figures are of: the development sets, or `test`: the labelled test sets of the tasks that have
+    one in files of --data-dir (conll2003, qqp). Records of `test` go to <output>/test."""
+    limit_train: int | None = None
+    """Train on so many examples of a task, always the same ones; on all when not given."""
+    max_steps: int | None = None
+    """Stop a training after so many optimiser steps, its learning rate then at zero; after --epochs when not given."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
     smoke: bool = False
@@ -53,26 +74,36 @@ class FinetuneConfig:
     """Print the result as JSON."""
 
     def __post_init__(self):
-        for name, least in (("seeds", 1), ("epochs", 1), ("batch", 1), ("max_length", 8)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(self, name)}")
+        check(self)
+        least = {"seeds": 1, "epochs": 1, "batch": 1, "max_length": 8, "limit_train": 1, "max_steps": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {smallest}, found {value}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout is a probability from 0 to below 1, found {self.dropout}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr must be a positive number, found {self.lr}")
-        if unknown := sorted(set(self.tasks) - {"all", *TASKS}):
-            raise ValueError(f"no task {', '.join(unknown)}. There are: all, {', '.join(TASKS)}")
 
     def chosen_tasks(self):
         """The tasks' names, in the table's order."""
         return [task for task in TASKS if "all" in self.tasks or task in self.tasks]
 
     def recipe(self):
-        """The settings that decide a training's outcome, as a record keeps them."""
-        return {name: getattr(self, name) for name in ("epochs", "lr", "batch", "max_length", "mark_target")}
+        """The settings that decide the outcome of every training alike, as a record keeps them.
+
+        `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
+        """
+        return {name: getattr(self, name) for name in ("epochs", "lr", "batch", "max_length", "mark_target", "dropout")}
 
     def smoked(self):
         """The settings that --smoke stands for; without it, these. ValueError where no model is given."""
         if not self.smoke and not self.models:
-            raise ValueError("no model given. Name runs, exports, directories or Hub ids:  mlsm finetune MODEL ...")
+            raise ValueError(
+                f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."
+            )
+        if self.smoke and self.split == "test":
+            raise ValueError("--smoke has miniature data without test sets. Leave --split out.")
         if not self.smoke:
-            return self
+            return self if self.split == "validation" else replace(self, output=self.output / "test")
         return replace(self, models=self.models or (SMOKE_MODEL,), seeds=1, output=self.output / "smoke")

@@ -30,14 +30,31 @@ class TaskData(NamedTuple):
         return {"name": self.name, "files": self.files, "n_train": len(self.train), "n_eval": n_eval}
 
 
-def load_task(task, data_dir=None):
+def load_task(task, data_dir=None, split="validation"):
     """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
 
     data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
+    split     "validation": the development sets; "test": labelled test sets, of local files only
     Raises    DataError naming what is malformed (file, line, format), or all that was looked for
     """
     directory = None if data_dir is None else _directory(task, Path(data_dir))
-    return _from_hub(task, data_dir) if directory is None else _from_files(task, directory)
+    if split == "test" and (directory is None or not task.test):
+        raise DataError(
+            f"--split test: {task.name} has no labelled test set here. {_tests_there_are()} Choose others with "
+            "--tasks, or leave --split at validation."
+        )
+    if directory is None:
+        return _from_hub(task, data_dir)
+    return _from_files(task, directory, task.test if split == "test" else task.evaluation)
+
+
+def _tests_there_are():
+    """Which tasks have a labelled test set, in which files, for an error."""
+    from evaluation.finetuning.tasks import TASKS
+
+    known = [f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
+             for name, task in TASKS.items() if task.test]  # fmt: skip
+    return f"Those are read from files of --data-dir, of {' and '.join(known)}; other test sets have no public labels."
 
 
 def _directory(task, data_dir):
@@ -47,7 +64,8 @@ def _directory(task, data_dir):
     return next((place for place in places if place.is_dir()), None)
 
 
-def _from_files(task, directory):
+def _from_files(task, directory, parts):
+    """parts  development or test sets: name -> File"""
     files = {}
 
     def read(alternatives):
@@ -62,7 +80,7 @@ def _from_files(task, directory):
     _, train = read(task.train)
     seen = {example[:2] for example in train} if not task.labels_words else set()
     evaluation = {}
-    for name, alternatives in task.evaluation.items():
+    for name, alternatives in parts.items():
         chosen, examples = read(alternatives)
         evaluation[name] = [e for e in examples if not (chosen.drops_seen and e[:2] in seen)]
     return TaskData(f"{task.name}, local", files, train, evaluation)

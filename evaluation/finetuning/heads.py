@@ -23,9 +23,10 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from common.invocation import program
 from evaluation.finetuning.batches import task_number
 from evaluation.models import ModelError
-from pipeline.teacher import check_report, load_weights, max_positions
+from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
 from shards.manifest import fingerprint, make_directories, replace_bytes
 from student.deberta import adapt_deberta
@@ -46,12 +47,12 @@ class Backbone:
 
     def __init__(self, directory):
         self.directory = Path(directory)
-        self.config = _read_config(self.directory)
+        self.config = read_config(self.directory)
         model_class = MODEL_MAPPING[type(self.config)]
         self.encoder, report = load_weights(
             model_class, self.directory, self.config, torch.float32, self.directory, **without_pooler(self.config)
         )
-        check_report(report, self.directory)
+        check_report(report, self.encoder, self.directory)
 
     def with_head(self, task, seed, bank):
         """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is left as it was.
@@ -82,24 +83,52 @@ class Backbone:
         """The longest input in tokens."""
         return max_positions(self.encoder)
 
-    def takes_types(self):
-        """Whether the encoder reads which sentence of a pair a token is of."""
-        return getattr(self.config, "type_vocab_size", 0) >= 2
+    def set_dropout(self, rate):
+        """Give the models that `with_head` makes from now on a dropout, see `dropouts`."""
+        for name, value in dropouts(self.config, rate).items():
+            setattr(self.config, name, value)
 
 
-def _read_config(directory):
+def takes_types(config):
+    """Whether an encoder of a configuration can be told which sentence of a pair a token is of."""
+    return getattr(config, "type_vocab_size", 0) >= 2
+
+
+def dropouts(config, rate):
+    """Name -> value of all dropouts of a configuration, with a rate in the encoder and the family's own in the head.
+
+    Those of the head are the classifier's and the pooler's; most families' own is None, which means the encoder's.
+    """
+    family = type(config)().to_dict()
+    names = [name for name in config.to_dict() if "dropout" in name]
+    return {name: family.get(name) if _is_of_head(name) else rate for name in names}
+
+
+def _is_of_head(name):
+    return any(part in name for part in ("classif", "cls", "pooler", "qa", "summary"))
+
+
+def positions_of(config):
+    """The longest input in tokens of an encoder of a configuration, which is built without memory for its weights."""
+    with torch.device("meta"):
+        return max_positions(MODEL_MAPPING[type(config)](config))
+
+
+def read_config(directory):
+    """The configuration of a model. Raises ModelError where there is none, or none that transformers has a head for."""
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
-            f" Any other checkpoint of a run:  mlsm export-student RUN --checkpoint STEP"
+            f" Any other checkpoint of a run:  {program()} export-student RUN --checkpoint STEP"
         )
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{directory / 'config.json'} cannot be read: {error}") from error
+    except Exception as error:  # of a damaged one transformers raises many classes
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {type(error).__name__}: {error}") from error
     known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
     if not all(type(config) in mapping for mapping in known):
         raise ModelError(f"{directory}: models of type {config.model_type!r} have no classifier in transformers.")
+    check_settings(config, directory)
     return config
 
 

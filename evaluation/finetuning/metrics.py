@@ -14,11 +14,14 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from evaluation.finetuning.formats import DataError
 from evaluation.records import METRICS
 
+UNREAD = -1    # instead of a label, of a word that the model did not read
+
 
 def figures(task, gold, predicted):
     """A record's figures of a task.
 
-    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words
+    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words; of words that the
+                     model did not read the predicted label is UNREAD
     Returns          [{"metric", "value", "n"}], in the order of records.METRICS; MNLI's carry the set in their name
     """
     found = {}
@@ -34,7 +37,9 @@ def constant(task, predicted):
     """What all predictions are, as a sentence, where they are all the same; otherwise None."""
     parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
     values = np.unique(np.concatenate(parts))
-    if len(values) > 1:
+    if task.labels_words:
+        values = values[values != UNREAD]    # no prediction
+    if len(values) != 1:
         return None
     said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
     return f"every prediction is {said}"
@@ -49,14 +54,20 @@ def _accuracy(task, gold, predicted):
 
 
 def _f1(task, gold, predicted):
-    """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences."""
+    """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences.
+
+    Words that the model did not read are errors, never correct: next to one another they count as one wrong entity, of
+    a type that nothing has. So an entity among them is missed, and where their gold label is O the wrong entity still
+    costs precision: if they were taken as O, a model with shorter input would be right about all that it did not read.
+    """
     if not task.labels_words:
         return float(f1_score(gold, predicted, zero_division=0.0))
     try:
         from seqeval.metrics import f1_score as entity_f1
     except ImportError:
         raise DataError('CoNLL-2003 needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)') from None
-    names = [[[task.labels[label] for label in sentence] for sentence in part] for part in (gold, predicted)]
+    tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
+    names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")    # of no entity at all, where it takes F1 as 0
         return float(entity_f1(*names))

@@ -4,27 +4,41 @@
 
 A training depends on its model, task, seed and settings alone, so the records of an interrupted study are those of an
 unbroken one, and several processes may share the work (--tasks) and an output. Task by task, all models on one, so
-that a task's data is read once. Left out: a training (training.py), comparing models (evaluation/comparison).
+that a task's data is read once.
+
+What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
+and whether segments are told (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
+unread words; what that version did with the model is known, so such a record is kept where the settings of now are the
+same, and is then written again with what it lacked.
+
+Left out: a training (training.py), comparing models (evaluation/comparison).
 """
 
+import logging
 import time
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from evaluation import records
 from evaluation.finetuning import metrics, training
-from evaluation.finetuning.batches import encode, order_digest
+from evaluation.finetuning.batches import choose, encode, order_digest
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.data import load_task
-from evaluation.finetuning.heads import Backbone
+from evaluation.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.finetuning.miniature import write_miniatures
 from evaluation.finetuning.tasks import TASKS
 from evaluation.models import ModelError, directories
 from pipeline.corpus import silent
 from pipeline.device import choose_device
 from pipeline.teacher import load_tokenizer
+
+logger = logging.getLogger(__name__)
+LONGEST = 512    # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
+UNREAD_WORDS = {"unread_words": "errors"}    # of records whose words have labels; 1837c65 took unread words as O
 
 
 class StudyError(ValueError):
@@ -37,6 +51,19 @@ class Candidate(NamedTuple):
     directory: Path
     facts: dict
     """what its records say of it: records.describe"""
+    config: object
+    """of transformers"""
+
+    @property
+    def trained_length(self):
+        """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
+        known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
+        return known or min(LONGEST, positions_of(self.config))
+
+    @property
+    def has_trained_segments(self):
+        """Whether its lineage says that its second segment was trained."""
+        return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
 
 
 class Trial(NamedTuple):
@@ -47,13 +74,26 @@ class Trial(NamedTuple):
     data: NamedTuple
 
     def facts(self, settings):
-        """Fields of its record that say what was trained: an older record must have the same."""
+        """Fields of its record that say what was trained: an older record must have the same.
+
+        settings  as `settle` gives them
+        """
         order = order_digest(self.task.name, settings.epochs, len(self.data.train))
+        told = {"weight_decay": training.WEIGHT_DECAY, "segments": self.gets_segments(settings.segments)}
+        steps = training.steps_of(len(self.data.train), settings)
+        if steps < training.steps_of(len(self.data.train), replace(settings, max_steps=None)):
+            told |= {"max_steps": steps}
+        if settings.split != "validation":
+            told |= {"split": settings.split}
         return {
             "weights": self.candidate.facts["weights"],
             "data": self.data.facts() | {"order": order},
-            "settings": settings.recipe() | {"weight_decay": training.WEIGHT_DECAY},
+            "settings": settings.recipe() | told | (UNREAD_WORDS if self.task.labels_words else {}),
         }
+
+    def gets_segments(self, segments):
+        """Whether the model is told the segments of this task's pairs; of single sentences all is segment 0 anyway."""
+        return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
 
     def key(self, seed):
         """Fields that name its record's file."""
@@ -65,13 +105,16 @@ def finetune(settings: FinetuneConfig, progress=silent):
 
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
     Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": of
-              all fourteen or None, "diverged": sentences}], made, kept: counts of records, differing: files of records
-              made with other settings, finished_before: whether there was nothing to do
+              all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> share of the development examples
+              that were longer than the longest input}], settings: those that were alike for all models, made, kept:
+              counts of records, differing: files of records made with other settings, finished_before: whether there
+              was nothing to do
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
     """
     settings = settings.smoked()
     device = choose_device(settings.device)
     candidates = _candidates(settings)
+    settings = settle(settings, candidates)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
         # all that can be wrong with data, older records and models is said before hours are spent
@@ -85,6 +128,7 @@ def finetune(settings: FinetuneConfig, progress=silent):
     return {
         "models": [_report(candidate, settings) for candidate in candidates],
         "output": str(settings.output),
+        "settings": {name: getattr(settings, name) for name in ("max_length", "dropout", "segments")},
         "finished_before": tally["made"] == 0,
     } | tally
 
@@ -104,13 +148,45 @@ def _candidates(settings):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
             raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
-        found.append(Candidate(directory, facts))
+        found.append(Candidate(directory, facts, read_config(directory)))
     return found
+
+
+def settle(settings, candidates):
+    """The settings with what must be alike for all models: a number for max_length, never or always for segments.
+
+    Says in the log where inputs reach positions that a model's pre-training did not, and where no segments are told
+    although the model has them.
+    """
+    trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
+    length = settings.max_length or min(trained.values())
+    if short := [f"{name} ({most})" for name, most in trained.items() if most < length]:
+        logger.warning(
+            "--max-length %d is longer than the windows that these were pre-trained on: %s. What lies beyond is read "
+            "with positions that were never trained.", length, ", ".join(short),
+        )  # fmt: skip
+    segments = settings.segments
+    if segments == "auto":
+        segments = "always" if all(candidate.has_trained_segments for candidate in candidates) else "never"
+        paired = any(TASKS[name].has_pairs for name in settings.chosen_tasks())
+        if segments == "never" and paired and any(takes_types(candidate.config) for candidate in candidates):
+            untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
+            logger.info(
+                "no model is told which sentence of a pair a token is of: no lineage says that the second segment was "
+                "trained of %s. To tell all that have segments:  --segments always", ", ".join(untrained),
+            )  # fmt: skip
+    return replace(settings, max_length=length, segments=segments)
+
+
+def _data(task, data_dir, settings):
+    """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
+    data = load_task(task, data_dir, settings.split)
+    return data._replace(train=choose(task.name, data.train, settings.limit_train))
 
 
 def _plan(task, candidates, data_dir, settings, tally):
     """The seeds that are to be trained of every candidate."""
-    data = load_task(task, data_dir)
+    data = _data(task, data_dir, settings)
     return [_seeds_to_do(Trial(candidate, task, data), settings, tally) for candidate in candidates]
 
 
@@ -119,7 +195,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
     wanted  (candidate, its seeds) of every candidate
     """
-    data = load_task(task, data_dir)
+    data = _data(task, data_dir, settings)
     wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
     steps = training.steps_of(len(data.train), settings)
     total, done = steps * sum(len(seeds) for _, seeds in wanted), 0
@@ -144,31 +220,68 @@ def _seeds_to_do(trial, settings, tally):
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
+
+    @cache
+    def unread_before(max_length):
+        return _unread_share(trial, max_length)
+
     for seed in range(settings.seeds):
         file = records.path_of(settings.output, trial.key(seed))
         if not file.is_file():
             missing.append(seed)
-        elif differing := _differing(records.read_file(file), facts):
+            continue
+        record = records.read_file(file)
+        is_old = "dropout" not in record["settings"]
+        if is_old:
+            record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
+        if differing := _differing(record, facts):
             _complain(file, differing, settings)
             tally["differing"].append(str(file))
-        else:
-            tally["kept"] += 1
+            continue
+        if is_old:
+            records.write(settings.output, record | {"identity": trial.candidate.facts["identity"]})
+        tally["kept"] += 1
     return missing
+
+
+def _settings_of_1837c65(trial, record, settings, unread_before):
+    """The settings that records of commit 1837c65 and before lack, as that version had them for this model and task.
+
+    unread_before  function from max_length to the share of words that were not read
+    """
+    config, task = trial.candidate.config, trial.task
+    own = {name: getattr(config, name, None) for name in dropouts(config, settings.dropout)}
+    found = {
+        "dropout": settings.dropout if own == dropouts(config, settings.dropout) else f"of config.json: {own}",
+        "segments": task.has_pairs and takes_types(config),
+    }
+    if task.labels_words:
+        unread = unread_before(record["settings"]["max_length"])
+        found |= UNREAD_WORDS if unread == 0 else {"unread_words": "O"}
+    return found
+
+
+def _unread_share(trial, max_length):
+    """The share of the words of the development sets that a model does not read."""
+    tokenizer = load_tokenizer(trial.candidate.directory)
+    length = min(max_length, positions_of(trial.candidate.config))
+    parts = trial.data.evaluation.values()
+    return max(encode(tokenizer, part, True, max_length=length, takes_types=False).unread for part in parts)
 
 
 def _complain(file, differing, settings):
     if settings.overwrite == "missing":
         raise StudyError(
-            f"{file} was made otherwise: {differing}. Nothing was changed. Give another --output, --overwrite always to"
-            f" replace it, or --overwrite never to leave it and go on."
+            f"{file} was made otherwise: {differing}. Nothing was changed. Give the settings that it was made with,"
+            f" another --output, --overwrite always to replace it, or --overwrite never to leave it and go on."
         )
 
 
 def _differing(record, facts, prefix=""):
     """What a record says otherwise, as text; empty where it agrees."""
     said = []
-    for name in facts:
-        found, value, full_name = record.get(name), facts[name], f"{prefix}{name}"
+    for name in facts | (record if prefix else {}):    # a record has more fields than these, but no other settings
+        found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
             said.append(_differing(found, value, f"{full_name} "))
         elif found != value:
@@ -199,9 +312,10 @@ class Prepared:
     def __init__(self, trial, settings):
         self.trial, self.settings = trial, settings
         self.backbone, tokenizer = load(trial.candidate.directory)
+        self.backbone.set_dropout(settings.dropout)
         reading = {
             "max_length": min(settings.max_length, self.backbone.room()),
-            "takes_types": self.backbone.takes_types(),
+            "takes_types": trial.gets_segments(settings.segments),
             "mark_target": settings.mark_target,
         }
         words = trial.task.labels_words
@@ -223,31 +337,39 @@ class Prepared:
             **self.trial.key(seed),
             **self.trial.facts(self.settings),
             "figures": metrics.figures(task, gold, predicted),
-            "diverged": _divergence(task, bad_step, predicted),
+            "diverged": False if bad_step is None else f"the loss was not finite at step {bad_step}",
+            "collapsed": bad_step is None and metrics.constant(task, predicted) or False,
+            "cut": self.cut(),
             "head": head,
             "env": records.environment(device),
             "wall": time.monotonic() - began,
         }
 
-
-def _divergence(task, bad_step, predicted):
-    """A sentence where a training failed, else False."""
-    if bad_step is not None:
-        return f"the loss was not finite at step {bad_step}"
-    return metrics.constant(task, predicted) or False
+    def cut(self):
+        """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
+        examples = sum(map(len, self.evaluation.values()))
+        cut = {
+            "train": self.train.cut,
+            "evaluation": sum(part.cut * len(part) for part in self.evaluation.values()) / examples,
+        }
+        unread = [part.unread for part in self.evaluation.values() if part.unread is not None]
+        return cut | ({"words": max(unread)} if unread else {})
 
 
 def _report(candidate, settings):
     """Figures of a model in the records that there are, of the seeds and tasks that were asked for."""
-    figures, diverged = {}, []
+    figures, failed, cut = {}, {"diverged": [], "collapsed": []}, {}
     for task in settings.chosen_tasks():
         for seed in range(settings.seeds):
             key = candidate.facts | {"suite": "finetune", "task": task, "seed": seed}
             record = records.read_file(records.path_of(settings.output, key))
             for figure in record["figures"]:
                 figures.setdefault(f"{task} {figure['metric']}", []).append(figure["value"])
-            if record["diverged"]:
-                diverged.append(f"{task}, seed {seed}: {record['diverged']}")
+            for how, sentences in failed.items():
+                if record[how]:
+                    sentences.append(f"{task}, seed {seed}: {record[how]}")
+            if "cut" in record:
+                cut[task] = record["cut"]["evaluation"]
     means = [sum(values) / len(values) for values in figures.values()]
     complete = len(means) == sum(map(len, records.METRICS.values()))
     return {
@@ -256,5 +378,5 @@ def _report(candidate, settings):
         "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})),
         "figures": figures,
         "average": sum(means) / len(means) if complete else None,
-        "diverged": diverged,
-    }
+        "cut": cut,
+    } | failed

@@ -5,7 +5,7 @@ Left out: significance (evaluation/comparison).
 
 from statistics import mean, stdev
 
-from evaluation.summaries import command
+from common.invocation import program
 
 
 def summary(result, settings):
@@ -13,16 +13,30 @@ def summary(result, settings):
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} trainings now, {result['kept']} before"
     lines = [f"\nThe fine-tuning {state}: {counts}; means over seeds ± standard deviation.\n", _table(result)]
-    notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model["diverged"]]
-    if notes:
-        lines.append("\nDiverged, and counted all the same:\n" + "\n".join(f"  {note}" for note in notes))
+    alike = result["settings"]
+    told = "told" if alike["segments"] == "always" else "not told"
+    settled = f"inputs of at most {alike['max_length']} tokens, dropout {alike['dropout']:g}, segments of pairs {told}"
+    lines.append(f"\nAlike for all models: {settled}.")
+    for how in ("diverged", "collapsed"):
+        notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model[how]]
+        if notes:
+            lines.append("\n".join([f"\n{how.capitalize()}, and counted all the same:", *(f"  {n}" for n in notes)]))
+    if cut := _cut(result["models"]):
+        lines.append(f"\nLonger than {alike['max_length']} tokens, and cut (development sets): {cut}")
     if result["differing"]:
         files = "\n".join(f"  {file}" for file in result["differing"])
         lines.append(f"\nMade with other settings, left and counted all the same:\n{files}")
     lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in result["models"]))
     if len(result["models"]) > 1:
-        lines.append(f"\nNext:  {command()} compare {result['output']}/evaluations")
+        lines.append(f"\nNext:  {program()} compare {result['output']}/evaluations")
     return "\n".join(lines)
+
+
+def _cut(models):
+    """Tasks of which an example in a hundred or more was cut, with the largest share over the models."""
+    tasks = dict.fromkeys(task for model in models for task in model["cut"])
+    shares = {task: max(model["cut"].get(task, 0) for model in models) for task in tasks}
+    return ", ".join(f"{task} {share:.0%}" for task, share in shares.items() if share >= 0.01)
 
 
 def _table(result):

@@ -1,6 +1,7 @@
 """The ten tasks, as one table: labels, files, columns, and where the Hub has them.
 
-A task is evaluated on its development set: the labels of most test sets are not public. Local files are tried in the
+A task is evaluated on its development set: the labels of most test sets are not public. Where they are, in local files,
+--split test evaluates on the test set. Local files are tried in the
 order given, upstream names first; the others are parts of them that circulate. Metrics are in records.METRICS.
 Left out: reading (formats.py), finding (data.py), scoring (metrics.py).
 """
@@ -55,11 +56,18 @@ class Task(NamedTuple):
     """development sets: what the Hub calls one -> its files"""
     labels_words: bool = False
     """whether every word has a label"""
+    test: dict[str, tuple[File, ...]] = {}
+    """test sets whose labels are public, as `evaluation`; read from files only"""
 
     @property
     def outputs(self):
         """Width of the head."""
         return max(1, len(self.labels))
+
+    @property
+    def has_pairs(self):
+        """Whether an example has two sentences."""
+        return self.hub.second is not None
 
 
 BINARY = ("0", "1")
@@ -97,7 +105,7 @@ _TASKS = (
         "conll2003", ("conll2003", "CoNLL-2003"), ENTITIES, Hub(CONLL, None, "tokens", None, "ner_tags"),
         (File(("train.txt",), conll), File(("eng.train",), conll)),
         {"validation": tuple(File((name,), conll) for name in ("dev.txt", "valid.txt", "eng.testa"))},
-        labels_words=True,
+        labels_words=True, test={"test": tuple(File((name,), conll) for name in ("test.txt", "eng.testb"))},
     ),
     Task(
         "mnli", ("MNLI",), INFERENCE, Hub(GLUE, "mnli", "premise", "hypothesis"),
@@ -112,6 +120,7 @@ _TASKS = (
     Task(
         "qqp", ("QQP",), BINARY, Hub(GLUE, "qqp", "question1", "question2"),
         (_QQP, _SUBSET), {"validation": (_QQP._replace(names=("dev.tsv",)), _BIMPM, _SUBSET_DEV)},
+        test={"test": (_BIMPM._replace(names=("bimpm_test.tsv",)),)},
     ),
     _glue("rte", "RTE", ENTAILMENT, SENTENCES, (*SENTENCES, "label")),
     _glue("sst2", "SST-2", BINARY, ("sentence", None), ("sentence", None, "label")),

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.finetuning.batches import IGNORED, batches_by_length, order, task_number
+from evaluation.finetuning.metrics import UNREAD
 from shards.counter import hash_u64
 
 WEIGHT_DECAY = 0.01
@@ -28,12 +29,13 @@ def train(model, encoded, task, seed, settings, report):
     """Train a model in place.
 
     encoded   the training part, an Encoded
-    settings  with epochs, lr and batch
+    settings  with epochs, lr, batch and max_steps
     report    called as report(steps, loss) now and then
     Returns   the first step, counted from 1, whose loss was not finite; None if there was none
     """
     device = next(model.parameters()).device
     batches = [rows for epoch in range(settings.epochs) for rows in epoch_batches(task.name, epoch, encoded, settings)]
+    batches = batches[: settings.max_steps]
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=WEIGHT_DECAY, fused=True)
     model.train()
     losses, reported = [], 0.0
@@ -61,7 +63,8 @@ def epoch_batches(task, epoch, encoded, settings):
 
 def steps_of(count, settings):
     """Optimiser steps of a training on `count` examples."""
-    return settings.epochs * -(-count // settings.batch)
+    steps = settings.epochs * -(-count // settings.batch)
+    return steps if settings.max_steps is None else min(steps, settings.max_steps)
 
 
 def _loss(model, inputs, labels):
@@ -75,8 +78,8 @@ def _loss(model, inputs, labels):
 def predict(model, encoded, task):
     """What a model says of every example, in their order.
 
-    Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words, 0 for
-             those without a token
+    Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,
+             metrics.UNREAD for those that the model did not read: cut off, or without a token
     """
     device = next(model.parameters()).device
     model.eval()
@@ -89,7 +92,7 @@ def predict(model, encoded, task):
     if not task.labels_words:
         return np.array(predictions)
     pairs = zip(predictions, encoded.words_N, strict=True)
-    return [np.where(words >= 0, values[words], 0).tolist() for values, words in pairs]
+    return [np.where(words >= 0, values[words], UNREAD).tolist() for values, words in pairs]
 
 
 @contextmanager

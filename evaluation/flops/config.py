@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.settings import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountFlopsConfig:
@@ -41,6 +43,7 @@ class CountFlopsConfig:
     """Print the result as JSON, and draw nothing."""
 
     def __post_init__(self):
+        check(self)
         for name in ("k", "layer", "windows", "steps", "batch_windows", "dictionary_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, found {getattr(self, name)}.")

@@ -6,6 +6,8 @@
 Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text (summary.py).
 """
 
+import math
+
 from evaluation.flops.encoders import measured_head, measured_student
 from evaluation.flops.pretraining import (
     FISTA,
@@ -70,7 +72,16 @@ def as_printed(row: str, flops: float) -> str:
     """A cell as in table 3: calflops prints forward passes with three digits, the paper triples these for training."""
     passes = TRAINING if row.startswith("trained") else 1
     forward = float(f"{flops / passes:.2e}")
-    return f"{passes * forward / 1e12:.2f}e12" if flops else ""
+    return short_flops(passes * forward)
+
+
+def short_flops(flops: float | None) -> str:
+    """Operations in three digits, in units of 1e12 as table 3 has them, and smaller ones in the unit that fits; empty
+    for none."""
+    if not flops:
+        return ""
+    exponent = 12 if flops >= 1e10 else 3 * int(math.log10(max(flops, 1)) // 3)
+    return f"{flops / 10**exponent:.2f}e{exponent}"
 
 
 def _solver(setting):

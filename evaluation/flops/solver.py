@@ -14,9 +14,9 @@ INNER_OPERATIONS = 229_000    # coordinate descent and conjugate gradients in th
 MINIBATCH = 2048          # vectors between two updates of the atoms (pipeline/dictionary.py)
 
 
-def fista_flops(tokens: float, k: int, d: int) -> float:
-    """100 steps, each a product with the k x d dictionary and one with its transpose."""
-    return FISTA_STEPS * 2 * 2 * k * d * tokens
+def fista_flops(tokens: float, k: int, d: int, steps: int = FISTA_STEPS) -> float:
+    """Steps of FISTA, each a product with the k x d dictionary and one with its transpose."""
+    return steps * 2 * 2 * k * d * tokens
 
 
 def correlation_flops(tokens: float, k: int, d: int) -> float:

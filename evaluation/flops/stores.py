@@ -8,7 +8,7 @@ thousandths of a per cent), students (evaluation/lineage.py).
 
 from evaluation.flops.encoders import Encoder
 from evaluation.flops.pretraining import teacher_flops
-from evaluation.flops.solver import solver_flops
+from evaluation.flops.solver import fista_flops, solver_flops
 from shards.reader import Store
 
 
@@ -19,7 +19,9 @@ def store_flops(store: Store) -> float:
     teacher = Encoder.find(store.settings["teacher_name"])
     report, length = store.report(), store.max_length
     if store.kind == "lsp":
-        coding = solver_flops(report["coded_tokens"] + report["empty_codes"], store.k, teacher.width)
+        coded = report["coded_tokens"] + report["empty_codes"], store.k, teacher.width
+        fista = store.settings.get("solver")
+        coding = fista_flops(*coded, fista["steps"]) if fista else solver_flops(*coded)
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
     whole = teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
     return whole * report["windows"]

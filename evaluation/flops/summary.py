@@ -4,6 +4,7 @@ Left out: the counting (count.py).
 """
 
 from evaluation.flops.config import CountFlopsConfig
+from evaluation.flops.count import short_flops
 
 # The totals of table 3 that are not the sums of its cells: a unit of the last digit off, its rounding. Percentages are
 # of these.
@@ -39,9 +40,9 @@ def _grid(columns, printed=None):
     width = max(map(len, names))
     lines = ["  " + " " * width + "".join(f"{_title(name):>12}" for name in columns)]
     for row in names:
-        cells = [printed[name][row] if printed else _short(rows.get(row)) for name, rows in columns.items()]
+        cells = [printed[name][row] if printed else short_flops(rows.get(row)) for name, rows in columns.items()]
         lines.append(f"  {row:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
-    totals = [f"{rows['total'] / 1e12:.2f}e12" for rows in columns.values()]
+    totals = [short_flops(rows["total"]) for rows in columns.values()]
     lines.append(f"  {'total, unrounded sum':<{width}}" + "".join(f"{cell:>12}" for cell in totals))
     percents = [f"{rows['percent_of_mlm']:.1f} %" for rows in columns.values()]
     return [*lines, f"  {'of MLM':<{width}}" + "".join(f"{cell:>12}" for cell in percents)]
@@ -49,10 +50,6 @@ def _grid(columns, printed=None):
 
 def _title(name):
     return NAMES.get(name, f"MLSM{name[5:]}")
-
-
-def _short(flops):
-    return f"{flops / 1e12:.2f}e12" if flops else ""
 
 
 def _paper_totals(settings):
@@ -79,7 +76,7 @@ def _solver_lines(result):
     ):
         lines.append(f"  {title:<32}{solver['masked'][name]:>16.2e}{solver['all'][name]:>20.2e}")
     ours = result["with_our_solver"]
-    online = f"  MLSM{result['setting']['layer']} online with ours: {_short(ours['total'])}"
+    online = f"  MLSM{result['setting']['layer']} online with ours: {short_flops(ours['total'])}"
     return [*lines, f"{online}, {ours['percent_of_mlm']:.1f} % of MLM"]
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from common.settings import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class LspConfig:
@@ -40,6 +42,7 @@ class LspConfig:
     """Print JSON."""
 
     def __post_init__(self):
+        check(self)
         views = {"--lsp": bool(self.lsp), "--word": self.word is not None, "--html": self.html is not None,
                  "--text or --similar-to": self.text is not None or self.similar_to is not None}
         if sum(views.values()) > 1:

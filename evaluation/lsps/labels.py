@@ -10,7 +10,9 @@ dictionary: those of another one would name other LSPs, so the fingerprint decid
 import json
 from pathlib import Path
 
+from common.invocation import program
 from evaluation.lsps.sample import InspectionError
+from shards.disk import read_file
 
 PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",
             "diagnostics/*/layer-*-k*/labels.json")  # fmt: skip
@@ -36,16 +38,16 @@ def asked_labels(fingerprint, directory):
     if labels is None:
         raise InspectionError(
             f"--diagnostic {directory}: no labels.json there is of this dictionary ({fingerprint[:12]}). Run the "
-            f"diagnostic with it:  mlsm choose-layer --help"
+            f"diagnostic with it:  {program()} choose-layer --help"
         )
     return labels
 
 
 def _read(path):
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(read_file(path))
         return kept if isinstance(kept["lsps"], list) and "dictionary" in kept else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None     # of another version, or half copied: labels are a help, not a condition
 
 

@@ -5,65 +5,138 @@
     index.html, style.css, view.js   the list, sorted and searched in the browser
     data/lsps.js, data/words.js      a line for every LSP; the most frequent words with their LSPs, loaded when searched
     lsp/<number>.html                one page an LSP, complete without JavaScript: any number of them stays light
-    view.json                        says that this directory is such a view, which a later one may replace
+    view.json                        says that this directory is such a view, with the SHA-256 of every file of it
 
-Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII JSON, the script
-sets textContent only. Left out: what is shown (view.py).
+A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory are its
+user's and stay. Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII
+JSON, the script sets textContent only. Left out: what is shown (view.py).
 """
 
 import json
+import os
+import re
 import shutil
+import stat
 from pathlib import Path
 
+from common.text import printable
 from evaluation.lsps import words
 from evaluation.lsps.labels import short
 from evaluation.lsps.sample import InspectionError
-from shards.manifest import publish_directory
+from shards.manifest import file_sha256, publish_directory
 
 TEMPLATES = Path(__file__).parent / "templates"
-MARK = {"made_by": "mlsm show-lsp", "format": 1}
+MARK = {"made_by": "mlsm show-lsp", "format": 2}
 MOST_WORDS = 20_000
 LEAST_COUNT = 3         # occurrences of a word that is listed
 WORD_LSPS = 8
+FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "data/words.js"}
+_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))    # no view.json makes ours of others
 
 
-def check_replaceable(directory):
-    """Raise InspectionError if there is something at the path that is neither empty nor a view of ours."""
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+def check_replaceable(directory, k=0):
+    """Raise InspectionError if a view of k LSPs at the path would replace anything that show-lsp has not written.
+
+    That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
+    the name of a page.
+    """
+    if not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir())):
         return
-    try:
-        ours = json.loads((directory / "view.json").read_text())["made_by"] == MARK["made_by"]
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
+    if not directory.is_dir() or _written_there(directory) is None:
         raise InspectionError(f"--html {directory} exists and is no view of show-lsp. Give another directory.")
+    if taken := _foreign(directory) & _names(k):
+        raise InspectionError(
+            f"--html {directory}: {printable(min(taken), keep='')} is not as show-lsp wrote it, so it is kept. Nothing"
+            f" was changed. Move it elsewhere, or give another directory."
+        )
+
+
+def _names(k):
+    """Files and directories of a view."""
+    return FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
+
+
+def _written_there(directory):
+    """What view.json says was written: name to SHA-256, None for the hash in a view of before; None without a view."""
+    try:
+        mark = json.loads((directory / "view.json").read_text(encoding="utf-8"))
+        if mark["made_by"] != MARK["made_by"]:
+            return None
+        if "files" not in mark:     # of a version that wrote no hashes
+            return dict.fromkeys(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+        return {name: digest for name, digest in mark["files"].items() if isinstance(digest, str)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _foreign(directory):
+    """Names of what show-lsp has not written, or not so: files, links, and directories of others' names."""
+    written = _written_there(directory) or {}
+    found = set()
+    for path in directory.rglob("*"):
+        name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            ours = name in ("data", "lsp")
+        else:
+            ours = stat.S_ISREG(mode) and _PAGE.fullmatch(name) and _is_written(path, written.get(name, ""))
+        if not ours:
+            found.add(name)
+    return found
+
+
+def _is_written(path, digest):
+    return path.name == "view.json" or digest is None or (digest and file_sha256(path) == digest)
 
 
 def write(view, directory):
     """Write the pages of a StoreView; they appear together. Returns what was written."""
-    check_replaceable(directory)
-    facts = view.facts()
+    check_replaceable(directory, view.sample.k)
+    facts, written = view.facts(), {}
 
     def fill(new):
         for name in ("style.css", "view.js"):
             shutil.copyfile(TEMPLATES / name, new / name)
         _write_lists(view, new / "data")
         _write_pages(view, new, facts)
-        (new / "view.json").write_text(json.dumps(MARK, indent=1))
+        files = [path for path in sorted(new.rglob("*")) if path.is_file()]
+        digests = {path.relative_to(new).as_posix(): file_sha256(path) for path in files}
+        (new / "view.json").write_text(json.dumps(MARK | {"files": digests}, indent=1), encoding="utf-8")
+        written["files"] = len(files) + 1
+        written["bytes"] = sum(path.stat().st_size for path in [*files, new / "view.json"])
 
     place = directory.resolve()     # a link stays one, and `.` has a name
-    publish_directory(place, fill)
-    files = [path for path in place.rglob("*") if path.is_file()]
-    return {"html": str(directory), **facts, "files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+    publish_directory(place, fill, carry=lambda old, new: _carry(old, new, view.sample.k))
+    return {"html": str(directory), **facts, **written}
+
+
+def _carry(old, new, k):
+    """Give the files of others in the older view a place in the new one: under both, until the older one has gone."""
+    check_replaceable(old, k)       # they may have come while the pages were written
+    for name in sorted(_foreign(old)):
+        if (old / name).is_dir() and not (old / name).is_symlink():
+            (new / name).mkdir()
+            continue
+        try:
+            os.link(old / name, new / name, follow_symlinks=False)
+        except OSError:     # a file system without links
+            shutil.copy2(old / name, new / name, follow_symlinks=False)
 
 
 def _write_lists(view, directory):
     directory.mkdir()
     lines = [view.row(lsp) for lsp in range(view.sample.k)]
-    rows = [[round(line["density"], 6), round(line["mean_weight"], 4), line["words"]] for line in lines]
+    rows = [[round(line["density"], 6), round(line["mean_weight"], 4), line["words"], round(line["information"], 6),
+             int(line["positional"]), _listed_words(view, lsp)] for lsp, line in enumerate(lines)]  # fmt: skip
     labels = [short(label) for label in view.labels] if view.labels else None
     _write_script(directory / "lsps.js", "LSPS", {"rows": rows, "labels": labels})
     _write_script(directory / "words.js", "WORDS", _frequent_words(view))
+
+
+def _listed_words(view, lsp):
+    """What the page of an LSP lists, for the search: all its typical words, the lemmas of its senses."""
+    label = view.label(lsp)
+    senses = [lemma for sense in label["synsets"] for lemma in sense["lemmas"]] if label else []
+    return list(dict.fromkeys([*(text for text, _ in view.typical(lsp)), *senses]))
 
 
 def _frequent_words(view):
@@ -92,9 +165,9 @@ def _write_pages(view, directory, facts):
 
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    names = {"name": Path(facts["store"]).name, "teacher": _public(facts["teacher_name"])}
+    names = {"name": printable(Path(facts["store"]).name), "teacher": printable(_public(facts["teacher_name"]))}
     index = pages.get_template("index.html").render(**names, facts=facts)
-    (directory / "index.html").write_text(index, encoding="utf-8")
+    (directory / "index.html").write_text(index, encoding="utf-8", errors="backslashreplace")
     template = pages.get_template("lsp.html")
     (directory / "lsp").mkdir()
     shared = {"k": facts["k"], "coded": facts["coded"], "counted": view.counted_together,
@@ -104,5 +177,5 @@ def _write_pages(view, directory, facts):
         figures = view.lsp(lsp)
         heaviest = max([context["weight"] for context in figures["top"]], default=1.0)
         page = template.render(**shared, **figures, heaviest=heaviest)
-        (directory / "lsp" / f"{lsp}.html").write_text(page, encoding="utf-8")
+        (directory / "lsp" / f"{lsp}.html").write_text(page, encoding="utf-8", errors="backslashreplace")
         view.progress("pages", lsp + 1, facts["k"], unit="LSPs")

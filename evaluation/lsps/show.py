@@ -17,6 +17,7 @@ from evaluation.lsps.neighbours import nearest_atoms, unit
 from evaluation.lsps.sample import InspectionError
 from evaluation.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
+from shards.copies import check_dictionary
 from shards.reader import Store, is_url
 
 OVERVIEW_ROWS = 16
@@ -85,7 +86,9 @@ def _text(settings, store, progress):
 def _teacher_rows(settings, store):
     if store.kind != "lsp":
         raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
-    return texts.teacher_lsps(store, Dictionary.load(store.files.dictionary), settings.text, settings.teacher)
+    dictionary = Dictionary.load(store.files.dictionary)
+    check_dictionary(store.files, dictionary.fingerprint)
+    return texts.teacher_lsps(store, dictionary, settings.text, settings.teacher)
 
 
 def _similar_to_text(settings, view):

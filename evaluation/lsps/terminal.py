@@ -3,7 +3,9 @@
 One function a view. Left out: the pages (pages.py).
 """
 
-from evaluation.summaries import command, table
+from common.invocation import program
+from evaluation.lsps.positions import sparkline
+from evaluation.summaries import table
 
 
 def summary(result, settings):
@@ -24,13 +26,20 @@ def _source(result):
 def _overview(result):
     deciles = result["density_deciles"]
     spread = (("density", f"median {deciles[5]:.2%}, from {deciles[0]:.2%} to {deciles[10]:.2%} of the tokens"),)
-    rows = [(row["lsp"], f"{row['density']:.2%}", f"{row['mean_weight']:.3f}", row["words"], row["label"])
-            for row in result["rows"]]  # fmt: skip
-    lines = ["", table([*_facts(result), *spread]), "\nSome of them, from the densest to the rarest:"]
-    lines += _columns(("LSP", "density", "weight", "typical words", "senses" * result["labelled"]), rows)
+    positional = f"{result['positional']:,} LSPs, {result['positional_mass']:.1%} of the mass (marked *)"
+    rows = [(row["lsp"], f"{row['information']:.4f}", f"{row['density']:.2%}", f"{row['mean_weight']:.3f}",
+             _profile(row), row["words"], row["label"]) for row in result["rows"]]  # fmt: skip
+    lines = ["", table([*_facts(result), *spread, ("positional", positional)]), "\nThe most informative:"]
+    names = ("LSP", "nats", "density", "weight", "over the window", "typical words", "senses" * result["labelled"])
+    lines += _columns(names, rows)
     if not result["labelled"]:
-        lines.append(f"\nNo word-sense labels: no diagnostic has run with this dictionary ({command()} choose-layer).")
+        lines.append(f"\nNo word-sense labels: no diagnostic has run with this dictionary ({program()} choose-layer).")
     return "\n".join([*lines, *_next(result["store"], result["rows"])])
+
+
+def _profile(row):
+    """An LSP's weight from the first positions of the window to the last, with a star where it follows them."""
+    return sparkline(row["profile"]) + "*" * row["positional"]
 
 
 def _next(store, rows):
@@ -39,7 +48,7 @@ def _next(store, rows):
              ("--word bank", "the LSPs of a word"), ('--text "The bank raised its rates."', "those of a text"),
              ("--similar-to 0:5", "tokens with the profile of window 0's token 5")]  # fmt: skip
     width = max(len(flags) for flags, _ in shown)
-    return ["\nNext:", *(f"  {command()} show-lsp {store} {flags:<{width}}  # {what}" for flags, what in shown)]
+    return ["\nNext:", *(f"  {program()} show-lsp {store} {flags:<{width}}  # {what}" for flags, what in shown)]
 
 
 def _lsps(result):
@@ -50,7 +59,8 @@ def _lsp(lsp):
     title = f"LSP {lsp['lsp']}" + (f"  ({lsp['label']})" if lsp["label"] else "")
     words = ", ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
     rows = [("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
-            ("typical words", words or "none")]  # fmt: skip
+            ("typical words", words or "none"), ("over the window", _profile(lsp) + _position_note(lsp)),
+            ("information", f"{lsp['information']:.4f} nats a token by the word")]  # fmt: skip
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
     lines += ["\nFires together with:", *(
         f"  {other['lsp']:>5}  NPMI {other['npmi']:.2f}  {other['support']:>7,} tokens  {other['words']}"
@@ -58,6 +68,11 @@ def _lsp(lsp):
     lines += _nearest(lsp["nearest"])
     lines.append("\nFrom every tenth of its weights:")
     return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
+
+
+def _position_note(lsp):
+    positional = "; it follows the position" if lsp["positional"] else ""
+    return f"  {lsp['position_nats']:.3f} nats by the position{positional}"
 
 
 def _senses(senses):
@@ -140,7 +155,7 @@ def _dictionary(result):
 def _student(result):
     rows = [("student", result["student"]), ("LSP outputs", f"{result['k']:,} of width {result['width']}"),
             ("dictionary", result["dictionary"]), ("trained from", result["trained_from"])]  # fmt: skip
-    hint = f"\nNext:  {command()} show-lsp {result['student']} --text \"The [MASK] raised its rates.\""
+    hint = f"\nNext:  {program()} show-lsp {result['student']} --text \"The [MASK] raised its rates.\""
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
 
 

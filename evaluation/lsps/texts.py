@@ -41,7 +41,7 @@ def teacher_lsps(store, dictionary, text, teacher=None):
     """
     import torch
 
-    from pipeline.coder import make_batch, unit_rows
+    from pipeline.coder import center_on, centred_rows, make_batch
     from pipeline.lsp import distributions
     from pipeline.solvers import nonneg_lasso
 
@@ -50,17 +50,19 @@ def teacher_lsps(store, dictionary, text, teacher=None):
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
     with torch.inference_mode():
-        hidden = unit_rows(_teacher(store, teacher), batch, [settings["layer"]])[settings["layer"]]
+        teacher = _teacher(store, teacher)
+        (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
-    codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], tol=settings["tolerance"])
+    how = {"tol": settings.get("tolerance")}
+    if solver := settings.get("solver"):
+        how |= {"backend": solver["name"], "steps": solver["steps"]}
+    codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
     rows = _over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 
 
 def _read(store, text):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_dir)      # which knows "[MASK]", unlike an encoder's
+    tokenizer = store.load_tokenizer()      # which knows "[MASK]", unlike an encoder's
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not 0 < len(ids) <= store.max_length - 2:
         raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {store.max_length - 2}, one window. Cut it")

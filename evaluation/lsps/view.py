@@ -18,10 +18,12 @@ from evaluation.lsps import figures, words
 from evaluation.lsps.contexts import context, lsp_contexts
 from evaluation.lsps.labels import asked_labels, find_labels, short
 from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
+from evaluation.lsps.positions import position_profiles, word_information
 from evaluation.lsps.sample import InspectionError, by_lsp, draw
 from evaluation.lsps.vocabulary import Vocabulary
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
+from shards.copies import check_dictionary
 from shards.reader import is_url
 
 NEIGHBOURS = 8              # nearest atoms, co-firing LSPs
@@ -53,6 +55,7 @@ class StoreView:
     @cached_property
     def vocabulary(self):
         """The texts of its tokens."""
+        self.store.read_tokenizer()     # raises StoreError where it is another one
         return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
 
     @cached_property
@@ -64,7 +67,11 @@ class StoreView:
     def dictionary(self):
         """The atoms; None in a store without them."""
         directory = self.store.files.dictionary
-        return Dictionary.load(directory) if directory.is_dir() else None
+        if self.fingerprint is None and not directory.is_dir():
+            return None
+        dictionary = Dictionary.load(directory)
+        check_dictionary(self.store.files, dictionary.fingerprint)
+        return dictionary
 
     @cached_property
     def labels(self):
@@ -91,6 +98,16 @@ class StoreView:
         """Share of the coded tokens that have each LSP, float64 (K)."""
         return self.entries.counts / max(1, self.sample.coded)
 
+    @cached_property
+    def profiles(self):
+        """The LSPs over the positions of the window."""
+        return position_profiles(self.sample)
+
+    @cached_property
+    def information(self):
+        """Nats a token that the word says of each LSP and its positions do not, float64 (K)."""
+        return word_information(self.sample, self.profiles, self.store.vocab_size)
+
     def facts(self):
         """What the store is and what of it was read."""
         settings = self.store.settings
@@ -102,7 +119,10 @@ class StoreView:
     def row(self, lsp):
         """An LSP in one line of a table."""
         return {"lsp": lsp, "density": float(self.densities[lsp]), "mean_weight": float(self.entries.mean_weights[lsp]),
-                "words": self.name(lsp), "label": short(self.label(lsp))}  # fmt: skip
+                "words": self.name(lsp), "label": short(self.label(lsp)),
+                "information": float(self.information[lsp]), "positional": bool(self.profiles.positional_K[lsp]),
+                "position_nats": float(self.profiles.nats_K[lsp]),
+                "profile": [round(float(value), 3) for value in self.profiles.profile_KB[lsp]]}  # fmt: skip
 
     def label(self, lsp):
         """Its label; None without one."""
@@ -119,12 +139,14 @@ class StoreView:
     # -- views -------------------------------------------------------------------------------------------
 
     def overview(self, rows):
-        """Facts, deciles of the density, and some LSPs from the densest to the rarest."""
+        """Facts, deciles of the density, how many LSPs are positional, and the most informative ones, in order."""
         alive = np.flatnonzero(self.entries.counts)
-        order = alive[np.argsort(-self.densities[alive], kind="stable")]
-        shown = order[np.unique(np.linspace(0, len(order) - 1, min(rows, len(order))).astype(int))]
+        shown = alive[np.argsort(-self.information[alive], kind="stable")][:rows]
         deciles = np.quantile(self.densities, np.linspace(0, 1, 11)).tolist()
-        return {**self.facts(), "density_deciles": deciles, "rows": [self.row(int(lsp)) for lsp in shown]}
+        positional_K, mass_K = self.profiles.positional_K, self.entries.counts * self.entries.mean_weights
+        return {**self.facts(), "density_deciles": deciles, "positional": int(positional_K.sum()),
+                "positional_mass": float(mass_K[positional_K].sum() / max(mass_K.sum(), 1e-30)),
+                "rows": [self.row(int(lsp)) for lsp in shown]}  # fmt: skip
 
     def lsp(self, lsp):
         """Everything of one LSP."""

@@ -62,7 +62,7 @@ def _texts(directory, vocab_size):
         return [f"#{number}" for number in range(vocab_size)]
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_buffer(path.read_bytes())
     decoded = tokenizer.decode_batch([[number] for number in range(vocab_size)], skip_special_tokens=False)
     names = [tokenizer.id_to_token(number) or f"#{number}" for number in range(vocab_size)]
     return [_plain(text, name) for text, name in zip(decoded, names, strict=True)]

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from pipeline.config import EncodeConfig
+from common.settings import check
+from pipeline.config import EncodeConfig, own_or_bundled
 from student.config import StudentConfig
 
 
@@ -15,8 +17,9 @@ class SweepConfig:
     """Layers of the teacher; several of these, or several --k."""
     k: tuple[int, ...] = EncodeConfig.k
     """Numbers of latent semantic properties."""
-    teacher: str = EncodeConfig.teacher
-    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher."""
+    teacher: str | None = EncodeConfig.teacher
+    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, and only the
+    demonstration's own text has it by default."""
     corpus: tuple[str, ...] = EncodeConfig.corpus
     """As of encode-lsp."""
     max_length: int = EncodeConfig.max_length
@@ -27,26 +30,27 @@ class SweepConfig:
     """About this many tokens make one shard; an interruption costs at most about a shard of every store."""
     lam: float = EncodeConfig.lam
     """Penalty of equation 2, in units of a correlation."""
-    top_n: int = 32
-    """Largest entries kept of each token's distribution."""
+    top_n: int | Literal["all"] = 32
+    """Largest entries kept of each token's distribution; `all`: every one, as far as a shard holds them. One number
+    keeps less of the mass at some layers and k than at others: the table says how much of each store."""
     dictionary_tokens: int = EncodeConfig.dictionary_tokens
     """Hidden vectors in each dictionary's training sample."""
     encoder: str = StudentConfig.encoder
     """The students' encoder, as of train-student."""
     dropout: float | None = None
     """The students' dropout; not given: what the encoder's config says."""
-    max_steps: int = StudentConfig.max_steps
-    """Optimiser steps of each student."""
-    batch_windows: int = StudentConfig.batch_windows
-    """Windows per optimiser step."""
-    micro_batch: int = StudentConfig.micro_batch
-    """Windows per forward and backward pass."""
-    lr: float = StudentConfig.lr
-    """Peak learning rate."""
+    max_steps: int | None = StudentConfig.max_steps
+    """Optimiser steps of each student; unset: as of train-student, from the size of the stores."""
+    batch_windows: int | None = StudentConfig.batch_windows
+    """Windows per optimiser step; unset: as of train-student."""
+    micro_batch: int | None = StudentConfig.micro_batch
+    """Windows per forward and backward pass; unset: as of train-student."""
+    lr: float | None = StudentConfig.lr
+    """Peak learning rate; unset: as of train-student, from the width of the encoder."""
     warmup: float = StudentConfig.warmup
     """Share of the steps in which the rate rises."""
-    save_every: int = StudentConfig.save_every
-    """Optimiser steps between checkpoints to resume from."""
+    save_every: int | None = StudentConfig.save_every
+    """Optimiser steps between checkpoints to resume from; unset: a twentieth of the run, from 50 to 1,000."""
     seed: int = EncodeConfig.seed
     """Of dictionaries and students: weights, order, masks."""
     device: str = "auto"
@@ -65,6 +69,8 @@ class SweepConfig:
     """Print the result as JSON."""
 
     def __post_init__(self):
+        check(self)
+        object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
         for name in ("layer", "k"):
             values = getattr(self, name)
             if len(set(values)) < max(1, len(values)):
@@ -76,7 +82,7 @@ class SweepConfig:
             )
         if not 0 < self.mfu <= 1:
             raise ValueError(f"--mfu is a share above 0 and up to 1, found {self.mfu}.")
-        if self.max_steps < 1:
+        if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"--max-steps must be positive, found {self.max_steps}.")
 
     @property

@@ -16,8 +16,8 @@ def swept(result, settings):
         return "\n".join([f"\nA sweep over {result['over']}, here: {parts}. Nothing was done.", "", *scale])
     state = "was finished already" if result["finished_before"] else "is finished"
     files = ["", f"Table and figure:  {result['directory']}/sweep.json, .csv, .svg, .png"]
-    return "\n".join([f"\nThe sweep over {result['over']} {state}.", "", *_table(result["rows"]), "", NOTE, "", *scale]
-                     + files)  # fmt: skip
+    lines = [f"\nThe sweep over {result['over']} {state}.", "", *_table(result["rows"]), "", result["caption"], NOTE]
+    return "\n".join([*lines, "", *scale, *files])
 
 
 def full_scale_lines(scale):
@@ -43,14 +43,15 @@ def full_scale_lines(scale):
 
 def _table(rows):
     f1 = "      F1" if any(row["f1"] is not None for row in rows) else ""
-    lines = [f"  layer      k  held-out KL  of marginal  below it  tokens/s  student FLOPs  encoding FLOPs{f1}"]
+    columns = "layer      k  mass kept  held-out KL  of marginal  below it  tokens/s  student FLOPs  encoding FLOPs"
+    lines = [f"  {columns}{f1}"]
     for row in rows:
         figures = f"{'-':>12}{'-':>13}{'-':>10}"
         if row["held_out_kl"] is not None:
             figures = f"{row['held_out_kl']:>12.4f}{row['marginal_kl']:>13.4f}{row['improvement']:>10.1%}"
         f1 = "" if row["f1"] is None else f"{row['f1']:>8.1%}"
         lines.append(
-            f"  {row['layer']:>5}{row['k']:>7,} {figures}{row['tokens_per_second']:>10,.0f}"
+            f"  {row['layer']:>5}{row['k']:>7,}{row['mass_kept']:>11.1%} {figures}{row['tokens_per_second']:>10,.0f}"
             f"{row['student_flops']:>15.2e}{row['encoding_flops']:>16.2e}{f1}"
         )
     return lines

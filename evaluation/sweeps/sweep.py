@@ -15,9 +15,10 @@ import math
 from itertools import product
 from pathlib import Path
 
+from evaluation.comparison.identity import SAME_MASS
 from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
-from evaluation.plots import drawn, new_figure, save_figure, save_table
+from evaluation.plots import drawn, new_figure, save_figure, save_table, write_caption
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
@@ -29,13 +30,14 @@ from pipeline.files import appearing_whole
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
+from student.resolve import resolve
 
 logger = logging.getLogger(__name__)
 ENCODING = ("layer", "k", "teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "lam", "top_n",
             "dictionary_tokens", "seed", "device", "output")  # fmt: skip
 TRAINING = ("encoder", "dropout", "max_steps", "batch_windows", "micro_batch", "lr", "warmup", "save_every", "seed",
             "device")  # fmt: skip
-COLUMNS = ("layer", "k", "held_out_kl", "marginal_kl", "improvement", "tokens_per_second", "student_flops",
+COLUMNS = ("layer", "k", "mass_kept", "held_out_kl", "marginal_kl", "improvement", "tokens_per_second", "student_flops",
            "encoding_flops", "f1")  # fmt: skip
 
 
@@ -43,11 +45,11 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     """Encode, train a student on every store, compare them.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
-    Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, and rows: layer, k, store, run,
-              held_out_kl and marginal_kl (nats), improvement (share below the marginal), tokens_per_second,
-              student_flops, encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None),
-              quarantined (documents of the store that could not be coded) and finished_before. With --dry-run only
-              over, parts and full_scale
+    Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, caption (`caption_of`), and rows:
+              layer, k, store, run, mass_kept (mean probability of a coded token that top-n kept), held_out_kl and
+              marginal_kl (nats), improvement (share below the marginal), tokens_per_second, student_flops,
+              encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None), quarantined (documents of
+              the store that could not be coded) and finished_before. With --dry-run only over, parts and full_scale
     Raises    SweepError, ValueError before anything is done, and what encode_lsp and train raise
     """
     parts = list(product(settings.layer, settings.k))
@@ -65,7 +67,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
         logger.info(line)
     rows = _rows(settings, parts, f1_of, progress)
     directory = settings.output / "sweeps" / f"{settings.over}-{fingerprint([row['run'] for row in rows])[:8]}"
-    result = begun | {"rows": rows, "directory": str(directory),
+    result = begun | {"rows": rows, "directory": str(directory), "caption": caption_of(settings, rows),
                       "finished_before": all(row["finished_before"] for row in rows)}  # fmt: skip
     _write(result, directory)
     return result
@@ -101,7 +103,8 @@ def _rows(settings, parts, f1_of, progress):
 
 def _student(settings, layer, k, report):
     """The settings of one student, its run named by what it is trained on, and how."""
-    config = _training(settings, report["store"])
+    store = Store.open(report["store"], report["plan"])
+    config = resolve(_training(settings, report["store"]), store, {}).config
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
@@ -117,6 +120,7 @@ def _row(layer, k, report, trained):
         "k": k,
         "store": report["store"],
         "run": trained["run"],
+        "mass_kept": report["mass_kept"],
         "held_out_kl": trained["held_out_loss"],
         "marginal_kl": trained["baseline_loss"],
         "improvement": trained["improvement"],
@@ -150,10 +154,22 @@ def _write(result, directory):
         file.write((json.dumps(result, indent=1) + "\n").encode())
     table = COLUMNS, [[row[name] for name in COLUMNS] for row in result["rows"]]
     save_table(directory / "sweep.csv", *table)
-    drawn(_draw, result["over"], result["rows"], directory / "sweep", *table)
+    drawn(_draw, result["over"], result["rows"], result["caption"], directory / "sweep", *table)
 
 
-def _draw(over, rows, stem, *table):
+def caption_of(settings, rows):
+    """Whether students differ in what is varied alone, as they do unless top-n cuts their targets differently."""
+    kept = [row["mass_kept"] for row in rows]
+    if max(kept) - min(kept) < SAME_MASS:
+        return f"The students differ in {settings.over} alone."
+    each = ", ".join(f"{row['mass_kept']:.1%} at {row[settings.over]}" for row in rows)
+    return (
+        f"The students differ in {settings.over} and in how much of the targets' mass --top-n {settings.top_n} keeps: "
+        f"{each}. With --top-n all nothing is cut."
+    )
+
+
+def _draw(over, rows, caption, stem, *table):
     has_f1 = any(row["f1"] is not None for row in rows)
     figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
     panels = axes if has_f1 else [axes]
@@ -168,6 +184,7 @@ def _draw(over, rows, stem, *table):
         panel.set_xscale("log" if over == "k" else "linear")
         panel.set_xticks(values, map(str, values))
         panel.minorticks_off()
+    write_caption(figure, caption)
     return save_figure(figure, stem, *table)
 
 

@@ -12,6 +12,7 @@ is shown (report.py), names of LSPs (labels.py).
 """
 
 import dataclasses
+import hashlib
 import json
 import time
 import zipfile
@@ -27,10 +28,11 @@ from evaluation.word_senses.labels import name_lsps
 from evaluation.word_senses.report import finetuning_averages, summarise, write_report
 from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums
 from evaluation.word_senses.word_vectors import Readings, word_vectors
+from pipeline.coder import center_on
 from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from pipeline.job import helped, load_teacher, named_by_content, teacher_job
-from pipeline.learn import dictionaries, wanted_dictionaries
+from pipeline.learn import batch_key, dictionaries, minibatch_of_sample, wanted_dictionaries
 from pipeline.learning_checkpoint import workplace
 from pipeline.solvers import nonneg_lasso
 from shards.manifest import fingerprint, publish_directory
@@ -100,22 +102,29 @@ def _directory(job, teacher, data_digits):
         "epochs": config.dictionary_epochs,
         "seed": config.seed,
         "data": data_digits,
+        **batch_key(minibatch_of_sample(job)),
+        **({} if config.limit is None else {"limit": config.limit}),
     }
+    if config.center != "none":
+        request["center"] = config.center
     return named_by_content(config.output / "diagnostics", Path(teacher.name).name, fingerprint(request))
 
 
 def _diagnose(job, teacher, directory, lacking):
     """Make the directories of the layers that are not there yet."""
-    data = WsdData.read(job.config.wsd_data, job.progress)
+    data = WsdData.read(job.config.wsd_data, job.progress, job.config.limit)
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors") as place:
-        vectors = WordVectors(place, job, teacher, sorted({layer for layer, _ in lacking}), data)
+        layers = sorted({layer for layer, _ in lacking})
+        centers = {vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
+                   for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])}  # fmt: skip
+        vectors = WordVectors(place, job, teacher, layers, data, centers)
         vectors.make()
         for done, ((layer, k), path) in enumerate(lacking.items()):
             job.progress("layers", done, len(lacking), unit="layers")
             dictionary, seconds = learned[layer, k]
-            found = diagnose_layer(vectors, layer, dictionary.atoms_Kd, data, job.config)
+            found = diagnose_layer(vectors, vectors_name(layer, dictionary), dictionary.atoms_Kd, data, job.config)
             found.costs = vectors.costs(layer) | {"dictionary_seconds": seconds} | found.costs
             save = partial(_save, found, teacher, layer, dictionary, data)
             publish_directory(path, save, replace=False)
@@ -144,13 +153,16 @@ def _dictionaries(job, teacher, lacking):
 class WordVectors:
     """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
 
+    centers      name of the vectors to their layer and what is subtracted from them, as `word_vectors` takes it; by
+                 default every layer by its number, without a centre
     chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: which word a row is of, words counted from 0, training words first
     solver       backend of the codes: where the teacher is
     """
 
-    def __init__(self, place, job, teacher, layers, data):
+    def __init__(self, place, job, teacher, layers, data, centers=None):
         self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
+        self._centers = centers or {layer: (layer, None) for layer in layers}
         self.solver = teacher.device.type
         self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
         self.chunks = list(self.text.chunks(PART_TOKENS))
@@ -168,11 +180,11 @@ class WordVectors:
     def _write(self, number, words, readings):
         clock = time.perf_counter()
         pad, batch_tokens = self.job.special_ids["pad"], self.job.config.batch_tokens
-        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad)
+        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
             np.savez(file, seconds=seconds, deepest=self.teacher.layer,
-                     **{str(layer): rows_nd.astype(np.float16) for layer, rows_nd in found.items()})  # fmt: skip
+                     **{str(name): rows_nd.astype(np.float16) for name, rows_nd in found.items()})  # fmt: skip
 
     def _path(self, number):
         return self.place / f"part-{number:05}.npz"
@@ -180,15 +192,15 @@ class WordVectors:
     def _is_whole(self, number):
         try:
             with np.load(self._path(number)) as part:
-                return {str(layer) for layer in self.layers} <= set(part.files)
+                return set(map(str, self._centers)) <= set(part.files)
         except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
             return False
 
-    def layer(self, layer):
-        """The vectors of a layer, part by part: float16 (n, d)."""
+    def layer(self, name):
+        """The vectors of this name (without a centre, a layer), part by part: float16 (n, d)."""
         for number in range(len(self.chunks)):
             with np.load(self._path(number)) as part:
-                yield part[str(layer)]
+                yield part[str(name)]
 
     def costs(self, layer):
         """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
@@ -197,6 +209,15 @@ class WordVectors:
             with np.load(self._path(number)) as part:
                 seconds += float(part["seconds"]) * layer / int(part["deepest"])
         return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}
+
+
+def vectors_name(layer, dictionary):
+    """What the vectors of a layer that a dictionary is to code are called: they are less its centre, if it has one."""
+    if dictionary.center is None:
+        return layer
+    digest = hashlib.sha256()
+    dictionary.center.digest(digest)
+    return f"{layer}-{digest.hexdigest()[:12]}"
 
 
 # -- one layer -----------------------------------------------------------------------------------------------
@@ -220,13 +241,15 @@ class LayerFindings:
     costs: dict
 
 
-def diagnose_layer(vectors, layer, atoms_Kd, data, config):
+def diagnose_layer(vectors, name, atoms_Kd, data, config):
     """Codes, Φ, NPMI and answers of one layer.
+
+    name     what the vectors are called: see `vectors_name`
 
     vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`;  data  WsdData
     """
     clock = time.perf_counter()
-    codes = _codes(vectors.layer(layer), vectors.word_of_row, atoms_Kd, config, vectors.solver)
+    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.solver)
     coded = time.perf_counter()
     right, scores, phi, phi_npmi = {}, {}, None, None
     for name, training in (("raw", codes[: data.training]), ("normalised", normalised(codes[: data.training]))):

@@ -40,13 +40,18 @@ class WsdData(NamedTuple):
     groups: dict
 
     @classmethod
-    def read(cls, root, progress):
-        """Read and check everything. Raises WsdDataError."""
+    def read(cls, root, progress, limit=None):
+        """Read and check everything.
+
+        limit   sentences of SemCor to take, evenly spread over it; all when None, and of the test sets always all
+        Raises  WsdDataError
+        """
         wordnet = WordNet.load(root / SENSE_INDEX)
         sets = []
         for done, folder in enumerate([SEMCOR, *TEST_SETS.values()]):
             progress("annotated text", done, 1 + len(TEST_SETS), unit="sets")
             sets.append(read_annotated(root, folder, wordnet))
+        sets[0] = spread(sets[0], limit)
         return cls.of(wordnet, *sets)
 
     @classmethod
@@ -77,6 +82,13 @@ class WsdData(NamedTuple):
             if found[name] != expected:
                 warnings.warn(f"{name}: {found[name]:,} in this data, {expected:,} in the framework as published. "
                               "Figures do not compare with published ones.", stacklevel=2)  # fmt: skip
+
+
+def spread(sentences, limit):
+    """So many of the sentences, evenly spread, always the same ones; all when `limit` is None or no fewer."""
+    if limit is None or limit >= len(sentences):
+        return sentences
+    return [sentences[n * len(sentences) // limit] for n in range(limit)]
 
 
 def _questions(test, wordnet, row_of):

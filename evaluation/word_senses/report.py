@@ -18,14 +18,17 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
 from evaluation.summaries import duration, table
+from evaluation.word_senses.data import EXPECTED
 from evaluation.word_senses.framework import TEST_SETS, WsdDataError
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05
+LEAST_COVERAGE = 0.5    # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 
@@ -168,7 +171,7 @@ def read_result(path):
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WsdDataError(
             f"--diagnostic {path} is no result of choose-layer ({error!r}). Give its result.json, or make one:"
-            "  mlsm choose-layer --wsd-data DIR"
+            f"  {program()} choose-layer --wsd-data DIR"
         ) from None
 
 
@@ -226,13 +229,22 @@ def layers(result, settings):
     lines += _lines(result)
     lines.append(f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
                  f"{result['counts']['ALL']:,} words")  # fmt: skip
-    if max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
+    share = result["counts"]["training_words"] / EXPECTED["training"]
+    is_conclusive = share >= LEAST_COVERAGE
+    if share < 1:
+        lines.append(f"  Learned from {result['counts']['training_words']:,} annotated words, {share:.1%} of SemCor's "
+                     f"{EXPECTED['training']:,}: figures do not compare with published ones.")  # fmt: skip
+    if not is_conclusive:
+        lines.append(f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
+                     "senses have too few examples, and F1 says more of that than of LSPs. Give all.")  # fmt: skip
+    elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
         lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
     for best in result["recommended"]:
         cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
-        lines.append(f"\nRecommended{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
+        verdict = "Recommended" if is_conclusive else "Best on this part"
+        lines.append(f"\n{verdict}{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
                      f"{best['standard_error']:.1%})")  # fmt: skip
-        if cheap["layer"] != best["layer"]:
+        if is_conclusive and cheap["layer"] != best["layer"]:
             lines.append(f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
                          f"McNemar p = {cheap['p']:.2f})")  # fmt: skip
     lines += _correlations(result["correlation"])

@@ -147,20 +147,28 @@ def _batch(readings, width, pad):
 
 
 @torch.inference_mode()
-def word_vectors(teacher, words, readings, layers, batch_tokens, pad):
+def word_vectors(teacher, words, readings, layers, batch_tokens, pad, centers=None):
     """Unit-length vectors of the words of a chunk.
 
     layers   numbers, the deepest at most the teacher's own
-    Returns  dict of layer to (words, d) float32
+    centers  name to (layer, rows that are subtracted at each position: pipeline/centering.py, or None); by default
+             every layer by its number, without a centre
+    Returns  dict of name to (words, d) float32
     Raises   EncodeError on a hidden state that is not finite
     """
-    sums = {layer: torch.zeros(words, teacher.hidden_size) for layer in layers}
+    centers = centers or {layer: (layer, None) for layer in layers}
+    sums = {name: torch.zeros(words, teacher.hidden_size) for name in centers}
     for batch in batches(readings, batch_tokens, pad):
         inputs = batch.ids_WL, batch.real_WL, batch.tokens_N
+        position_N = batch.tokens_N % batch.ids_WL.shape[1]
         states = [teacher(*inputs)] if list(layers) == [teacher.layer] else teacher(*inputs, layers=layers)
-        for layer, rows_Nd in zip(layers, states, strict=True):
-            sums[layer].index_add_(0, batch.words_N, rows_Nd.cpu())
-    return {layer: _unit_length(teacher, layer, sums_nd) for layer, sums_nd in sums.items()}
+        rows_of = dict(zip(layers, (rows_Nd.cpu() for rows_Nd in states), strict=True))
+        for name, (layer, center_Pd) in centers.items():
+            rows_Nd = rows_of[layer]
+            if center_Pd is not None:
+                rows_Nd = rows_Nd - center_Pd[position_N.clamp(max=len(center_Pd) - 1)]
+            sums[name].index_add_(0, batch.words_N, rows_Nd)
+    return {name: _unit_length(teacher, centers[name][0], sums_nd) for name, sums_nd in sums.items()}
 
 
 def _unit_length(teacher, layer, sums_nd):

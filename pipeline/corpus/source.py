@@ -33,6 +33,17 @@ class CorpusError(ValueError):
     """A corpus that cannot be read, or holds no text."""
 
 
+class NotUtf8Error(CorpusError):
+    """Text that is not UTF-8, or holds a lone surrogate.
+
+    place  the file, and what is wrong where in it
+    """
+
+    def __init__(self, place, remedy):
+        super().__init__(f"{place}. {remedy}; or choose --invalid-utf8 replace or skip.")
+        self.place = place
+
+
 class Piece(NamedTuple):
     """Part of a document. The pieces of a document follow each other and share `record`."""
 
@@ -94,16 +105,18 @@ class Source:
         """How far ahead in the file reading on is cheaper than opening it anew."""
         return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
 
+    def without_last_line_end(self, pieces):
+        """The pieces of documents as their texts are; a kind whose documents end with the end of a line drops that."""
+        return pieces
+
     def decode(self, raw, position, encoding="utf-8"):
         """Pair (text, whether anything was replaced) of bytes that are at the byte `position` of the file."""
         try:
             return raw.decode(encoding), False
         except UnicodeDecodeError as error:
             if self.invalid_utf8 == "strict":
-                raise CorpusError(
-                    f"{self.path}: not UTF-8 at byte {position + error.start}. Convert it, for example with: iconv "
-                    "-f latin1 -t utf-8; or choose --invalid-utf8 replace or skip."
-                ) from None
+                place = f"{self.path}: not UTF-8 at byte {position + error.start}"
+                raise NotUtf8Error(place, "Convert it, for example with: iconv -f latin1 -t utf-8") from None
         return raw.decode(encoding, "replace"), True
 
     def without_surrogates(self, text, where):
@@ -113,10 +126,8 @@ class Source:
             return text, False
         except UnicodeEncodeError:
             if self.invalid_utf8 == "strict":
-                raise CorpusError(
-                    f"{self.path}, {where}: the text holds a lone surrogate, which no UTF-8 has. Remove it, or choose "
-                    "--invalid-utf8 replace or skip."
-                ) from None
+                place = f"{self.path}, {where}: the text holds a lone surrogate, which no UTF-8 has"
+                raise NotUtf8Error(place, "Remove it") from None
         return _SURROGATES.sub("\ufffd", text), True
 
 

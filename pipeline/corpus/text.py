@@ -36,6 +36,18 @@ class TextFile(Source):
                     begin, begun = position, True
                 yield Piece(record, begin, line, invalid)
 
+    def without_last_line_end(self, pieces):
+        """The same documents: their lines, with line feeds between them but none behind the last."""
+        record, ends = None, []
+        for piece in pieces:
+            if piece.record != record:
+                record, ends = piece.record, []
+            body = piece.text.rstrip("\n")
+            if body:
+                yield piece._replace(text="".join([*ends, body]))
+                ends = []
+            ends.append(piece.text[len(body) :])
+
     def _lines(self, file, offset):
         """(byte position, text, whether it is a whole line, whether it was invalid); long lines in parts."""
         rest, fresh = b"", True

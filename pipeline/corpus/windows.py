@@ -5,14 +5,29 @@
 Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], documents following each other. `pairs` is
 what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
 [CLS] A [SEP] B [SEP], each line in one pair. Left out: which documents there are (documents.py), segment ids.
+
+The tokens of a packed document are those of its whole text as one string. A tokenizer that drops white space and
+reads every word by itself (BERT's) gives them line by line; of any other (byte-level BPE, SentencePiece) a document is
+put together first, and a long one is cut only where the tokenizer is seen to split.
 """
 
+import json
+import re
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.corpus.source import PIECE_CHARACTERS
+
+WHOLE_CHARACTERS = PIECE_CHARACTERS  # a document up to this length is tokenised as one string
+MOST_CHARACTERS = 1 << 20  # at which a document without a place to cut is cut all the same
+CONTEXT_CHARACTERS = 1024  # before and behind a place to cut, in which the tokenizer must be seen to split there
+CANDIDATES = 64  # places that are tried
+_SINGLE_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
+_DROP_WHITE_SPACE = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
+_ACT_ON_WORDS = (*_DROP_WHITE_SPACE, "Punctuation", "Digits", "UnicodeScripts")
+_ACT_ON_CHARACTERS = ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "StripAccents")
 
 
 class Window(NamedTuple):
@@ -31,19 +46,86 @@ class Window(NamedTuple):
 def windows(pieces, tokenizer, special_ids, rules):
     """Windows of the pieces of documents.
 
-    rules  dict of plan.windowing: packing, max_length
+    rules  dict of plan.windowing: packing, max_length, text where that is "document"
     """
     cls_id, sep_id, max_length = special_ids["cls"], special_ids["sep"], rules["max_length"]
     if rules["packing"] == "pairs":
         return pair_windows(tokenised(_sentences_of_pairs(pieces), tokenizer), max_length, cls_id, sep_id)
-    return packed_windows(tokenised(pieces, tokenizer), max_length, cls_id, sep_id)
+    return packed_windows(packed_tokens(pieces, tokenizer, rules), max_length, cls_id, sep_id)
+
+
+def packed_tokens(pieces, tokenizer, rules):
+    """Pairs (record, token ids) of the pieces of documents; those of one record follow each other."""
+    if rules.get("text") == "document":
+        pieces = _documents_in_parts(pieces, tokenizer.backend_tokenizer)
+    return tokenised(pieces, tokenizer)
+
+
+def drops_white_space(tokenizer):
+    """Whether a tokenizer drops white space first and then reads every word by itself.
+
+    Then the tokens of a document are those of its lines one after the other.
+    """
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    normalizers = _members(rules["normalizer"], "normalizers")
+    first, *others = _members(rules["pre_tokenizer"], "pretokenizers") or [{"type": None}]
+    return (
+        all(member["type"] in _ACT_ON_CHARACTERS for member in normalizers)
+        and first["type"] in _DROP_WHITE_SPACE
+        and all(member["type"] in _ACT_ON_WORDS or member.get("prepend_scheme") == "always" for member in others)
+    )
+
+
+def _members(rule, members):
+    """The parts of a rule of tokenizer.json, in a list, however deep they lie."""
+    if rule is None:
+        return []
+    return [part for member in rule[members] for part in _members(member, members)] if members in rule else [rule]
+
+
+def _documents_in_parts(pieces, backend):
+    """The same documents, each as one piece; longer ones as several whose tokens make up those of the whole."""
+    for _, document in groupby(pieces, key=lambda piece: piece.record):
+        texts, size, enough = [], 0, WHOLE_CHARACTERS + CONTEXT_CHARACTERS
+        for piece in document:
+            texts.append(piece.text)
+            size += len(piece.text)
+            while size > enough:
+                text = "".join(texts)
+                if not (cut := _place_to_cut(text, backend)):
+                    if size <= MOST_CHARACTERS:
+                        texts, enough = [text], min(2 * size, MOST_CHARACTERS)
+                        break
+                    cut = MOST_CHARACTERS
+                yield piece._replace(text=text[:cut])
+                texts, size, enough = [text[cut:]], size - cut, WHOLE_CHARACTERS + CONTEXT_CHARACTERS
+        if size:
+            yield piece._replace(text="".join(texts))
+
+
+def _place_to_cut(text, backend):
+    """The last place, or almost, at which the tokenizer splits whatever comes before and behind; 0 if none is found."""
+    places = [match.start() for match in _SINGLE_SPACE.finditer(text, 0, len(text) - CONTEXT_CHARACTERS)]
+    for place in reversed(places[-CANDIDATES:]):
+        before = text[max(0, place - CONTEXT_CHARACTERS) : place]
+        behind = text[place : place + CONTEXT_CHARACTERS]
+        if all(parts(before) + parts(behind) == parts(before + behind) for parts in _views(backend)):
+            return place
+    return 0
+
+
+def _views(backend):
+    """Functions from a text to the parts that the model is asked for one by one, and to the tokens of all."""
+
+    def pre_tokens(text):
+        text = backend.normalizer.normalize_str(text) if backend.normalizer else text
+        return [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)] if backend.pre_tokenizer else [text]
+
+    return pre_tokens, lambda text: backend.encode(text, add_special_tokens=False).ids
 
 
 def tokenised(pieces, tokenizer, batch_characters=1 << 20):
-    """Pairs (record, token ids) of the pieces, tokenised in batches on all cores.
-
-    A word is never cut, because pieces end at white space.
-    """
+    """Pairs (record, token ids) of the pieces, each tokenised by itself, in batches on all cores."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)

@@ -3,7 +3,7 @@
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
 problem.py states the problem and measures solutions; cd_cpu.py and cd_cuda.py solve it; fista.py is the official
-code's solver, a reference and baseline. Here the input is checked and a backend chosen, in this one place.
+code's solver, whose codes are not optimal. Here the input is checked and a backend chosen, in this one place.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
@@ -14,6 +14,8 @@ import warnings
 import numpy as np
 import torch
 
+from pipeline.solvers import fista
+from pipeline.solvers.fista import STEPS
 from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
 
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
@@ -22,7 +24,7 @@ BACKENDS = ("auto", "cpu", "cuda", "fista")
 ROWS_TO_GPU = 1 << 16           # that are copied there at once, where they are not yet
 
 
-def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto"):
+def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto", steps=STEPS):
     """Sparse-code N tokens: minimise 1/2 ||h - a D||^2 + lam * sum(a) over a >= 0 for every row h.
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
@@ -31,36 +33,37 @@ def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False,
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
     tol        largest KKT violation to leave, in units of a correlation; float32 knows violations to about
                1e-6 times (1 + the sum of the code) only, a GPU to 5e-5
+               None, with "fista" alone: accept what the steps reach, without a warning
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
-    backend    "cpu", "cuda": coordinate descent; "fista": 100 steps of the official code's solver, which ignores
-               tol; "auto": coordinate descent where hidden_Nd lies
+    backend    "cpu", "cuda": coordinate descent; "fista": `steps` steps of the official code's solver, where
+               hidden_Nd lies; "auto": coordinate descent where hidden_Nd lies
+    steps      of "fista", which has no other stopping test
     Returns    Codes, with the largest KKT violation of every token over all atoms: tensors if hidden_Nd is one
                on a GPU and is coded there, else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
     Warns      ConvergenceWarning with the number of tokens above tol
     """
     hidden_Nd, atoms_Kd = (x if isinstance(x, torch.Tensor) else np.asarray(x) for x in (hidden_Nd, atoms_Kd))
-    _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
+    _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps)
     _check_finite("atoms", atoms_Kd)
     _check_finite("hidden", hidden_Nd)
-    if backend == "cuda" or (backend == "auto" and _on_gpu(hidden_Nd)):
+    if backend == "fista":
+        codes = fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
+    elif backend == "cuda" or (backend == "auto" and _on_gpu(hidden_Nd)):
         codes = _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     else:
-        codes = _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend)
-    _warn_unconverged(codes.kkt, tol)
+        codes = _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    if tol is not None:
+        _warn_unconverged(codes.kkt, tol)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
     return codes
 
 
-def _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
-    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
-    if backend == "fista":
-        from pipeline.solvers import fista
-
-        return fista.solve(hidden_Nd, atoms_Kd, lam)
+def _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
     from pipeline.solvers import cd_cpu
 
+    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
     gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
     return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
 
@@ -94,7 +97,7 @@ def _on_gpu(array_Nd):
     return isinstance(array_Nd, torch.Tensor) and array_Nd.is_cuda
 
 
-def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
+def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
     if np.ndim(hidden_Nd) != 2 or np.ndim(atoms_Kd) != 2 or hidden_Nd.shape[1] != atoms_Kd.shape[1]:
         raise ValueError("hidden and atoms must be matrices of one width, (N, d) and (K, d); found "
                          f"{tuple(np.shape(hidden_Nd))} and {tuple(np.shape(atoms_Kd))}")
@@ -105,8 +108,12 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend):
         raise ValueError(f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; "
                          f"found {tuple(np.shape(gram_KK))}")
     for name, value in (("lam", lam), ("tol", tol)):
-        if not 0 < np.float32(value) < np.inf:      # computed in float32
+        if value is None and name == "tol" and backend == "fista":
+            continue
+        if value is None or not 0 < np.float32(value) < np.inf:      # computed in float32
             raise ValueError(f"{name} must be a positive number; found {value}")
+    if not (isinstance(steps, int) and steps >= 1):
+        raise ValueError(f"steps must be a whole number from 1 on; found {steps!r}")
     if backend not in BACKENDS:
         raise ValueError(f"no solver backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 

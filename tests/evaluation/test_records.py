@@ -15,13 +15,14 @@ from pipeline.teacher import teacher_fingerprint
 from student.config import StudentConfig
 from student.trainer import train
 
-UNKNOWN = dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}}
+UNKNOWN = dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
 
 
 def record(**changes):
     """A record as if MRPC had been trained."""
     return {
-        "schema": "mlsm-record-1", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": False,
+        "schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": False,
+        "collapsed": False,
         "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
         "model": "some/model", "path": "/models/some", "weights": "ab" * 32, **UNKNOWN, "head": "cd" * 32,
         "data": {"name": "mrpc", "files": {}, "n_train": 3668, "n_eval": 408}, "settings": {}, "env": {}, "wall": 1.5,
@@ -38,6 +39,22 @@ def test_what_is_written_is_read_again(tmp_path):
     records.write(tmp_path, first | {"wall": 2.0})
     assert records.read([path])[0]["wall"] == 2.0
     assert sorted(file.name for file in path.parent.iterdir()) == ["mrpc-seed0.json", "mrpc-seed1.json"]
+
+
+def test_records_of_the_first_schema_are_read(tmp_path):
+    """Their identity is unknown; one class for all they called a divergence."""
+    old = {name: value for name, value in record().items() if name not in ("identity", "collapsed")}
+    old |= {"schema": "mlsm-record-1"}
+    said = ("the loss was not finite at step 3", "every prediction is 0", False)
+    for seed, why in enumerate(said):
+        (tmp_path / f"mrpc-seed{seed}.json").write_text(json.dumps(old | {"seed": seed, "diverged": why}))
+    found = records.read([tmp_path])
+    assert [(r["diverged"], r["collapsed"]) for r in found] == [(said[0], False), (False, said[1]), (False, False)]
+    assert {r["identity"] for r in found} == {None}
+    assert records.path_of(tmp_path, found[0]).name == "mrpc-seed0.json"
+    (tmp_path / "mrpc-seed0.json").write_text(json.dumps(old | {"diverged": True}))
+    with pytest.raises(records.RecordError, match="field diverged"):
+        records.read([tmp_path])
 
 
 def test_blimp_has_one_record_a_model():
@@ -139,6 +156,31 @@ def test_an_mlm_student_has_no_teacher_whatever_its_store_holds(run, tmp_path):
     assert found["flops"]["teacher"] == 0.0 and found["encoder"] == "bert-2x32"
 
 
+def test_the_identity_is_all_that_named_the_run_and_its_store(run):
+    directory, _ = run
+    known = lineage(directory / "export")["identity"]
+    config = json.loads((directory / "config.json").read_text())
+    assert known["settings"] == config["settings"] | {"dropout": 0.1}    # left open, so the encoder's own
+    assert (known["target"], known["plan"]) == (config["store"]["target"], config["store"]["plan"])
+    assert known["target_settings"]["layer"] == 3
+    assert known["tail"] == pytest.approx({"mass_kept": 1.0, "mass_dropped": 0.0})
+    assert "mean mass that top-n dropped | 0.00%" in (directory / "export" / "README.md").read_text()
+    half = lineage(directory / "checkpoints" / "step-00000004")
+    assert half["identity"] == known and half["step"] == 4
+
+
+def test_an_export_of_1837c65_has_no_tail_and_a_probe_its_own_settings(run, tmp_path):
+    known = json.loads((run[0] / "export" / "lineage.json").read_text())
+    del known["store"]["tail"]
+    (tmp_path / "lineage.json").write_text(json.dumps(known))
+    whole = lineage(tmp_path)["identity"]
+    assert whole["tail"] is None
+    probe = {"student": known, "settings": {"probe_input": "softmax"}, "store": {"target": "t", "plan": "p"}}
+    (tmp_path / "lineage.json").write_text(json.dumps(probe))
+    found = lineage(tmp_path)["identity"]
+    assert found == whole | {"probe": found["probe"]} and found["probe"]["settings"] == {"probe_input": "softmax"}
+
+
 def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
     directory, result = run
     shutil.copytree(directory / "export", tmp_path / "probe")
@@ -195,3 +237,17 @@ def test_the_teacher_counts_its_forward_passes(run, tmp_path):
     assert flops(whole) == pytest.approx(known["tokens"] / length * (3 * a_layer + head))
     known["store"]["settings"]["teacher"] = hashlib.sha256(b"another").hexdigest()
     assert flops(known) is None
+
+
+def test_a_dropout_that_was_left_open_is_the_encoders_own(run, tmp_path):
+    """Given or left open, 0.1 is one setting, and no difference between two models."""
+    known = json.loads((run[0] / "export" / "lineage.json").read_text())
+    for dropout in (None, 0.1):
+        known["settings"]["dropout"] = dropout
+        directory = tmp_path / str(dropout)
+        directory.mkdir()
+        (directory / "lineage.json").write_text(json.dumps(known))
+        config = json.loads((run[0] / "export" / "config.json").read_text())
+        own = {name: 0.1 for name in config if "dropout" in name and "classif" not in name}
+        (directory / "config.json").write_text(json.dumps(config | own))
+        assert lineage(directory)["identity"]["settings"]["dropout"] == 0.1

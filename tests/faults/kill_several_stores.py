@@ -8,6 +8,7 @@ Prints JSON as its last line. A process of its own, because what forks must not 
 import collections
 import errno
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -23,12 +24,13 @@ def main(directory, cases):
     prepared = directory / "prepared"
     assert forked(lambda: prepare(prepared)) == 0
     assert forked(lambda: count(prepared, directory / "whole")) == 0
-    whole, calls = shards(directory / "whole"), int((directory / "whole" / "calls").read_text())
+    whole, (calls, between) = shards(directory / "whole"), json.loads((directory / "whole" / "calls").read_text())
     counts = collections.Counter(name.partition("/")[0] for name in whole)
     assert len(counts) == 4 and len(set(counts.values())) == 1
     seen = collections.Counter()
     for case in range(cases):
-        output, number = directory / f"case-{case}", 1 + case * (calls - 2) // max(1, cases - 1)
+        output, share = directory / f"case-{case}", case / max(1, cases - 1)
+        number = between[int(share * (len(between) - 1))] if case % 2 else 1 + int(share * (calls - 2))
         if case % 4 == 3:
             assert forked(lambda output=output, number=number: full_disk(prepared, output, number)) == 0
             assert not list(output.rglob(".*.tmp")), number
@@ -56,9 +58,15 @@ def encode(prepared, output):
 
 
 def count(prepared, output):
-    """An unbroken run, and how many calls it makes."""
+    """An unbroken run; how many calls it makes, and which commit a unit to a store after another store has it."""
     calls = recorded(lambda: encode(prepared, output))
-    (output / "calls").write_text(str(len(calls)))
+    commits = [
+        number for number, (name, arguments) in enumerate(calls)
+        if name == "link" and re.search(r"/units/\w+\.json$", str(arguments[-1]))
+    ]  # fmt: skip
+    between = [number for place, number in enumerate(commits) if place % 4]
+    assert len(commits) >= 8 and len(commits) % 4 == 0
+    (output / "calls").write_text(json.dumps([len(calls), between]))
 
 
 def full_disk(prepared, output, number):

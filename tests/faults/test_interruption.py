@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C in real processes: out within seconds, its own exit code, finished work kept, nothing left."""
+"""SIGTERM, SIGHUP, Ctrl-C in real processes: out within seconds, own exit code, finished work kept, nothing left."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from test_commit import temporaries, visible_units_are_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_TO_EXIT = 8
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def start(flags, start_new_session=False, **environment):
@@ -75,6 +75,7 @@ def test_again_and_again_while_encoding(flags, whole, tmp_path):
     for number, layout, pause in [
         (signal.SIGTERM, "cpu", 0),
         (signal.SIGINT, "cuda", 0.1),
+        (signal.SIGHUP, "cpu", 0),
     ]:
         seen = len(kept)
         interrupted(
@@ -97,9 +98,11 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
     sampling = tmp_path / "dictionaries"
     interrupted(command, lambda: list(sampling.glob(".*.learning/.sample.npy.tmp")), signal.SIGTERM)
     assert not temporaries(tmp_path)
-    saved = lambda: list(sampling.glob(".*.learning/learning.npz"))  # noqa: E731
-    interrupted(command, saved, signal.SIGINT, 0.05, MLSM_TEST_SAVE_ALWAYS="1")
-    assert not temporaries(tmp_path) and saved()
+    saved = lambda: [path.stat().st_mtime_ns for path in sampling.glob(".*.learning/learning.npz")]  # noqa: E731
+    for number in (signal.SIGHUP, signal.SIGINT):
+        before = saved()
+        interrupted(command, lambda before=before: saved() != before, number, 0.05, MLSM_TEST_SAVE_ALWAYS="1")
+        assert not temporaries(tmp_path) and saved()
     process = start(command)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0 and "dictionary: going on after" in said

@@ -1,4 +1,4 @@
-"""The trainer in real processes: SIGTERM, Ctrl-C and SIGKILL at any time, another store; and the dataset, killed.
+"""The trainer in real processes: SIGTERM, SIGHUP, Ctrl-C, SIGKILL at any time; another store; and the dataset, killed.
 
 The oracle is an unbroken run: batches (order and masks), losses and weights of every step must be its own.
 """
@@ -83,7 +83,7 @@ def assert_same_run(run, unbroken):
 
 def test_signals_save_a_checkpoint_and_have_their_own_exit_codes(store, flags, unbroken, tmp_path):
     run = tmp_path / "run"
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         before = steps_logged(run)
         said = interrupted(
             flags, lambda before=before: steps_logged(run) > before + 5, number, then="The same command continues",

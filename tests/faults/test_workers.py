@@ -181,7 +181,7 @@ def test_two_commands_from_two_directories_on_one_cluster(client, place, one, tm
         assert shards(store) == shards(one.path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_the_driver_is_stopped(place, one, tmp_path, number):
     """Out within seconds, workers as well; finished units stay, nothing else. Ctrl-C reaches all processes at once."""
     flags = [

@@ -57,8 +57,22 @@ def test_the_report_says_what_was_made(report):
 
 
 def test_a_tighter_tolerance_is_kept_and_makes_another_store(place, report):
-    other = encode_lsp(replace(place, tolerance=1e-4))[0]
-    assert other["store"] != report["store"] and other["max_kkt"] <= 1e-4 < report["max_kkt"] <= 1e-3
+    other = encode_lsp(replace(place, tolerance=1e-5))[0]
+    assert other["store"] != report["store"] and other["max_kkt"] <= 1e-5 < report["max_kkt"] <= 1e-4
+
+
+def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_path, caplog):
+    assert EncodeConfig.tolerance == 1e-4
+    given = replace(place, output=tmp_path, dictionary=Store.open(report["store"]).path / "dictionary")
+    before = encode_lsp(replace(given, tolerance=1e-3))[0]["store"]
+    (tmp_path / "stores" / "damaged").mkdir()
+    (tmp_path / "stores" / "damaged" / "target.json").write_text("{")
+    with caplog.at_level("INFO", "pipeline.encode"):
+        first = encode_lsp(given)[0]["store"]
+        again = encode_lsp(given)[0]["store"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    assert first == again != before and f"{before} differs only" in line
+    assert "0.001 instead of 0.0001; --tolerance 0.001 goes on with it" in line
 
 
 def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):

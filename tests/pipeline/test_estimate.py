@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from evaluation.summaries import encoding, estimated
 from pipeline import estimate
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits, encode_lsp
@@ -61,3 +62,24 @@ def test_a_small_disk_is_said_before_the_encoding(common, teacher_directory, mon
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert encode_ids(config)[0]["finished_before"], "nothing is left to be written"
+
+
+def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
+    """In the dry run and in the summary; of many files the largest are named."""
+    books = tmp_path / "books"
+    books.mkdir()
+    for book in range(9):
+        paragraphs = [f"Chapter {number} of book {book}." for number in range(60 + book)] + ["The end."]
+        (books / f"{book}.txt").write_text("\n\n".join(paragraphs))
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common | {"corpus": (str(books),)})
+    dry, done = (encode_ids(replace(config, dry_run=run))[0] for run in (True, False))
+    assert dry["corpus"] == done["corpus"] and len(done["corpus"]["files_listed"]) == 5
+    for text in (estimated(dry), encoding([done], config)):
+        total, first, *rest = text.partition("\nThe text")[2].splitlines()
+        assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
+        assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicates left out" in first
+        assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
+        assert "a text file has 64 of them on average" in rest[5] and "--document-boundary file" in rest[5]
+    whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
+    assert (whole["documents"], whole["held_out_documents"], whole["paragraphs"]) == (9, 1, None)
+    assert [entry["held_out_documents"] for entry in whole["files_listed"]] == [1, 0, 0, 0, 0], "the held-out one first"

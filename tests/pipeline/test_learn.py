@@ -15,9 +15,10 @@ from pipeline import learning_checkpoint, training_vectors
 from pipeline.coder import EncodeError
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.device import DeviceError
-from pipeline.dictionary import Dictionary
+from pipeline.dictionary import Dictionary, minibatch_size
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.learn import learn_dictionary
+from shards.manifest import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,40 @@ def test_a_leftover_place_goes_and_another_name_resumes_in_it(tmp_path, monkeypa
     assert learn_dictionary(config)[0]["finished_before"] and not work.exists()
 
 
+def test_the_minibatch_follows_from_the_size_of_the_sample():
+    sizes = {1: 400, 20_000: 400, 51_200: 400, 65_536: 512, 131_072: 1024, 262_144: 2048, 2_000_000: 2048}
+    assert {count: minibatch_size(count) for count in sizes} == sizes
+
+
+def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp_path):
+    np.save(tmp_path / "a.npy", planted(3000)[0])
+    config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
+    request = {"content": training_vectors.file_digest(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
+    made = {batch: learn_dictionary(replace(config, dictionary_batch=batch))[0]["dictionary"]
+            for batch in (None, 400, 500, 2048)}  # fmt: skip
+    assert Path(made[2048]).name.endswith(fingerprint(request)[:12])
+    assert made[None] == made[400] and Path(made[400]).name.endswith(fingerprint(request | {"batch": 400})[:12])
+    assert len(set(made.values())) == 3
+    assert [Dictionary.load(made[batch]).settings["batch"] for batch in (None, 500, 2048)] == [400, 500, 2048]
+
+
+def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken, tmp_path):
+    assert Dictionary.load(unbroken["dictionary"]).settings["batch"] == 400
+    older = learn_dictionary(replace(place, dictionary_batch=2048, output=tmp_path))[0]
+    assert Path(older["dictionary"]).name != Path(unbroken["dictionary"]).name
+    assert Dictionary.load(older["dictionary"]).settings["batch"] == 2048
+    assert unbroken["objective"] < older["objective"]
+
+
+def test_a_checkpoint_of_another_minibatch_is_not_gone_on_from(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
+    hidden = planted(3000)[0]
+    learn(hidden, 10, 0.1, seed=0, batch=2048, epochs=0.5, checkpoint=tmp_path)
+    with caplog.at_level("INFO"):
+        again = learn(hidden, 10, 0.1, seed=0, epochs=0.5, checkpoint=tmp_path)
+    assert "of other settings" in caplog.text and again.settings["batch"] == 400
+
+
 def test_hidden_goes_before_teacher_and_corpus(tmp_path):
     np.save(tmp_path / "a.npy", planted(500)[0])
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
@@ -185,8 +220,9 @@ def test_hidden_goes_before_teacher_and_corpus(tmp_path):
     ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
     ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
     ({"seed": -1}, "--seed must not be negative, found -1."),
-    ({"lam": 5e-4}, r"found 0.001: .* Give --tolerance as well, below --lam\."),
-    ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.001\."),
+    ({"lam": 5e-5}, r"found 0.0001: .* Give --tolerance as well, below --lam\."),
+    ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.0001\."),
+    ({"dictionary_batch": 0}, "--dictionary-batch must be positive, found 0."),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_with_their_flag(wrong, message):
     with pytest.raises(ValueError, match=message):

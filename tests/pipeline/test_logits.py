@@ -76,6 +76,14 @@ def test_a_teacher_without_a_head_is_refused(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_transformers_would_compute_as_another_is_refused(tmp_path):
+    tiny_model("bert", "masked-lm").save_pretrained(tmp_path)
+    name = f"bert.encoder.layer.{LAYERS - 1}.output.adapter.weight"
+    edit_weights(tmp_path, lambda weights: weights | {name: torch.ones(2)})
+    with pytest.raises(TeacherError, match=f"no place for .{name}"):
+        MaskedLm.load(tmp_path)
+
+
 def test_a_decoder_that_is_not_tied_must_be_in_the_checkpoint(tmp_path):
     model = tiny_model("bert", "masked-lm", tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
@@ -253,7 +261,7 @@ def test_a_student_of_lsps_refuses_the_store(report):
 
 def test_more_entries_than_words(place, tmp_path, peaked_teacher, monkeypatch):
     for top_n in (0, 256):
-        with pytest.raises(ValueError, match=f"--top-n must lie between 1 and 255, found {top_n}"):
+        with pytest.raises(ValueError, match=f"--top-n must lie between 1 and 255, or be `all`, found {top_n}"):
             replace(place, top_n=top_n)
     monkeypatch.setattr(MaskedLm, "logits", lambda teacher, rows: torch.zeros(len(rows), 10))
     with pytest.raises(EncodeError, match="--top-n 12, but .* a vocabulary of 10. Use --top-n 10"):
@@ -350,7 +358,7 @@ def test_the_command_and_the_tools_name_things_rightly(place, tmp_path):
     for text in texts:
         assert not any(word in text for word in ("LSP", "KKT", "solver", "atom", "non-zeros")), text
     assert "dead words" in texts[1] and "head" in texts[1] and "(12 in all, tail" in texts[2]
-    run = mlsm("train-student", "--max-steps", 1, cwd=tmp_path, code=3)
+    run = mlsm("train-student", "--max-steps", 1, cwd=tmp_path, code=2)
     assert "no finished store of lsp" in run.stderr and "encode-lsp" in run.stderr
     store = next((tmp_path / "runs" / "stores").glob("logits-*"))
     run = mlsm("train-student", "--store", store, "--max-steps", 1, cwd=tmp_path, code=2)

@@ -265,7 +265,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     fetched = []
     monkeypatch.setattr(coding, "open_lane", lambda device: Watched())
     monkeypatch.setattr(Codes, "to_host", lambda codes: fetched.append(1) or codes, raising=False)
-    monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:-1]))  # cannot pin without a GPU
+    monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:5], False, *args[6:]))  # no pinning here
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
     works = coding.LspCoder.__init__
 

@@ -15,6 +15,22 @@ SPECIAL = {"cls": 1, "sep": 2, "pad": 0, "mask": 3, "all": [0, 1, 2, 3]}
 RULES = planning.windowing("tokenizer", 16)
 
 
+def test_all_files_that_are_not_utf8_are_named_in_one_line(tmp_path):
+    files = []
+    for number in range(3):
+        files.append(tmp_path / f"{number}.txt")
+        files[-1].write_bytes(b"good\n\n" * 3 + (b"bad \xff\n" * number or b"fine\n"))
+    with pytest.raises(CorpusError) as caught:
+        scan([TextFile(file) for file in files])
+    message = str(caught.value)
+    first, second = (f"{file}: not UTF-8 at byte 22" for file in files[1:])
+    assert message.startswith(f"2 files: {first}; {second}. Convert them")
+    assert "\n" not in message and str(files[0]) not in message
+    with pytest.raises(CorpusError, match=f"^{files[1]}: not UTF-8 at byte 22. Convert it"):
+        scan([TextFile(file) for file in files[:2]])
+
+
+
 class WordTokenizer:
     """Numbers are tokens: "17 18" becomes [17, 18]."""
 
@@ -137,6 +153,49 @@ def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_tex
     assert 0.4 < share < 0.6, "both files in their proportion"
     assert planning.sample_windows(plan, windows_of, 2000, seed=1) == sample
     assert planning.sample_windows(plan, windows_of, 2000, seed=2) != sample
+
+
+# -- whole files held out ------------------------------------------------------------------------------------
+
+BY_FILE = planning.windowing("tokenizer", 16, held_out_by="file")
+
+
+def books(directory, count, paragraphs=120):
+    """Files of many paragraphs, cut at empty lines; the tokens of file n begin at 10,000 n."""
+    for book in range(count):
+        text = "\n\n".join(f"{10_000 * book + n} {10_000 * book + n + 5000}" for n in range(100, 100 + paragraphs))
+        (directory / f"{book:03}.txt").write_text(text)
+    return [TextFile(directory / f"{book:03}.txt") for book in range(count)]
+
+
+def books_of(plan, sources, split):
+    by_name = {source.name: source for source in sources}
+    found = [window for unit in plan.units if unit.split == split
+             for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, BY_FILE)]
+    return [token // 10_000 for window in found for token in window.ids if token > 3]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 1), (400, range(1, 11))])
+def test_whole_files_are_held_out_at_least_one(tmp_path, count, expected):
+    """About one in a hundred, by content: in another order, the same ones."""
+    sources = books(tmp_path, count, paragraphs=12)
+    plan = planning.scan(sources, WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=50)
+    held_out, train = (books_of(plan, sources, split) for split in ("held_out", "train"))
+    assert not set(held_out) & set(train) and set(held_out) | set(train) == set(range(count))
+    assert len(set(held_out)) == expected if isinstance(expected, int) else len(set(held_out)) in expected
+    assert sorted(held_out + train) == sorted(book for book in range(count) for _ in range(24)), "nothing is lost"
+    assert plan.corpus["held_out_documents"] == 12 * len(set(held_out))
+    again = planning.scan(sources[::-1], WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=50)
+    assert {unit.id for unit in again.units} == {unit.id for unit in plan.units}
+
+
+def test_holding_out_files_makes_another_plan_and_leaves_the_other_one_as_it_was(tmp_path):
+    sources = books(tmp_path, 3)
+    by_document, by_file = scan(sources), planning.scan(sources, WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=1000)
+    assert not {unit.id for unit in by_document.units} & {unit.id for unit in by_file.units}
+    assert "held_out_by" not in by_document.windowing and by_file.windowing["held_out_by"] == "file"
+    with pytest.raises(CorpusError, match="two files or more"):
+        planning.scan(sources[:1] * 2, WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=1000)
 
 
 # -- addresses that must not change ------------------------------------------------------------------------

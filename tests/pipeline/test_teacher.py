@@ -18,6 +18,7 @@ from pipeline.teacher import (
     FAMILIES,
     Teacher,
     TeacherError,
+    check_documents_apart,
     load_tokenizer,
     locate,
     special_ids,
@@ -115,11 +116,158 @@ def test_old_norm_names_are_understood(bert_dir):
     assert torch.equal(Teacher.load(bert_dir, 3)(ids, attention), before)
 
 
+# ---- checkpoints of which transformers would compute another model
+
+
+def add_weight(directory, like, ending):
+    """Add a weight beside the first whose name contains `like`; returns its name."""
+    names = []
+
+    def edit(weights):
+        first = next(name for name in sorted(weights) if like in name)
+        names.append(first.rpartition(like)[0] + like + ending)
+        return weights | {names[0]: torch.ones(2)}
+
+    edit_weights(directory, edit)
+    return names[0]
+
+
+def change_config(directory, **settings):
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | settings))
+
+
+LAYER_NAMES = {"distilbert": "layer.{}.", "eurobert": "layers.{}.", "modernbert": "layers.{}."}
+EMBEDDING_NAMES = {"eurobert": "embed_tokens."}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_no_layer_up_to_l_has_a_place_for(family, layout, tmp_path):
+    layer = LAYER_NAMES.get(family, "layer.{}.")
+    tiny_model(family, layout).save_pretrained(tmp_path)
+    add_weight(tmp_path, layer.format(2), "attention.self.distance_embedding.weight")
+    Teacher.load(tmp_path, 2)  # it belongs to the third
+    with pytest.raises(TeacherError, match="1 weights .*no place for.*distance_embedding") as caught:
+        Teacher.load(tmp_path, 3)
+    assert "another model" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_the_embeddings_have_no_place_for(family, tmp_path):
+    tiny_model(family, "masked-lm").save_pretrained(tmp_path)
+    add_weight(tmp_path, EMBEDDING_NAMES.get(family, "embeddings."), "scale.weight")
+    with pytest.raises(TeacherError, match=r"no place for \(.*scale.weight\)"):
+        Teacher.load(tmp_path, 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_buffers_of_older_versions_and_heads_do_no_harm(family, layout, tmp_path):
+    tiny_model(family, layout).save_pretrained(tmp_path)
+    embeddings = EMBEDDING_NAMES.get(family, "embeddings.")
+    for buffer in ("position_ids", "token_type_ids"):
+        add_weight(tmp_path, embeddings, buffer)
+    add_weight(tmp_path, LAYER_NAMES.get(family, "layer.{}.").format(0), "attn.rotary_emb.inv_freq")
+    heads = {"classifier.weight": torch.ones(2), "qa_outputs.bias": torch.ones(2)}
+    edit_weights(tmp_path, lambda weights: weights | heads)
+    Teacher.load(tmp_path, LAYERS)
+
+
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+def test_relative_positions_that_transformers_no_longer_computes(bert_dir, positions):
+    change_config(bert_dir, position_embedding_type="absolute")
+    Teacher.load(bert_dir, 1)
+    change_config(bert_dir, position_embedding_type=positions)
+    with pytest.raises(TeacherError, match=f"position_embedding_type '{positions}'.*absolute positions"):
+        Teacher.load(bert_dir, 1)
+
+
+@pytest.mark.parametrize("code", ["modeling_bert.JinaBertModel", "jinaai/jina-bert--modeling_bert.JinaBertModel"])
+def test_code_of_its_own(bert_dir, code):
+    change_config(bert_dir, auto_map={"AutoModel": code, "AutoTokenizer": ["x.Slow", None]})
+    with pytest.raises(TeacherError, match=f"auto_map: {code}.*not run.*another model"):
+        Teacher.load(bert_dir, 1)
+
+
+def test_code_that_transformers_has_taken_over(tmp_path):
+    tiny_model("eurobert").save_pretrained(tmp_path)
+    for place in ("", "EuroBERT/EuroBERT-210m--"):
+        change_config(tmp_path, auto_map={"AutoModel": f"{place}modeling_eurobert.EuroBertModel"})
+        Teacher.load(tmp_path, 1)
+    change_config(tmp_path, auto_map={"AutoModel": "modeling_other.EuroBertModel"})
+    with pytest.raises(TeacherError, match="auto_map"):
+        Teacher.load(tmp_path, 1)
+
+
+# ---- dropout
+
+
 def test_dropout_is_off(tmp_path):
     tiny_model("bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5).save_pretrained(tmp_path)
     teacher = Teacher.load(tmp_path, 3)
     ids, attention = windows()[0]
     assert torch.equal(teacher(ids, attention), teacher(ids, attention))
+
+
+# ---- documents apart, segments
+
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11 + [2] * 4, [0] * 13 + [1] * 5 + [-1] * 6])
+WITHOUT_CONVOLUTION = {"deberta-v2": {"conv_kernel_size": 0}}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_of_a_window_are_read_as_if_alone(family, dtype, tmp_path):
+    """Against a pass of transformers' own model over each document's tokens, at two layers at once."""
+    model = tiny_model(family, **WITHOUT_CONVOLUTION.get(family, {}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)  # attention far from uniform
+    model.save_pretrained(tmp_path)
+    teacher = Teacher.load(tmp_path, LAYERS, dtype=dtype)
+    check_documents_apart(tmp_path)
+    ids = torch.randint(5, VOCABULARY, DOCUMENTS.shape, generator=torch.Generator().manual_seed(2))
+    ids = torch.where(DOCUMENTS < 0, 1, ids)
+    apart = teacher(ids, DOCUMENTS >= 0, layers=[2, LAYERS], documents_WL=DOCUMENTS)
+    as_one = teacher(ids, DOCUMENTS >= 0, layers=[2, LAYERS])
+    for window, document in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]:
+        mine = DOCUMENTS[window] == document
+        with torch.no_grad():
+            states = model(input_ids=ids[window, mine][None], output_hidden_states=True).hidden_states
+        for found, one, layer in zip(apart, as_one, (2, LAYERS), strict=True):
+            alone, scale = states[layer][0], states[layer].norm()
+            error = (found[window, mine] - alone).norm() / scale
+            whole = (one[window, mine] - alone).norm() / scale
+            assert error < {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}[dtype], (layer, error, whole)
+            assert dtype != "float32" or whole > 100 * error
+
+
+def test_a_teacher_that_cannot_keep_documents_apart_says_so(tmp_path):
+    tiny_model("deberta-v2").save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match="--documents-apart: .* convolution over neighbouring tokens"):
+        check_documents_apart(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "types"), [
+    ("bert", 2), ("electra", 2), ("roberta", 2), ("xlm-roberta", 1), ("deberta", 0), ("distilbert", 0),
+    ("modernbert", 0), ("mpnet", 0), ("eurobert", 0),
+])  # fmt: skip
+def test_segments_change_what_a_teacher_with_token_types_reads(family, types, tmp_path):
+    model = tiny_model(family, **({"type_vocab_size": types} if types else {}))
+    model.save_pretrained(tmp_path)
+    teacher = Teacher.load(tmp_path, 2)
+    assert teacher.segments == types
+    if types < 2:
+        return
+    ids, attention = windows()[1]
+    segments = torch.zeros_like(ids)
+    segments[:, 6:] = 1
+    with torch.no_grad():
+        expected = model(ids, attention.long(), token_type_ids=segments, output_hidden_states=True).hidden_states[2]
+    found = teacher(ids, attention, segments_WL=segments)
+    torch.testing.assert_close(found[attention], expected[attention], rtol=0, atol=1e-5)
+    assert (found - teacher(ids, attention))[attention].abs().max() > 0.01
 
 
 # ---- layer, dtype, device

@@ -13,6 +13,7 @@ from make_store import make_store, truth_windows
 
 from shards import codec
 from shards.manifest import StoreFiles
+from shards.members import decode_block
 from shards.reader import Store
 from shards.schema import ShardError, StoreError
 from shards.verify import verify
@@ -72,10 +73,10 @@ def test_a_unit_without_windows_is_an_empty_split(tmp_path):
 def test_plain_webdataset_gives_the_same_windows(made):
     files, _, truth = made
     store = Store.open(files.path)
-    blocks = list(wds.WebDataset(store.urls("train"), shardshuffle=False).decode())
+    blocks = list(wds.WebDataset(store.urls("train"), shardshuffle=False).map(decode_block))
     assert all(isinstance(block["ids.npy"], np.ndarray) for block in blocks)
     assert len(blocks) == len(truth["train"])
-    stream = wds.WebDataset(store.urls("train"), shardshuffle=False).decode().compose(codec.block_windows)
+    stream = wds.WebDataset(store.urls("train"), shardshuffle=False).compose(codec.block_windows)
     windows = store.split("train")
     for number, window in enumerate(stream):
         batch = windows.read([number])

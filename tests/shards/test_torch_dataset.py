@@ -72,7 +72,7 @@ def as_worker(dataset, worker, workers):
 
 
 def test_samples_equal_the_plain_webdataset_path(store):
-    plain = wds.WebDataset(store.urls("train"), shardshuffle=False).decode().compose(block_windows)
+    plain = wds.WebDataset(store.urls("train"), shardshuffle=False).compose(block_windows)
     for number, (sample, window) in enumerate(zip(LspDataset(store, shuffle=False), plain, strict=True)):
         assert sample["window_id"] == number and sample["attention_mask"].all()
         assert sample["input_ids"].tolist() == window["ids"].tolist()

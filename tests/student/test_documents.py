@@ -7,20 +7,23 @@ import torch
 from tiny_store import log_of, write_store
 from transformers import (
     BertConfig,
+    CamembertConfig,
     DebertaConfig,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     LongformerConfig,
     ModernBertConfig,
+    MPNetConfig,
     RobertaConfig,
     XLMRobertaConfig,
 )
 
+from common.documents import attention_inputs
 from student.batches import Loader
 from student.config import StudentConfig
 from student.deberta import adapt_deberta
-from student.encoders import attention_inputs, build_encoder, encoder_config
+from student.encoders import build_encoder, encoder_config
 from student.errors import RunError
 from student.held_out import HeldOut
 from student.masking import Masking
@@ -35,6 +38,8 @@ FAMILIES = {
     "bert": BertConfig(**SIZE),
     "roberta": RobertaConfig(**SIZE),
     "xlm-roberta": XLMRobertaConfig(**SIZE),
+    "camembert": CamembertConfig(**SIZE),
+    "mpnet": MPNetConfig(**SIZE),
     "electra": ElectraConfig(**SIZE, embedding_size=16),
     "distilbert": DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=LENGTH + 2),
     "deberta": DebertaConfig(**RELATIVE, position_biased_input=False),

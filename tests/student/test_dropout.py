@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from scipy import stats
 from transformers import AutoConfig, BertConfig
 
+from common.documents import attention_inputs
 from student.dropout import Dropout, attend, drop, use_fast_dropout
-from student.encoders import attention_inputs, build_encoder
+from student.encoders import build_encoder
 
 
 def kept_of(shape, probability, seed=0):

@@ -46,8 +46,8 @@ def test_tied_exports_predict_what_the_student_predicts(name, family, ids_store,
     assert_encoder_is_loadable(model, export)
 
 
-def test_an_mtl_export_has_an_untied_decoder_that_predicts_as_the_student(family, lsp_store, tmp_path):
-    objective = Mtl(lsp_store)
+def test_an_untied_mtl_export_has_a_decoder_of_its_own_that_predicts_as_the_student(family, lsp_store, tmp_path):
+    objective = Mtl(lsp_store, untied=True)
     model, export = exported(family, objective, lsp_store, tmp_path / "export")
     stock, info = AutoModelForMaskedLM.from_pretrained(export, output_loading_info=True)
     assert not info["missing_keys"] and stock.config.tie_word_embeddings is False

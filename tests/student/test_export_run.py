@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from evaluation.lineage import lineage
 from evaluation.summaries import exported as show_export
 from student import export_run as exporting
 from student.config import StudentConfig
@@ -118,9 +119,24 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
     shutil.rmtree(start)
     report = export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
     assert report["step"] == 3
+    described = read_json(settings["output"] / "config.json")["settings"]
+    assert json.loads((tmp_path / "out" / "lineage.json").read_text())["settings"] == described
     weights = load_file(settings["output"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     loaded = LspModel.from_pretrained(tmp_path / "out").student.state_dict()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_the_lineage_of_a_further_trained_student_says_which_weights_it_began_with(lsp_store, settings, tmp_path):
+    _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
+    train(StudentConfig(**settings | {"store": lsp_store.path, "continue_from": start, "max_steps": 2}))
+    export, described = settings["output"] / "export", read_json(settings["output"] / "config.json")["settings"]
+    known = json.loads((export / "lineage.json").read_text())
+    assert known["settings"] == described and known["continued_from"] == str(start)
+    assert described["continue_from"] == lineage(export)["identity"]["settings"]["continue_from"] != str(start)
+    assert f"Trained further, from `{start}`" in (export / "README.md").read_text()
+    place = known | {"settings": described | {"continue_from": str(start)}}    # as 1837c65 wrote it
+    (export / "lineage.json").write_text(json.dumps(place))
+    assert lineage(export)["identity"]["settings"] == described | {"dropout": 0.1}    # left open: the encoder's own
 
 
 def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, tmp_path):
@@ -193,13 +209,13 @@ def test_a_run_without_the_encoders_configuration_says_what_can_be_exported(lsp_
 
 
 def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkeypatch):
-    copytree = shutil.copytree
+    read_file = exporting.read_file
 
-    def gone(path, *arguments, **named):
-        shutil.rmtree(path)
-        copytree(path, *arguments, **named)
+    def gone(path):
+        shutil.rmtree(path.parent)
+        return read_file(path)
 
-    monkeypatch.setattr(shutil, "copytree", gone)
+    monkeypatch.setattr(exporting, "read_file", gone)
     with pytest.raises(RunError, match="while it was read. Run the same command again"):
         export_run(ExportConfig(run=finished, output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -248,12 +264,11 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(run, dry_run, size, re
     assert not list(out.parent.iterdir())
 
 
-def test_a_copy_of_files_that_fail_has_one_reason(finished, tmp_path, monkeypatch):
-    """copytree goes on after an error and raises the list of all."""
+def test_a_full_disk_while_a_kept_checkpoint_is_copied_has_one_reason(finished, tmp_path, monkeypatch):
     def full(*arguments, **named):
-        raise shutil.Error([(name, name, f"[Errno 28] No space left on device: '{name}'") for name in "ab"])
+        raise OSError(28, "No space left on device", "a")
 
-    monkeypatch.setattr(shutil, "copytree", full)
+    monkeypatch.setattr("student.export_run.write_files", full)
     with pytest.raises(WriteError, match=r"out could not be written: \[Errno 28\] No space left on device: 'a'\. Noth"):
         export_run(ExportConfig(run=finished, output=tmp_path / "out"))
 

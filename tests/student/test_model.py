@@ -1,7 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_store import write_tokenizer
 from transformers import BertConfig, GPT2Config
 
@@ -115,6 +117,22 @@ def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
     renamed.write_text(renamed.read_text().replace('"w7"', '"v7"'))
     with pytest.raises(RunError, match="store of another tokenizer"):
         encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
+
+
+def test_weights_and_configs_of_another_model_are_refused(ids_store, tmp_path):
+    build_encoder(TINY_BERT, seed=0).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"embeddings.position_ids": torch.ones(2)}, tmp_path / "model.safetensors")
+    build_encoder(TINY_BERT, seed=0, continue_from=tmp_path)
+    save_file(weights | {"encoder.layer.0.adapter.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(RunError, match=r"--continue-from .*no place for \(encoder.layer.0.adapter.weight\)"):
+        build_encoder(TINY_BERT, seed=0, continue_from=tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for setting, value in (("position_embedding_type", "relative_key"), ("auto_map", {"AutoModel": "own.Model"})):
+        (tmp_path / "config.json").write_text(json.dumps(config | {setting: value}))
+        for settings in (settings_for(tmp_path / "config.json"), settings_for("bert-2x32", continue_from=tmp_path)):
+            with pytest.raises(RunError, match=setting):
+                encoder_config(settings, ids_store)
 
 
 def test_weights_that_could_execute_code_are_refused(ids_store, tmp_path):

@@ -21,6 +21,8 @@ from student.step import term_scales
 class FakeStore:
     def __init__(self, k):
         self.k, self.vocab_size, self.kind, self.path = k, k, "lsp" if k else "ids", "store"
+        self.report = lambda: {"mass_kept": 1.0}
+        self.settings = {}
 
 
 class FixedRows:
@@ -155,7 +157,7 @@ def teacher_rows(draw, vocabulary=11, head=14):
 
 def mlsm_targets(rows, k):
     mlsm = Mlsm(FakeStore(k))
-    return mlsm, mlsm.read_targets(FixedRows(rows), None, None, None)
+    return mlsm, mlsm.read_targets(FixedRows(rows), None, None, np.zeros(len(rows.indptr) - 1, int))
 
 
 def kd_targets(rows, vocabulary):

@@ -273,11 +273,11 @@ def test_only_a_softmax_probe_is_a_probed_lsp_model(probing):
 
 
 def test_settings_of_a_probe():
-    with pytest.raises(ValueError, match="probe_input is softmax or logits, found lsp"):
+    with pytest.raises(ValueError, match="--probe-input takes one of softmax, logits, found 'lsp'"):
         ProbeConfig(probe_input="lsp")
-    with pytest.raises(ValueError, match="max_steps"):
+    with pytest.raises(ValueError, match="--max-steps"):
         ProbeConfig(max_steps=0)
-    rates = [ProbeConfig(probe_input=name).with_rate().lr for name in ("softmax", "logits")]
+    rates = [ProbeConfig(probe_input=name, max_steps=10_000).with_rate().lr for name in ("softmax", "logits")]
     assert rates == [0.01, 0.001] and ProbeConfig(lr=0.7).with_rate().lr == 0.7
     assert [ProbeConfig(max_steps=steps).with_rate().lr for steps in (500, 10)] == [0.2, 0.5]
     with pytest.raises(TypeError):

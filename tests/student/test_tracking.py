@@ -222,5 +222,5 @@ def test_the_figures_of_a_line_are_its_numbers():
 
 def test_where_a_run_is_shown_is_no_part_of_what_it_is():
     assert StudentConfig(track=("wandb",)).identity() == StudentConfig().identity()
-    with pytest.raises(ValueError, match="track takes tensorboard"):
+    with pytest.raises(ValueError, match="--track takes a list, each one of tensorboard"):
         StudentConfig(track=("excel",))

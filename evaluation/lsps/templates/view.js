@@ -1,11 +1,12 @@
 // The list of LSPs: sorted, and searched by number, label and word. Text of the corpus goes through textContent only.
 "use strict";
 (() => {
-  const { rows, labels } = LSPS; // a row: [density, mean weight, typical words]; a label: senses
+  // A row: [density, mean weight, typical words, information, positional, all words of its page]; a label: senses.
+  const { rows, labels } = LSPS;
   const PAGE = 100, MOST_WORDS = 10;
   const $ = (id) => document.getElementById(id);
   const heaviest = Math.max(...rows.map((row) => row[0]), 1e-9);
-  let column = 1, rising = false, limit = PAGE, wordsAsked = false;
+  let column = 4, rising = false, limit = PAGE, wordsAsked = false;
 
   function element(name, content, properties = {}) {
     const made = document.createElement(name);
@@ -26,22 +27,25 @@
   }
 
   function line(lsp) {
-    const [density, weight, words] = rows[lsp];
+    const [density, weight, words, information, positional] = rows[lsp];
     const meter = element("span", "", { className: "meter" });
     meter.style.setProperty("--w", density / heaviest);
     const link = element("a", String(lsp), { href: `lsp/${lsp}.html` });
     const name = element("a", words || "–", { href: `lsp/${lsp}.html` });
     const sense = labels && labels[lsp] ? [element("span", labels[lsp], { className: "sense" })] : [];
+    const mark = positional ? [element("span", " positional", { className: "positional", title: "its weight follows the position in the window" })] : [];
     return element("tr", [
       element("td", link, { className: "number" }),
       element("td", [`${(100 * density).toFixed(2)} %`, meter], { className: "number" }),
+      element("td", information.toFixed(4), { className: "number" }),
       element("td", weight.toFixed(3), { className: "number wide" }),
-      element("td", [name, ...sense]),
+      element("td", [name, ...mark, ...sense]),
     ]);
   }
 
   function matches(lsp, query) {
-    const texts = [...rows[lsp][2].split(", "), ...(labels && labels[lsp] || "").split(/[ ,.·]+/)];
+    const listed = rows[lsp][5].flatMap((text) => [text, ...text.split(/[ _]+/)]);
+    const texts = [...listed, ...(labels && labels[lsp] || "").split(/[ ,.·]+/)];
     return String(lsp) === query || texts.some((text) => text.toLowerCase().startsWith(query));
   }
 
@@ -51,11 +55,11 @@
     order(found);
     if (query && found.includes(Number(query))) found.sort((a, b) => (String(b) === query) - (String(a) === query));
     document.querySelector("#lsps tbody").replaceChildren(...found.slice(0, limit).map(line));
-    $("count").textContent = query ? `${found.length.toLocaleString("en")} LSPs whose number, typical words or label begin with “${query}”` : "";
+    $("count").textContent = query ? `${found.length.toLocaleString("en")} LSPs whose number, words or label begin with “${query}”` : "";
     $("lsps").hidden = !found.length;
     $("more").hidden = found.length <= limit;
-    document.querySelectorAll("th").forEach((head, i) => {
-      i === column ? head.setAttribute("aria-sort", rising ? "ascending" : "descending") : head.removeAttribute("aria-sort");
+    document.querySelectorAll("th").forEach((head) => {
+      Number(head.firstElementChild.dataset.column) === column ? head.setAttribute("aria-sort", rising ? "ascending" : "descending") : head.removeAttribute("aria-sort");
     });
   }
 

@@ -309,3 +309,17 @@ def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):
         out = capsys.readouterr().out
         assert not end.value.code and shown in out
     assert json.loads(out)["already_finished"] == [True]
+
+
+def test_a_few_paradigms_have_a_record_of_their_own(config):
+    """By name or phenomenon; the scores are those of the whole evaluation."""
+    whole = evaluate(config)["records"][0]
+    result = evaluate(replace(config, paradigms=("ellipsis", "wh_island")))
+    (part,) = result["records"]
+    names = ["ellipsis_n_bar_1", "ellipsis_n_bar_2", "wh_island"]
+    assert part["settings"]["paradigms"] == names and "paradigms" not in whole["settings"]
+    assert part["figures"] == [figure for figure in whole["figures"] if figure["metric"] in names]
+    assert list(part["averages"]["phenomena"]) == ["ellipsis", "island effects"] and part["task"] != whole["task"]
+    assert "ellipsis" in blimp(result, config) and "binding" not in blimp(result, config)
+    with pytest.raises(BlimpError, match="--paradigms islands is no paradigm or phenomenon of BLiMP"):
+        evaluate(replace(config, paradigms=("islands",)))

@@ -132,6 +132,13 @@ def test_a_probed_student_is_scored_like_any_other(tmp_path):
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
+def test_special_tokens_written_out_in_a_sentence_are_split(tokenizer):
+    (encoded,) = Scorer(StockMaskedLm(tiny_model("bert", "masked-lm")), tokenizer).encode(["w1 [MASK] w2"])
+    pieces = ["w1", "[", "MASK", "]", "w2"]
+    assert encoded.ids[1:-1] == tokenizer.convert_tokens_to_ids(pieces) and len(encoded.places) == 5
+    assert tokenizer.mask_token_id not in encoded.ids
+
+
 class Watched(StockMaskedLm):
     """Remembers the rows that it is asked."""
 

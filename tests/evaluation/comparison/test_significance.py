@@ -123,4 +123,4 @@ def test_win_rates_by_hand():
         ("a", "mrpc"): (2, 1, 1), ("a", "rte"): (1, 0, 0), ("a", "all"): (3, 1, 1),
         ("b", "mrpc"): (1, 2, 1), ("b", "rte"): (0, 1, 0), ("b", "all"): (1, 3, 1),
     }    # fmt: skip
-    assert rates["a", "all"]["rate"] == 0.6 and rates["a", "all"]["step"] == 1000
+    assert rates["a", "all"]["rate"] == 0.7 and rates["a", "all"]["step"] == 1000

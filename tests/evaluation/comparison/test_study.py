@@ -1,10 +1,12 @@
 """Who is compared and which scores are pairs: groups, averages, what does not agree is named, not dropped."""
 
+import numpy as np
 import pytest
+from scipy import stats
 from tiny_records import a_blimp_record, a_record, digest, of_table
 
 from evaluation.comparison import published
-from evaluation.comparison.significance import matrices
+from evaluation.comparison.significance import compare_on_blimp, matrices
 from evaluation.comparison.study import (
     SUITE,
     ComparisonError,
@@ -61,8 +63,8 @@ def test_pairs_where_seeds_are_missing():
         ({"head": digest("other")}, "heads differ"),
         ({"head": None}, "heads differ"),
         ({"data": {"name": "rte", "files": {"train.tsv": digest("more")}, "n_train": 9, "n_eval": 9}}, "data differ"),
-        ({"settings": {"learning_rate": 1e-5, "epochs": 3}}, "settings differ (learning_rate)"),
-        ({"settings": {"learning_rate": 2e-5, "epochs": 3, "batch": 8}}, "settings differ (batch)"),
+        ({"settings": {"learning_rate": 1e-5, "epochs": 3}}, "settings differ (learning_rate: 2e-05 and 1e-05)"),
+        ({"settings": {"learning_rate": 2e-5, "epochs": 3, "batch": 8}}, "settings differ (batch: not recorded and 8)"),
     ],
 )
 def test_what_does_not_agree_is_named_and_no_pair(fields, why):
@@ -131,10 +133,14 @@ def test_models_of_one_name_are_told_apart_by_their_weights():
     assert sorted(model.label for model in models) == sorted(f"a ({digest(i)[:8]})" for i in range(2))
 
 
-def test_diverged_runs_count():
+def test_runs_that_diverged_or_collapsed_count_and_are_told_apart():
     records = [a_record("a", "rte", 0, [0.5]), a_record("a", "rte", 1, [0.1], diverged="the loss is not finite")]
+    records.append(a_record("a", "rte", 2, [0.3], collapsed="every prediction is entailment"))
     (model,), _ = models_of(records)
-    assert model.diverged == {("rte", 1): "the loss is not finite"} and average(model) == pytest.approx(0.3)
+    assert model.failed == {
+        ("rte", 1): "diverged: the loss is not finite", ("rte", 2): "collapsed: every prediction is entailment",
+    }    # fmt: skip
+    assert average(model) == pytest.approx(0.3)
 
 
 def test_checkpoints_are_one_family_and_names_say_what_differs():
@@ -176,3 +182,32 @@ def test_how_far_and_how_many():
         "n = 70 of 70", "n = 42 to 70 of 70", "n = 98 (paper: 70)", "n = 0 of 70",
     ]    # fmt: skip
     assert len(SUITE) == 14
+
+
+# -- BLiMP ------------------------------------------------------------------------------------------------
+
+
+def test_two_models_are_paired_by_paradigm():
+    """Against SciPy's own bootstrap and test; the better model first; a model scored otherwise is no pair."""
+    rng = np.random.default_rng(5)
+    names = [f"paradigm_{number}" for number in range(67)]
+    worse = dict(zip(names, rng.uniform(0.4, 0.8, 67).round(3).tolist(), strict=True))
+    gains = rng.normal(0.03, 0.05, 67).round(3)
+    better = {name: round(worse[name] + float(gain), 3) for name, gain in zip(names, gains, strict=True)}
+    other_data = {"data": {"name": "blimp", "files": {"x": "y"}, "n_train": 0, "n_eval": 1}}
+    records = [a_blimp_record("a", worse), a_blimp_record("b", better), a_blimp_record("c", worse, **other_data)]
+    (row,) = compare_on_blimp(models_of(records)[0])
+    d = np.array([better[name] - worse[name] for name in names])
+    assert (row["model"], row["against"], row["paradigms"]) == ("b", "a", 67)
+    assert (row["wins"], row["losses"], row["ties"]) == ((gains > 0).sum(), (gains < 0).sum(), (gains == 0).sum())
+    assert row["difference"] == pytest.approx(d.mean())
+    expected = stats.bootstrap((d,), np.mean, method="percentile", n_resamples=20_000, rng=1).confidence_interval
+    assert (row["low"], row["high"]) == pytest.approx(tuple(expected), abs=6e-4)
+    assert row["p"] == row["holm"] == pytest.approx(stats.wilcoxon(d.round(9), method="asymptotic").pvalue)
+    assert compare_on_blimp(models_of(records)[0]) == [row]    # no chance in it
+
+
+def test_one_paradigm_has_no_interval_and_equal_models_no_test():
+    (row,) = compare_on_blimp(models_of([a_blimp_record("a", {"x": 0.5}), a_blimp_record("b", {"x": 0.5})])[0])
+    assert (row["low"], row["high"], row["p"], row["holm"], row["ties"]) == (None, None, None, None, 1)
+    assert compare_on_blimp(models_of([a_blimp_record("a", {"x": 0.5})])[0]) == []

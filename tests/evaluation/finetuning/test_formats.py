@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 from data import data_path
 
+from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.data import load_task
 from evaluation.finetuning.formats import DataError, Tsv, conll, json_pairs, wic
 from evaluation.finetuning.miniature import DEV, TRAIN
@@ -187,3 +189,43 @@ def test_subset_files_that_overlap_lose_what_was_trained_on(tmp_path):
     (directory / "bimpm_dev.tsv").write_text("1\twhy\thow\t5\n0\twho\twhat\t6\n")
     data = load_task(TASKS["qqp"], tmp_path)
     assert [example.first for example in data.evaluation["validation"]] == ["who"]
+
+
+# -- test sets ----------------------------------------------------------------------------------------------
+
+
+def test_a_labelled_test_set_takes_the_place_of_the_development_set(miniatures, tmp_path):
+    shutil.copytree(miniatures / "conll2003", tmp_path / "conll2003")
+    sentence = "-DOCSTART- -X- -X- O\n\nParis NNP I-NP B-LOC\nsleeps VBZ I-VP O\n"
+    (tmp_path / "conll2003" / "test.txt").write_text(sentence)
+    task = TASKS["conll2003"]
+    data, usual = load_task(task, tmp_path, "test"), load_task(task, tmp_path)
+    assert [len(part) for part in data.evaluation.values()] == [1] and set(data.files) == {"train.txt", "test.txt"}
+    assert data.train == usual.train and "test.txt" not in usual.files
+
+
+def test_pairs_of_the_training_part_are_no_test_of_qqp(tmp_path):
+    (tmp_path / "QQP").mkdir()
+    pairs = {"0": {"text_a": "a?", "text_b": "b?", "label": "1"}, "1": {"text_a": "c?", "text_b": "d?", "label": "0"}}
+    (tmp_path / "QQP" / "subset_train.json").write_text(json.dumps(pairs))
+    (tmp_path / "QQP" / "bimpm_test.tsv").write_text("1\ta?\tb?\t0\n0\te?\tf?\t1\n")
+    (part,) = load_task(TASKS["qqp"], tmp_path, "test").evaluation.values()
+    assert [(example.first, example.second) for example in part] == [("e?", "f?")]
+
+
+@pytest.mark.parametrize("directory", [True, False])
+def test_a_task_without_test_labels_is_refused_and_the_hub_not_asked(miniatures, monkeypatch, directory):
+    monkeypatch.setattr("evaluation.finetuning.data._from_hub", None)
+    known = r"wic has no labelled test set here.*conll2003 \(test.txt or eng.testb\) and qqp"
+    with pytest.raises(DataError, match=known):
+        load_task(TASKS["wic"], miniatures if directory else None, "test")
+    with pytest.raises(DataError, match=r"conll2003 needs test.txt or eng.testb"):
+        load_task(TASKS["conll2003"], miniatures, "test")
+
+
+def test_records_of_test_sets_lie_apart():
+    settings = FinetuneConfig(models=("m",), split="test")
+    assert settings.smoked().output == settings.output / "test"
+    assert FinetuneConfig(models=("m",)).smoked().output == settings.output
+    with pytest.raises(ValueError, match="without test sets"):
+        FinetuneConfig(smoke=True, split="test").smoked()

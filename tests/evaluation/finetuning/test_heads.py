@@ -120,3 +120,13 @@ def test_the_model_computes_what_transformers_computes(tmp_path, family):
     torch.testing.assert_close(
         model(ids, attention.long()).logits, stock(ids, attention.long()).logits, rtol=1e-4, atol=1e-5
     )
+
+
+def test_a_model_that_transformers_would_compute_as_another_is_refused(tmp_path):
+    directory = saved("bert", tmp_path / "model", position_embedding_type="relative_key")
+    with pytest.raises(TeacherError, match="position_embedding_type 'relative_key'"):
+        Backbone(directory)
+    saved("bert", tmp_path / "other")
+    edit_weights(tmp_path / "other", lambda weights: weights | {"embeddings.scale": torch.ones(2)})
+    with pytest.raises(TeacherError, match=r"no place for \(embeddings.scale\)"):
+        Backbone(tmp_path / "other")

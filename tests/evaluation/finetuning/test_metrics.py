@@ -6,7 +6,7 @@ from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import f1_score as entity_f1
 
 from evaluation import records
-from evaluation.finetuning.metrics import constant, figures
+from evaluation.finetuning.metrics import UNREAD, constant, figures
 from evaluation.finetuning.tasks import ENTITIES, TASKS
 
 
@@ -48,6 +48,19 @@ def test_entities_of_every_sentence_count():
     nothing = [[0] * len(sentence) for sentence in gold]
     assert values("conll2003", gold, nothing) == {"f1": 0.0}
     assert constant(TASKS["conll2003"], {"validation": nothing}) == "every prediction is O"
+
+
+def test_words_that_were_not_read_are_errors():
+    """By hand. Of the first sentence two words are cut off, of the second an entity and two words outside any."""
+    o, person, inside, place = (ENTITIES.index(tag) for tag in ("O", "B-PER", "I-PER", "B-LOC"))
+    gold = [[person, o, o], [person, inside, o, o, place]]
+    said = [[person, UNREAD, UNREAD], [person, inside, UNREAD, UNREAD, UNREAD]]
+    assert values("conll2003", gold, said) == {"f1": pytest.approx(2 * 2 / (3 + 4))}    # 2 right, 3 there, 4 said
+    as_o = [[person, o, o], [person, inside, o, o, o]]
+    assert values("conll2003", gold, as_o) == {"f1": pytest.approx(2 * 2 / (3 + 2))}
+    across = [[person, UNREAD, UNREAD]]    # an entity that goes on behind the cut is not found
+    assert values("conll2003", [[person, inside, o]], across) == {"f1": 0.0}
+    assert constant(TASKS["conll2003"], {"validation": [[o, o, UNREAD]]}) == "every prediction is O"
 
 
 def test_what_does_not_exist_is_zero():

@@ -164,10 +164,13 @@ def test_a_diverged_training_is_recorded(settings):
     assert len(result["models"][0]["diverged"]) == 2 and "Diverged" in summary(result, settings)
 
 
-def test_constant_predictions_are_a_divergence(settings):
-    finetune(replace(settings, tasks=("rte",), seeds=1, lr=1e-9))
+def test_a_training_that_ends_at_one_class_is_collapsed_not_diverged(settings):
+    result = finetune(replace(settings, tasks=("rte",), seeds=1, lr=1e-9))
     (record,) = records.read([settings.output / "evaluations"])
-    assert record["diverged"] in ("every prediction is entailment", "every prediction is not_entailment")
+    assert record["diverged"] is False
+    assert record["collapsed"] in ("every prediction is entailment", "every prediction is not_entailment")
+    said = summary(result, settings)
+    assert "Collapsed, and counted all the same" in said and "Diverged" not in said
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, teacher_directory, tmp_path):
@@ -204,7 +207,7 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
         store=write_store(tmp_path / "store", k=24).path, encoder="bert-2x32", max_steps=2, batch_windows=2,
         micro_batch=2, eval_every=0, eval_windows=2, checkpoints=(0.5, 1.0), save_every=0, device="cpu", output=run,
     ))  # fmt: skip
-    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out")
+    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", max_length=16)
     every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
     assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
     assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
@@ -243,7 +246,7 @@ MISTAKES = [
     ({"models": ("/nowhere/model",)}, "no such directory: /nowhere/model"),
     ({"models": (".",)}, "no safetensors"),
     ({"device": "tpu"}, "Use cpu, cuda or auto"),
-    ({"tasks": ("boolq",)}, "no task boolq. There are: all, cola"),
+    ({"tasks": ("boolq",)}, "--tasks takes a list, each one of all, cola"),
     ({"seeds": 0}, "--seeds must be at least 1, found 0"),
     ({"lr": float("nan")}, "--lr must be a positive number"),
 ]

@@ -10,7 +10,7 @@ from evaluation.finetuning.batches import encode, order
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone
-from evaluation.finetuning.metrics import figures
+from evaluation.finetuning.metrics import UNREAD, figures
 from evaluation.finetuning.tasks import TASKS
 from pipeline.corpus import silent
 from pipeline.teacher import load_tokenizer
@@ -111,6 +111,18 @@ def test_predictions_are_in_the_order_of_the_examples(prepared):
     with torch.no_grad():
         alone = [model(**train.batch(np.array([row]))[0]).logits.item() for row in range(len(train))]
     np.testing.assert_allclose(training.predict(model, train, TASKS["stsb"]), alone, rtol=1e-4, atol=1e-6)
+
+
+def test_words_beyond_the_cut_have_no_prediction(teacher_directory, miniatures, tmp_path):
+    data = load_task(TASKS["conll2003"], miniatures)
+    examples = data.evaluation["validation"]
+    encoded = encode(load_tokenizer(teacher_directory), examples, True, max_length=8, takes_types=False)
+    model, _ = Backbone(teacher_directory).with_head(TASKS["conll2003"], 0, tmp_path / "heads")
+    said = training.predict(model, encoded, TASKS["conll2003"])
+    for labels, words, example in zip(said, encoded.words_N, examples, strict=True):
+        assert len(labels) == len(example.label) and labels[-1] == UNREAD    # seven words never fit
+        assert [label == UNREAD for label in labels] == [place < 0 for place in words]
+    assert encoded.unread == np.mean([label == UNREAD for labels in said for label in labels]) and encoded.cut == 1
 
 
 def test_a_loss_that_is_not_finite_is_found(prepared):

@@ -10,7 +10,7 @@ from data import ROOT, data_path
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
 from evaluation.flops.config import CountFlopsConfig
-from evaluation.flops.count import as_printed, count_flops
+from evaluation.flops.count import as_printed, count_flops, short_flops
 from evaluation.flops.encoders import Encoder, FlopsError, measured_head, measured_student
 from evaluation.flops.pretraining import (
     FISTA,
@@ -194,3 +194,12 @@ def test_json_and_the_papers_words(tmp_path):
     assert not list(tmp_path.iterdir()) and "1.49e13 (131.9 %)" in counted(result, CountFlopsConfig())
     saving = 1 - result["table3"]["mlsm-10"]["total"] / result["table3"]["naive-mlsm"]["total"]
     assert round(saving, 3) == 0.226
+
+
+def test_small_counts_are_not_rounded_to_nothing():
+    shown = [short_flops(flops) for flops in (3.02e12, 1.2e10, 9.99e9, 4.2e6, 0.0, None)]
+    assert shown == ["3.02e12", "0.01e12", "9.99e9", "4.20e6", "", ""]
+    small = {"student": "bert-2x128", "teacher": "bert-2x128", "layer": 1, "vocabulary": 100}
+    tiny = CountFlopsConfig(windows=1, length=8, k=16, **small)
+    text = counted(count_flops(tiny), tiny)
+    assert "0.00e12" not in text and "e6" in text

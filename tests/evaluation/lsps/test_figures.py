@@ -42,8 +42,8 @@ def test_densities_are_shares_of_the_tokens_with_a_code(view, dense_NK):
     assert view.sample.coded == coded
     overview = view.overview(10)
     assert overview["dead"] == (dense_NK.sum(0) == 0).sum()
-    densities = [row["density"] for row in overview["rows"]]
-    assert densities == sorted(densities, reverse=True) and densities[0] == view.densities.max()
+    information = [row["information"] for row in overview["rows"]]
+    assert information == sorted(information, reverse=True) and information[0] == view.information.max()
 
 
 def test_the_heaviest_tokens_one_of_a_document_and_of_a_context(view, dense_NK):

@@ -1,7 +1,9 @@
 """The pages: hostile text stays text, a real browser opens them from disk, and they replace only their like."""
 
 import errno
+import html
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,6 +14,7 @@ import pytest
 from evaluation.lsps import pages
 from evaluation.lsps.sample import InspectionError
 from shards import clean, disk
+from shards.manifest import file_sha256
 
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
 
@@ -55,6 +58,23 @@ def test_text_of_the_corpus_is_never_markup(written):
         json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])
 
 
+def test_the_search_has_every_word_that_a_page_lists(written):
+    """Typical words beyond those of an LSP's name, rare ones too, and the lemmas of its senses."""
+    directory, _ = written
+    script = (directory / "data" / "lsps.js").read_text(encoding="ascii")
+    rows = json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])["rows"]
+    longer = 0
+    for lsp, (_, _, name, _, _, searched) in enumerate(rows):
+        page = (directory / "lsp" / f"{lsp}.html").read_text(encoding="utf-8")
+        typical = re.search(r'<dd class="words">(.*?)</dd>', page, re.DOTALL)
+        words = [html.unescape(word) for word in re.findall(r"<span>(.*?) <small>", typical[1])] if typical else []
+        senses = map(html.unescape, re.findall(r'<li><b>([^<]*)</b> <span class="name">[^<]*·', page))
+        assert {*words, *(lemma for lemmas in senses for lemma in lemmas.split(", "))} <= set(searched)
+        longer += len(words) > len(name.split(", "))
+    assert longer and "depository" in rows[3][5]
+    assert "rows[lsp][5]" in (directory / "view.js").read_text()
+
+
 def test_the_files_and_where_they_point(written, hostile_store):
     directory, report = written
     assert report["k"] == 24 and report["labelled"] and report["files"] == 24 + 6
@@ -91,7 +111,67 @@ def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
     monkeypatch.undo()
     pages.write(hostile_view, place)
-    assert not (place / "old").exists() and sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
+    assert (place / "old").is_file() and sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
+
+
+def everything(directory):
+    """Every file below a directory: bytes, or where a link points."""
+    return {path.relative_to(directory).as_posix(): os.readlink(path) if path.is_symlink() else path.read_bytes()
+            for path in directory.rglob("*") if path.is_symlink() or path.is_file()}  # fmt: skip
+
+
+def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
+    place = tmp_path / "view"
+    pages.write(hostile_view, place)
+    fresh = everything(place)
+    (place / "lsp" / "23.html").rename(place / "lsp" / "4000.html")     # a page of a larger view, changed since
+    with open(place / "lsp" / "4000.html", "a") as file:
+        file.write("<!-- mine -->")
+    (place / "notes" / "empty").mkdir(parents=True)
+    (place / "notes" / "thesis.tex").write_text("years of work")
+    (place / "lsp" / "annotated.html").write_text("mine")
+    (place / "link").symlink_to("nowhere")
+    mine = {name: content for name, content in everything(place).items() if name not in fresh}
+    # A page of ours that the new view lacks goes; that view.json claims the user's files makes none of them ours.
+    (place / "lsp" / "24.html").write_text("ours")
+    mark = json.loads((place / "view.json").read_text())
+    mark["files"] |= {"lsp/24.html": file_sha256(place / "lsp" / "24.html"), "notes/none": None,
+                      "notes/thesis.tex": file_sha256(place / "notes" / "thesis.tex")}  # fmt: skip
+    (place / "view.json").write_text(json.dumps(mark))
+    report = pages.write(hostile_view, place)
+    assert everything(place) == fresh | mine and (place / "notes" / "empty").is_dir()
+    assert report["files"] == len(fresh) and report["bytes"] == sum(map(len, fresh.values()))
+    # One that comes while the pages are written.
+    monkeypatch.setattr(hostile_view, "progress", lambda *_, **__: (place / "late").write_text("mine, too"))
+    pages.write(hostile_view, place)
+    assert everything(place) == fresh | mine | {"late": b"mine, too"}
+    assert [path.name for path in tmp_path.iterdir()] == ["view"]
+
+
+@pytest.mark.parametrize("name", ["index.html", "lsp/3.html", "data"])
+def test_a_file_of_the_user_with_the_name_of_a_page_is_refused_before_anything_is_done(hostile_view, tmp_path, name):
+    place = tmp_path / "view"
+    pages.write(hostile_view, place)
+    if (place / name).is_dir():
+        shutil.move(place / name, tmp_path / "elsewhere")
+        (place / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (place / name).write_text("my own page")
+    before = everything(place)
+    with pytest.raises(InspectionError, match=rf"{name} is not as show-lsp wrote it.*Nothing was changed"):
+        pages.write(hostile_view, place)
+    assert everything(place) == before
+
+
+def test_a_view_of_an_earlier_version_is_replaced_but_for_what_has_no_name_of_ours(hostile_view, tmp_path):
+    place = tmp_path / "view"
+    pages.write(hostile_view, place)
+    fresh = everything(place)
+    (place / "view.json").write_text('{"made_by": "mlsm show-lsp", "format": 1}')
+    (place / "index.html").write_text("an older page")
+    (place / "thesis.tex").write_text("years of work")
+    pages.write(hostile_view, place)
+    assert everything(place) == fresh | {"thesis.tex": b"years of work"}
 
 
 def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostile_view, tmp_path, monkeypatch):

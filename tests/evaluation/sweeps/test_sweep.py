@@ -84,6 +84,28 @@ def test_table_note_and_files(settings, result):
     assert json.loads((directory / "sweep.json").read_text())["rows"] == result["rows"]
 
 
+def test_the_mass_that_top_n_keeps_stands_beside_each_student(settings, tmp_path):
+    """Cut to two entries, layers and k lose different shares: the table and the caption say so."""
+    cut = replace(settings, layer=(1,), k=(8, 200), top_n=2, max_steps=2, output=tmp_path)
+    result = sweep(cut)
+    kept = [Store.open(row["store"]).report()["mass_kept"] for row in result["rows"]]
+    assert [row["mass_kept"] for row in result["rows"]] == kept and kept[0] - kept[1] > 0.01
+    with open(Path(result["directory"]) / "sweep.csv") as file:
+        assert [float(row["mass_kept"]) for row in csv.DictReader(file)] == kept
+    text = swept(result, cut)
+    assert f"and in how much of the targets' mass --top-n 2 keeps: {kept[0]:.1%} at 8, {kept[1]:.1%} at 200" in text
+    assert "--top-n 2 keeps" in (Path(result["directory"]) / "sweep.svg").read_text()
+    rows = [row | {"mass_kept": 1.0} for row in result["rows"]]
+    assert sweeping.caption_of(cut, rows) == "The students differ in k alone."
+
+
+def test_all_entries_can_be_kept(settings, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(sweeping, "EncodeConfig", lambda **values: asked.update(values))
+    sweeping._encoding(replace(settings, top_n="all"))
+    assert asked["top_n"] == "all"
+
+
 def write_diagnostic(path, k, teacher):
     """A result of choose-layer as far as it is read here."""
     entries = [{"layer": layer, "k": k, "f1": 0.6 + layer / 100} for layer in (1, 2, 3)]

@@ -205,11 +205,38 @@ def test_flags_and_the_summary(settings, result, tmp_path):
     config, _ = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], argv)
     assert config.layer == "all"
     shown = layers(choose_layer(config), config)
-    for words in ("was finished already", "Recommended at k = 16:  --layer", "first sense: 75.0%", "layers 1, 2, 3",
-                  result["directory"]):  # fmt: skip
+    for words in ("was finished already", "Best on this part at k = 16:  --layer", "first sense: 75.0%",
+                  "layers 1, 2, 3", result["directory"]):  # fmt: skip
         assert words in shown
+    assert "Recommended" not in shown
     demonstration, recipe = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])
     assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)
+
+
+def test_below_half_of_semcor_nothing_is_concluded(result, settings):
+    """The verdict repeats how much was covered; with most of it, layers below the first sense are a finding."""
+    first = {"first_sense": result["first_sense"] | {"ALL": 1.0}}
+
+    def said(training_words):
+        counts = result["counts"] | {"training_words": training_words}
+        return layers(result | first | {"counts": counts}, settings)
+
+    part, most, whole = said(5_000), said(150_000), said(226_036)
+    assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No conclusion" in part
+    assert "poorly" not in part and "Recommended" not in part
+    for text in (most, whole):
+        assert "tell senses apart poorly" in text and "Recommended at k = 16" in text and "No conclusion" not in text
+    assert "150,000 annotated words, 66.4%" in most and "of SemCor" not in whole
+
+
+def test_a_part_of_semcor_is_a_diagnostic_of_its_own(settings, result):
+    part = choose_layer(ChooseLayerConfig(**settings, layer=(1,), limit=2))
+    assert part["directory"] != result["directory"] and not part["finished_before"]
+    assert part["counts"]["test_words"] == result["counts"]["test_words"]
+    assert 0 < part["counts"]["training_words"] < result["counts"]["training_words"] == 7
+    assert choose_layer(ChooseLayerConfig(**settings, layer=(1,)))["directory"] == result["directory"]
+    with pytest.raises(ValueError, match="--limit must be at least 1"):
+        ChooseLayerConfig(**settings, limit=0)
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper"])

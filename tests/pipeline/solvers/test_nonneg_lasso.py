@@ -374,7 +374,7 @@ def test_fista_converges_to_the_same_optimum():
     hidden, atoms = problem(40, 16, 60)
     codes = fista.solve(hidden, atoms, 0.05, steps=600, rows_at_once=30)
     check_certificate(hidden, atoms, codes, 0.05)
-    assert len(fista.solve(hidden[:0], atoms, 0.05)) == 0
+    assert len(fista.solve(hidden[:0], atoms, 0.05)) == 0 and len(fista.solve(hidden[:1], atoms, 0.05)) == 1
 
 
 def test_hundred_fista_steps_on_real_data_stop_as_far_off_as_known():
@@ -389,3 +389,15 @@ def test_hundred_fista_steps_on_real_data_stop_as_far_off_as_known():
 def test_the_tests_read_this_checkout():
     import pipeline.solvers
     assert Path(pipeline.solvers.__file__).is_relative_to(ROOT)
+
+
+@pytest.mark.parametrize(("tolerance", "mean", "most"), [(1e-3, (4e-3, 9e-3), 0.2), (1e-4, (3e-4, 9e-4), 0.02)])
+def test_tolerances_in_distributions_are_as_documented(tolerance, mean, most):
+    """Total variation between the distributions of codes to a tolerance and of all but exact ones, on real vectors."""
+    hidden_Nd, atoms_Kd = real_data(slice(0, 1024))
+    distributions = []
+    for tol in (tolerance, 5e-6):
+        codes_NK = nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, tol=tol).dense(len(atoms_Kd))
+        distributions.append(codes_NK / np.maximum(codes_NK.sum(1, keepdims=True), 1e-12))
+    distance_N = np.abs(distributions[0] - distributions[1]).sum(1) / 2
+    assert mean[0] < distance_N.mean() < mean[1] and distance_N.max() < most

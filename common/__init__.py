@@ -1,0 +1,1 @@
+"""What every other package may use; it imports none of them."""

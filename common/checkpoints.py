@@ -1,0 +1,79 @@
+"""Whether transformers computes the model that a checkpoint was trained as.
+
+transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
+another model than the checkpoint's. These functions name both, and whoever loads a model refuses it. They look at names
+only. Left out: weights that the model lacks (the loading report of transformers names them as missing).
+"""
+
+import re
+
+# Families whose checkpoints were published with code of their own before transformers took that same code over.
+TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
+# Buffers that older versions of transformers saved; every model computes them anew.
+BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+
+
+def describe_foreign_settings(config):
+    """Which setting of a config.json stands for a model that transformers does not compute; None if there is none.
+
+    config  a configuration of transformers
+    """
+    positions = getattr(config, "position_embedding_type", None)
+    if positions not in (None, "absolute"):
+        return (
+            f"config.json asks for position_embedding_type {positions!r}, which transformers no longer computes: it "
+            "would take absolute positions instead. Take a model with absolute positions."
+        )
+    entries = [entry for entry in _flat((getattr(config, "auto_map", None) or {}).values()) if entry is not None]
+    own = [entry for entry in entries if not _is_taken_over(entry, config.model_type)]
+    if own:
+        return (
+            f"config.json names code of its own (auto_map: {', '.join(own[:3])}), which is not run, and "
+            f"transformers' own {config.model_type} may be another model. Take a model without auto_map; if you know "
+            "that this one is a plain one, remove auto_map from a copy of its config.json."
+        )
+    return None
+
+
+def _flat(values):
+    for value in values:
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _is_taken_over(entry, family):
+    """Whether an entry such as `owner/name--modeling_x.XModel` means code that transformers has taken over."""
+    return entry.rpartition("--")[2].partition(".")[0] in TAKEN_OVER.get(family, ())
+
+
+def unused_encoder_weights(unexpected, model):
+    """Names of weights that belong to the model's encoder, in the checkpoint, but have no place in it; sorted.
+
+    Weights of heads, of a pooler, and of layers above the model's last are none of them; nor are buffers of older
+    versions.
+
+    unexpected  names, as in the loading report of transformers
+    model       of transformers, with a head or without
+    """
+    encoder = model.base_model
+    parts = {name for name, _ in encoder.named_children()} - {"pooler"}
+    found = []
+    for name in unexpected:
+        path = name.removeprefix(f"{encoder.base_model_prefix}.")
+        layer = _LAYER.search(path)
+        above = layer is not None and int(layer[1]) >= encoder.config.num_hidden_layers
+        if path.partition(".")[0] in parts and not above and not path.endswith(BUFFERS):
+            found.append(name)
+    return sorted(found)
+
+
+def describe_unused_weights(unexpected, model):
+    """What `unused_encoder_weights` found, in a sentence; None if nothing."""
+    if not (names := unused_encoder_weights(unexpected, model)):
+        return None
+    examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"the checkpoint holds {len(names)} weights that a {model.config.model_type} encoder of transformers has no "
+        f"place for ({examples}), so transformers would compute another model. Take a model that was saved by "
+        "transformers; adapters must be merged first (merge_and_unload of peft)."
+    )

@@ -1,0 +1,97 @@
+"""Keep the documents of a packed window apart: each is read as if it stood alone.
+
+    model(ids_WL, **attention_inputs(model, attention_WL, documents_WL))
+
+A packed window is [CLS] a a a [SEP] b b [SEP]. [CLS] belongs to the first document, and every [SEP] to the document
+that it ends. Attention stays within a document, and positions begin anew with each, so a document's hidden states equal
+those of a pass over its own tokens alone. The teacher (pipeline/) and the student (student/) both read windows this way
+under --documents-apart. Left out: which tokens belong to which document (shards/), and whether to keep them apart.
+
+Shapes: W windows, L positions.
+"""
+
+import torch
+
+# Families of which a test shows that documents packed in a window can be kept apart.
+KEEP_APART = (
+    "bert", "camembert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta", "deberta-v2", "eurobert",
+    "modernbert", "mpnet",
+)  # fmt: skip
+
+
+def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
+    """Keyword arguments that say to the encoder which positions see each other.
+
+    attention_WL  int64, 0 at padding; None where nothing is padded
+    documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
+                  document and positions begin anew with each, so that its hidden states are those of the document
+                  alone. None: windows are read as one text
+    """
+    if documents_WL is None:
+        return {"attention_mask": attention_WL}
+    config = encoder.config
+    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]    # padding sees padding: no row is empty
+    positions_WL = positions_in_documents(documents_WL)
+    if config.model_type in ("deberta", "deberta-v2"):
+        return {"attention_mask": same_WLL, "position_ids": positions_WL}
+    if config.model_type == "modernbert":
+        place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+        near_LL = (place_L[:, None] - place_L).abs() <= config.sliding_window
+        masks = {"full_attention": same_WLL, "sliding_attention": same_WLL & near_LL}
+        masks = {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
+        return {"attention_mask": masks, "position_ids": positions_WL}
+    positions_WL = positions_WL + first_position(encoder)
+    return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
+
+
+def why_not_apart(config) -> str | None:
+    """Why documents cannot be kept apart in an encoder of this Hugging Face config; None if they can."""
+    if config.model_type not in KEEP_APART:
+        return (
+            f"not known how to keep documents apart in a {config.model_type} encoder."
+            f" Leave it out, or take one of {', '.join(KEEP_APART)}."
+        )
+    if getattr(config, "conv_kernel_size", 0) > 0:
+        return (
+            f"this {config.model_type} encoder has a convolution over neighbouring tokens, which"
+            f" looks across documents. Leave the option out, or set conv_kernel_size to 0 in the encoder's config.json."
+        )
+    return None
+
+
+def accept_pairwise_mask(encoder) -> None:
+    """Let DeBERTa and DeBERTa-v2 take an attention mask for every pair of positions; other families take one already.
+
+    They multiply the embeddings of padding by the mask's zeros, which a mask of pairs does not have.
+    """
+    if encoder.config.model_type in ("deberta", "deberta-v2"):
+        encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
+
+
+def first_position(encoder) -> int:
+    """The position id of a text's first token: RoBERTa and its relatives begin behind the padding id."""
+    table = getattr(getattr(encoder.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return 0 if padding is None else padding + 1
+
+
+def _without_pairwise_mask(embeddings, args, kwargs):
+    mask = kwargs.get("mask")
+    return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
+
+
+def positions_in_documents(documents_WL):
+    """Positions of tokens, int64 (W, L), that count from 0 in every run of equal document numbers."""
+    place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
+    begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
+    begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
+    return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
+
+
+def _pairwise_mask(encoder, see_WLL):
+    """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
+    see_W1LL = see_WLL[:, None]
+    if encoder.config._attn_implementation != "eager":    # SDPA, with torch's dropout or ours (dropout.py)
+        return see_W1LL
+    added_W1LL = torch.zeros(see_W1LL.shape, dtype=encoder.dtype, device=see_WLL.device)
+    return added_W1LL.masked_fill(~see_W1LL, torch.finfo(encoder.dtype).min)

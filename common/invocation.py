@@ -1,0 +1,25 @@
+"""How this program was called, for the commands that messages tell the user to type.
+
+    f"Make one:  {program()} encode-lsp"        # "mlsm encode-lsp", "python cli.py encode-lsp", ...
+
+Left out: the name in front of errors, which is always `mlsm`.
+"""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def program():
+    """What to type in front of a verb: as the user typed it where the command line runs, else `mlsm`.
+
+    The console script appears in sys.argv with its whole path even when the shell found it on the PATH; it is `mlsm`
+    there, and its path where the shell would not find it.
+    """
+    called = sys.argv[0] if sys.argv else ""
+    if Path(called).name == "cli.py":
+        return f"python {shlex.quote(called)}"
+    if Path(called).name == "mlsm" and shutil.which("mlsm") != called:
+        return shlex.quote(called)
+    return "mlsm"

@@ -1,0 +1,104 @@
+"""Text of others, made safe to show: on terminals, in Markdown, without the credentials of a URL.
+
+    printable("bundled\\x1b[2J")                       # bundled\\x1b[2J, in visible characters
+    redacted("https://me:secret@host/lsp?sig=1")      # https://host/lsp?***
+    code_span("a | `b`")                              # for a cell of a Markdown table
+
+Names, settings and lineage of a store or an export that somebody else made may hold anything: line breaks that forge
+further lines, escape sequences that rewrite a terminal, marks that turn text around, Markdown, bytes that are not
+UTF-8. Whoever prints calls `printable`, whoever writes Markdown `code_span` or `markdown_text`, whoever writes down an
+address `redacted`. Left out: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
+"""
+
+import re
+
+# C0 and C1 controls, marks that turn text around, invisible characters but for the joiners that scripts need, line
+# separators, lone surrogates.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_USER_IS_SECRET = ("http", "https", "ftp", "ftps")    # a token may stand for the user; elsewhere the user is a name
+_NOT_A_PASSWORD = ("github",)                         # github://organisation:repository@revision
+# Scheme, then user and password up to the last @ before the path; a password may hold a slash by mistake, and a path
+# that was made of the address has one slash only.
+_CREDENTIALS = re.compile(
+    r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*):(?P<slashes>//?)(?P<user>[^\s/?#:@'\"]*)"
+    r"(?P<password>:[^\s/?#]*@|:(?!\d*(?:[/?#\s'\"]|$))[^\s]*@|[^\s/?#]*@)"
+)
+_QUERY = re.compile(r"(?P<address>(?<![\w+.-])[A-Za-z][\w+.-]*://[^\s?#'\"]+)\?[^\s#'\"<>)\]]+")
+
+
+def printable(text, keep="\n\t"):
+    """The text with every character that a terminal would act on shown as an escape like \\x1b.
+
+    keep  characters that stay; "" for what shall stay in one line
+    A byte that is not UTF-8, which Python carries as a lone surrogate, is shown as that byte.
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), str(text))
+
+
+def printable_values(value, but=()):
+    """The same value with every string in its dicts, lists and tuples printable, each on one line.
+
+    but  keys of dicts whose values stay
+    """
+    if isinstance(value, str):
+        return printable(redacted(value), keep="")
+    if isinstance(value, dict):
+        return {
+            printable_values(name): part if name in but else printable_values(part, but)
+            for name, part in value.items()
+        }
+    if isinstance(value, list):
+        return [printable_values(part, but) for part in value]
+    if type(value) is tuple:
+        return tuple(printable_values(part, but) for part in value)
+    return value
+
+
+def redacted(text):
+    """The text, every URL in it without user and password, and without what its query says.
+
+    What remains is still an address: the credentials come from elsewhere then (docs/remote.md).
+    """
+    return _QUERY.sub(r"\g<address>?***", _CREDENTIALS.sub(_without_credentials, str(text)))
+
+
+def without_credentials(url):
+    """One URL without user and password; its query stays."""
+    return _CREDENTIALS.sub(_without_credentials, url, count=1)
+
+
+def code_span(value):
+    """A value as a Markdown code span on one line, also inside of a table."""
+    text = printable(value, keep="")
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
+    return f"{fence}{space}{text}{space}{fence}".replace("|", r"\|")
+
+
+def markdown_text(value):
+    """A value as plain text of a Markdown line: nothing in it is markup, a link or HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", printable(value, keep=""))
+
+
+def _escape(character):
+    if character in _NAMED:
+        return _NAMED[character]
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:
+        number -= 0xDC00
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _without_credentials(match):
+    scheme, user, password = match["scheme"].lower(), match["user"], match["password"]
+    protocol = scheme.rpartition("+")[2]
+    if protocol in _NOT_A_PASSWORD:
+        return match[0]
+    if protocol in _USER_IS_SECRET:
+        return f"{match['scheme']}:{match['slashes']}"
+    return f"{match['scheme']}:{match['slashes']}{user}@" if password.startswith(":") else match[0]

@@ -1,0 +1,224 @@
+"""In what models differ: every setting of their pre-training, less what a comparison studies and what follows from it.
+
+    found = differences(models)
+    found.settings                 # {"lr": {"0.0001": ["a", "b"], "0.001": ["c"]}}
+    found.sentence({"layer"})      # "The models differ in layer and also in lr (0.0001: a, b; 0.001: c)."
+
+A record's identity (evaluation/lineage.py) is sorted into groups of settings, and two models are compared in the groups
+that both have. What necessarily follows from the objective is therefore no difference: an mlm student has no layer, k
+or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kappa. A key that is absent because commit
+1837c65 did not know the setting has the value that was that version's behaviour. The fingerprint of a dictionary
+follows from the layer, k and what else it was learned with, and counts only between models that agree in all of that.
+
+A model without identity (a stock model, a record of 1837c65) is compared in the few fields that its record has. What is
+not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (study.py).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+from evaluation.lineage import is_content
+
+KEPT = "mass kept of targets"
+SAME_MASS = 0.01    # mean mass kept that differs by less is taken as the same
+UNKNOWN = "unknown"
+_LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")
+_HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
+_ALWAYS_TIED = ("mlm", "kd")
+_OF_TEACHER = ("dtype", "documents_apart", "segments")    # target settings that lsp and logits stores share
+_SKIPPED = ("kind", "format", "windowing", "teacher", "teacher_name", "teacher_layers", "tokenizer_name",
+            "derived_from", "dictionary_settings")    # fmt: skip
+_DEFAULTS = {    # what an absent key meant in commit 1837c65
+    "run": {"segments": False, "target_temperature": 1.0},
+    "teacher": {"teacher documents_apart": False, "teacher segments": False},
+    "lsp": {"solver": "cd"},
+}
+_NAMES = {"lam": "lambda", "seed": "run_seed"}
+_FOLLOW_FROM = {    # what need not be named where it differs only as these do
+    "dictionary": ("layer", "k", "lambda", "plan", "teacher", "teacher fingerprint", "teacher dtype",
+                   "teacher documents_apart", "teacher segments"),
+    "tolerance": ("solver",),    # FISTA has none
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What differs between some models.
+
+    settings  name -> {value as text: labels of the models that have it}, of what differs
+    unknown   labels of the models whose settings are not recorded as a whole
+    """
+
+    settings: dict
+    unknown: list
+
+    def beyond(self, studied):
+        """Names of what differs and is not studied."""
+        return [name for name in self.settings if name not in studied]
+
+    def sentence(self, studied):
+        """Whether the models differ in what is studied alone, for a caption."""
+        found = [name for name in sorted(studied) if name in self.settings]
+        what, said = " and ".join(found or sorted(studied)), []
+        if others := self.beyond(studied):
+            named = ", ".join(f"{name} ({_values(self.settings[name])})" for name in others)
+            said.append(f"The models differ in {what} and also in {named}.")
+        if self.unknown:
+            said.append(
+                f"Unknown is in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
+                f"pre-training."
+            )
+        return " ".join(said) or f"The models differ in {what} alone."
+
+    @property
+    def alone(self):
+        """Whether at most one thing differs and nothing is unknown."""
+        return len(self.settings) <= 1 and not self.unknown
+
+
+def differences(models):
+    """What differs between some models.
+
+    models   study.Model, which have label and facts
+    Returns  Differences
+    """
+    sorted_settings = {model.label: groups(model.facts) for model in models}
+    known = {model.label: _is_whole(model.facts["identity"]) for model in models}
+    found = {}
+    for group in dict.fromkeys(group for of_model in sorted_settings.values() for group in of_model):
+        having = {label: of_model[group] for label, of_model in sorted_settings.items() if group in of_model}
+        for name in dict.fromkeys(name for values in having.values() for name in values):
+            values = {label: values.get(name) for label, values in having.items() if name in values or known[label]}
+            if name == KEPT:
+                _add_mass(found, values, models)
+            elif len({_canonical(value) for value in values.values()}) > 1:
+                found[name] = _by_text(values)
+    of_teachers = [of_model["teacher"] for of_model in sorted_settings.values() if "teacher" in of_model]
+    if "teacher fingerprint" not in found and all(values.get("teacher fingerprint") for values in of_teachers):
+        found.pop("teacher", None)    # one teacher under several names or paths
+    for name, of_name in _FOLLOW_FROM.items():
+        causes = [values for other, values in found.items() if other in of_name or other.startswith(f"{name} ")]
+        if name in found and _follows(found[name], causes):
+            del found[name]
+    return Differences(found, [label for label, is_known in known.items() if not is_known])
+
+
+def _follows(by_text, causes):
+    """Whether models that agree in all causes agree in a setting, too. All are given as {value as text: labels}."""
+    found = {}
+    for value, labels in by_text.items():
+        for label in labels:
+            of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
+            found.setdefault(of_causes, set()).add(value)
+    return all(len(values) == 1 for values in found.values())
+
+
+def _is_whole(identity):
+    """Whether an identity says all: that of a further trained model may say where its first weights lay, not which."""
+    if identity is None:
+        return False
+    first = identity["settings"].get("continue_from")
+    return first is None or is_content(first)
+
+
+def family_key(facts):
+    """Text that is equal for checkpoints of one pre-training, as far as that is known."""
+    found = {name: value for values in groups(facts).values() for name, value in values.items()}
+    return _canonical({name: value for name, value in found.items() if name not in ("step", KEPT)})
+
+
+def groups(facts):
+    """The settings of a model's pre-training: {group: {name: value}}; of a model of unknown origin none."""
+    identity, objective = facts["identity"], facts["objective"]
+    if identity is None:
+        return _of_record(facts) if objective else {}
+    settings, target = identity["settings"], identity["target_settings"]
+    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied")}
+    found = {
+        "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
+        "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
+    }
+    if objective == "mtl":
+        found["mtl"] = {"kappa": settings.get("kappa")}
+    if objective in _HAVE_WORDS:
+        found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
+    if objective != "mlm":    # which reads the words of a store, whatever its targets
+        found["teacher"] = _of_teacher(target)
+        found |= _of_targets(objective, target, identity["tail"])
+    if "probe" in identity:
+        found["probe"] = {f"probe {name}": value for name, value in identity["probe"]["settings"].items()}
+    return found
+
+
+def _of_record(facts):
+    """What a record without identity says."""
+    found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
+    if facts["objective"] == "mtl":
+        found["mtl"] = {"kappa": facts["kappa"]}
+    if facts["objective"] != "mlm":
+        found["teacher"] = {"teacher": facts["teacher"]}
+    if facts["objective"] in _LSP_OBJECTIVES:
+        found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
+    return found
+
+
+def _of_teacher(target):
+    shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
+    names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
+    return _DEFAULTS["teacher"] | names | shared
+
+
+def _of_targets(objective, target, tail):
+    own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
+    kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
+    if objective not in _LSP_OBJECTIVES:
+        return {"logits": {f"logits {name}": value for name, value in own.items()} | kept}
+    learned = target.get("dictionary_settings", {})
+    dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}
+    own = {_NAMES.get(name, name): value for name, value in own.items()}
+    return {"lsp": _DEFAULTS["lsp"] | own | dictionary | kept}
+
+
+def _add_mass(found, values, models):
+    """Name the mean mass kept where it differs, or where it is not known and the targets are not the same."""
+    identities = [model.facts["identity"] for model in models if model.label in values]
+    targets = {identity["target"] for identity in identities if identity}
+    numbers = [value for value in values.values() if isinstance(value, float | int)]
+    is_whole = len(numbers) == len(values)
+    same = is_whole and max(numbers) - min(numbers) < SAME_MASS
+    if len(targets) > 1 and not same:
+        found[KEPT] = _by_text({label: value if value == UNKNOWN or value is None else f"{value:.1%}"
+                                for label, value in values.items()})    # fmt: skip
+
+
+def _by_text(values):
+    texts = {}
+    for label, value in values.items():
+        texts.setdefault(text(value), []).append(label)
+    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:    # fingerprints cut too short
+        texts = {}
+        for label, value in values.items():
+            texts.setdefault(str(value), []).append(label)
+    return texts
+
+
+def text(value):
+    """A setting's value for people: fingerprints by their first eight digits."""
+    if value is None:
+        return "not set"
+    if isinstance(value, str):
+        return value[:8] if re.fullmatch(r"[0-9a-f]{16,}", value) else value
+    return f"{value:g}" if isinstance(value, float) else _canonical(value)
+
+
+def _canonical(value):
+    return json.dumps(value, sort_keys=True)
+
+
+def _values(by_text):
+    return "; ".join(f"{value}: {_some(labels)}" for value, labels in by_text.items())
+
+
+def _some(labels):
+    return ", ".join(labels) if len(labels) <= 4 else f"{', '.join(labels[:3])} and {len(labels) - 3} more"

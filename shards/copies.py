@@ -1,0 +1,236 @@
+"""The copies of tokenizer and dictionary that a store keeps, and whether they are the ones that its target names.
+
+    contents = read_tokenizer(files)          # name to bytes; StoreError unless it is the target's tokenizer
+    write_files(directory, contents)
+
+A store is used without the teacher's directory, so it holds the tokenizer and the atoms. Nobody uses or passes on a
+copy before it is compared here with the fingerprint in target.json: ids would mean other words, and LSPs other atoms.
+Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
+which transformers would run code. What was read is what is compared, and what is written to an export.
+Left out: making the copies (pipeline/encode.py), how a dictionary was learned (pipeline/dictionary.py).
+"""
+
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from common.invocation import program
+from shards import disk
+from shards.checked_json import DICTIONARY, parse_json, require
+from shards.manifest import OF_THE_MACHINE
+from shards.members import read_array
+from shards.schema import ShardError, StoreError
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spm.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+DICTIONARY_FILES = ("atoms.npy", "dictionary.json", "center.npy")  # the last where hidden states are centred
+SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_VOCABULARIES = {"tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spm.model", "spiece.model",
+                 "sentencepiece.bpe.model"}  # fmt: skip
+_MOST_BYTES = 1 << 30  # of one such file
+
+
+def dictionary_fingerprint(atoms_Kd, center=None):
+    """Hexadecimal SHA-256 over shape and bytes of a dictionary's atoms, float32, and of its centre if it has one.
+
+    center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (pipeline/centering.py)
+    """
+    digest = hashlib.sha256(repr(atoms_Kd.shape).encode())
+    digest.update(np.ascontiguousarray(atoms_Kd, "<f4"))
+    if center is not None:
+        kind, rows_Pd = center
+        digest.update(repr(("center", kind, rows_Pd.shape)).encode())
+        digest.update(np.ascontiguousarray(rows_Pd, "<f4"))
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer):
+    """Hexadecimal SHA-256 of what a fast tokenizer does: its rules, vocabulary and the roles of its special tokens.
+
+    A saved and reloaded copy has the same fingerprint, wherever it lies; truncation and padding, which
+    are states of a call, do not count.
+    """
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules.pop("truncation", None)
+    rules.pop("padding", None)
+    roles = {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_ROLES}
+    canonical = json.dumps([rules, roles], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def read_tokenizer(files):
+    """The files of a store's tokenizer, name to bytes; none where the target names no tokenizer and there is none.
+
+    files   StoreFiles
+    Raises  StoreError when it is not the tokenizer that the target names, or cannot be read
+    """
+    target, directory = files.target(), files.tokenizer
+    expected = target["settings"].get("windowing", {}).get("tokenizer")
+    contents = _read(files, directory, TOKENIZER_FILES)
+    if "tokenizer_config.json" in contents:
+        contents["tokenizer_config.json"] = without_code(contents["tokenizer_config.json"], directory)
+    if expected is None:
+        return contents
+    if not _VOCABULARIES & contents.keys():
+        raise StoreError(f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. "
+                         f"{_remedy(files)}")  # fmt: skip
+    with foreign_errors(files):
+        found, largest = _identity(tuple(contents.items()))
+    if found != expected:
+        raise StoreError(
+            f"{directory} is not the tokenizer of this store: its fingerprint is {found[:12]}, target.json names "
+            f"{expected[:12]}. {_remedy(files)} If that changes nothing, this release of transformers reads the files "
+            "differently than the one that the store was made with."
+        )
+    if largest >= target["vocab_size"]:
+        raise StoreError(f"{files.target_file} names a vocabulary of {target['vocab_size']}, its tokenizer has token "
+                         f"{largest}. Encode again elsewhere.")  # fmt: skip
+    return contents
+
+
+@contextmanager
+def foreign_errors(files):
+    """Turn whatever is raised while a store's tokenizer is loaded into a StoreError: its parser is foreign code, whose
+    panics are no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        problem = " ".join(str(error).split())[:200]
+        raise StoreError(f"{files.tokenizer} cannot be loaded as a tokenizer ({problem}). {_remedy(files)}") from None
+
+
+def read_dictionary(files):
+    """The files of a store's dictionary, name to bytes; none where the target names no dictionary and there is none.
+
+    files   StoreFiles
+    Raises  StoreError when the atoms are not those that the target names, or cannot be read
+    """
+    expected, directory = files.target()["settings"].get("dictionary"), files.dictionary
+    contents = _read(files, directory, DICTIONARY_FILES)
+    if expected is None:
+        return contents
+    try:
+        _require_files(contents, directory, ("atoms.npy", "dictionary.json"))
+        record = parse_json(contents["dictionary.json"], directory / "dictionary.json")
+        require(record, DICTIONARY, directory / "dictionary.json")
+        center = None
+        if "center" in record:
+            _require_files(contents, directory, ("center.npy",))
+            center = _kind_of(record["center"]), read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
+        found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
+    except ShardError as error:
+        raise StoreError(f"{error}. {_remedy(files)}") from None
+    check_dictionary(files, found)
+    if record["fingerprint"] != found:
+        raise StoreError(f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). "
+                         f"{_remedy(files)}")  # fmt: skip
+    return contents
+
+
+def _require_files(contents, directory, names):
+    for name in names:
+        if name not in contents:
+            raise ShardError(f"{directory / name} is missing")
+
+
+def _kind_of(center):
+    """The kind of a centre by its record in dictionary.json; whatever it is, the fingerprint covers it."""
+    return center.get("kind") if isinstance(center, dict) else None
+
+
+def check_dictionary(files, found):
+    """Raise StoreError unless the atoms with the fingerprint `found` are those that the store's target names."""
+    expected = files.target()["settings"].get("dictionary")
+    if expected not in (None, found):
+        raise StoreError(
+            f"{files.dictionary} is not the dictionary of this store: its fingerprint is {found[:12]}, target.json "
+            f"names {expected[:12]}. {_remedy(files)}"
+        )
+
+
+def load_tokenizer(contents):
+    """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running code of theirs."""
+    from transformers import AutoTokenizer  # only here: it takes seconds to import
+
+    with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
+        write_files(Path(directory), contents)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def write_files(directory, contents):
+    """Write files, name to bytes, into an existing directory."""
+    for name, raw in contents.items():
+        (Path(directory) / name).write_bytes(raw)
+
+
+def without_code(raw, where):
+    """The bytes of a JSON file of transformers without the entry that names code to load; else as they were.
+
+    Raises  StoreError when they are not JSON
+    """
+    try:
+        values = parse_json(raw, where)
+    except ShardError as error:
+        raise StoreError(f"{error}. Run the encoding command again, which restores it.") from None
+    if not isinstance(values, dict) or "auto_map" not in values:
+        return raw
+    values.pop("auto_map")
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+@lru_cache(maxsize=4)
+def _identity(contents):
+    """Fingerprint and largest token id of a tokenizer, given as pairs (name, bytes)."""
+    tokenizer = load_tokenizer(dict(contents))
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer")
+    return tokenizer_fingerprint(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
+
+
+def _read(files, directory, names):
+    """What there is of these files: name to bytes. StoreError where one is no file, or lies outside of the store."""
+    root, found = os.path.realpath(directory.parent), {}
+    for name in names:
+        path = directory / name
+        if not os.path.lexists(path):
+            continue
+        real = os.path.realpath(path)
+        if os.path.commonpath([root, real]) != root:
+            raise StoreError(
+                f"{path} is a link to {real}, outside of the store, and is not followed. Put the file itself there, or "
+                f"remove the link. {_remedy(files)}"
+            )
+        try:
+            with disk.open_to_read(real) as file:
+                size = os.fstat(file.fileno()).st_size
+                raw = file.readall() if size <= _MOST_BYTES else b""
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise
+            raise StoreError(f"{path} cannot be read: {error.strerror}. {_remedy(files)}") from None
+        if size > _MOST_BYTES:
+            raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {_remedy(files)}")
+        found[name] = raw
+    return found
+
+
+def _remedy(files):
+    if files.remote:
+        return (
+            f"Remove its copy in the cache ({files.units.parent}) and try again; if that does not help, copy the store "
+            "there again."
+        )
+    return (
+        "Run the command that encoded the store again, which restores it "
+        f"({program()} verify-shards names the command)."
+    )

@@ -1,0 +1,158 @@
+"""Tar members of a block as arrays: the columns of our format, and nothing else.
+
+    columns = group_columns(raw, "000000")       # name to array, views of `raw`
+    check_columns(columns, windows, tokens, meta)
+
+Shards come from anywhere, and a hash only says that they are as somebody made them. A member that is not one of the
+format's columns, or is no plain one-dimensional array of that column's type, is refused. Nothing is unpickled: the
+header of an array is matched with the one form that NumPy's writer gives it, and not evaluated. Left out: the hash of
+the bytes (reader.py, shard_file.py), the values of packed rows (codec.py, verify.py).
+"""
+
+import io
+import re
+import tarfile
+from math import prod
+
+import numpy as np
+
+from shards.schema import ShardError, ids_dtype, index_bits
+
+WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}
+ROW_COLUMNS = {
+    "nnz": ("|u1",),
+    "atoms": ("|u1", "<u2", "<u4"),
+    "weights": ("|u1",),
+    "tail": ("|u1",),
+    "layout": ("|u1",),
+}
+SUM_COLUMNS = {"token_counts": ("<u4",), "mass": ("<f8",)}
+_BLOCK_COLUMNS = WINDOW_COLUMNS | ROW_COLUMNS
+_MAGIC = b"\x93NUMPY\x01\x00"
+_HEADER = re.compile(rb"\{'descr': '([<|][uf][1248])', 'fortran_order': False, 'shape': \((0|[1-9]\d{0,15}),\), \} *\n")
+_BLOCK = 512  # bytes of a tar header, and what members are padded to
+
+
+def group_columns(raw, group):
+    """The arrays of one member group by column name, views of `raw`.
+
+    raw     uint8 array that begins at a tar header and ends after a member's padding
+    group   its name, `__stats__` or that of a block
+    Raises  ShardError on whatever is not a member of such a group
+    """
+    known, prefix = (SUM_COLUMNS, "__stats__/sums") if group == "__stats__" else (_BLOCK_COLUMNS, group)
+    found, position = {}, 0
+    while position < len(raw):
+        header = _header(raw, position)
+        stem, _, column = header.name.removesuffix(".npy").rpartition(".")
+        begin, end = position + _BLOCK, position + _BLOCK + header.size
+        if stem != prefix or column not in known or column in found or not header.name.endswith(".npy"):
+            raise ShardError(f"a member {header.name!r}, which is not of this format or is there twice. Nothing of it "
+                             "was used")  # fmt: skip
+        if not header.isreg() or end > len(raw):
+            raise ShardError(f"the member {header.name!r} is not a whole file")
+        found[column] = _array(raw[begin:end], known[column], header.name)
+        position = begin + -(-header.size // _BLOCK) * _BLOCK
+    return found
+
+
+def decode_block(sample):
+    """A sample of plain WebDataset with its columns as arrays; the keys between underscores stay.
+
+        wds.WebDataset(urls, shardshuffle=False).map(decode_block)
+
+    Use this in place of WebDataset's `.decode()`, which unpickles any member that is called `.pyd` or `.pickle`.
+    Raises  ShardError when a member is not a column of this format
+    """
+    block = {}
+    for key, value in sample.items():
+        if key.startswith("__"):
+            block[key] = value
+            continue
+        column = key.removesuffix(".npy")
+        if column not in _BLOCK_COLUMNS or column == key or not isinstance(value, bytes | bytearray | memoryview):
+            raise ShardError(f"{sample.get('__url__', 'a shard')}: a member {key!r}, which is not a column of this "
+                             "format. Nothing of it was used.")  # fmt: skip
+        block[key] = _array(np.frombuffer(value, np.uint8), _BLOCK_COLUMNS[column], key)
+    return block
+
+
+def read_array(path, raw, dtype, dimensions):
+    """The array of a whole `.npy` file, a view of its bytes.
+
+    dtype, dimensions  what it must be of
+    Raises  ShardError when it is anything else, or its shape and its bytes do not fit one another
+    """
+    file = io.BytesIO(raw[:16_384])
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, found = read(file)
+    except Exception as error:  # of Python's parser and tokenizer, which NumPy gives the header to
+        raise ShardError(f"{path} is not an array ({error})") from None
+    if found != np.dtype(dtype) or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
+        raise ShardError(f"{path} holds {found} of shape {shape}, expected {dtype} of {dimensions} dimensions")
+    if len(raw) - file.tell() != prod(shape) * found.itemsize:
+        raise ShardError(f"{path} holds {len(raw) - file.tell():,} bytes, its shape {shape} needs "
+                         f"{prod(shape) * found.itemsize:,}")  # fmt: skip
+    return np.frombuffer(raw, found, offset=file.tell()).reshape(shape, order="F" if by_column else "C")
+
+
+def check_columns(columns, windows, tokens, meta):
+    """Raise ShardError unless the columns of a block fit one another, its record and the target.
+
+    columns          name to array
+    windows, tokens  as the record of the unit says
+    meta             ShardMeta
+    Not looked at: whether the atoms of a row increase below k, which whoever decodes rows checks.
+    """
+    expected = (WINDOW_COLUMNS | ROW_COLUMNS if meta.k else WINDOW_COLUMNS).keys()
+    if columns.keys() != expected:
+        raise ShardError(f"columns {', '.join(sorted(columns))} instead of {', '.join(sorted(expected))}")
+    ids, lengths, starts = columns["ids"], columns["lengths"], columns["run_starts"]
+    if (len(lengths), len(ids)) != (windows, tokens) or lengths.sum(dtype=np.int64) != len(ids):
+        raise ShardError(f"{len(lengths)} windows of {len(ids)} tokens, the record says {windows} of {tokens}")
+    if len(ids) and (ids.dtype != ids_dtype(meta.vocab_size) or ids.max() >= meta.vocab_size):
+        raise ShardError(f"token ids leave the vocabulary of {meta.vocab_size}")
+    if len(lengths) and not (lengths.min() > 0 and lengths.max() <= meta.max_length):
+        raise ShardError(f"a window is empty or longer than {meta.max_length} tokens")
+    rising = len(starts) == len(columns["run_records"]) and bool((starts[1:] > starts[:-1]).all())
+    if not rising or (len(ids) and (not len(starts) or starts[0] != 0 or starts[-1] >= len(ids))):
+        raise ShardError("document runs do not increase from the first token")
+    if meta.k:
+        check_row_sizes(columns, meta)
+
+
+def check_row_sizes(columns, meta):
+    """Raise ShardError unless there is one row for every token and as many atoms and weights as the rows have."""
+    nnz, atoms, weights = columns["nnz"], columns["atoms"], columns["weights"]
+    entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
+    stored = (3 * entries + 1) // 2 if bits == 12 else entries
+    if len(nnz) != len(columns["ids"]) or len(columns["tail"]) != len(nnz):
+        raise ShardError("a token has no row")
+    if len(weights) != entries or len(atoms) != stored:
+        raise ShardError(f"{len(weights)} weights and {len(atoms)} index units for {entries} entries")
+    if 8 * atoms.itemsize != (8 if bits == 12 else bits):
+        raise ShardError(f"atoms of {8 * atoms.itemsize} bits for k = {meta.k}")
+    if columns["layout"].tolist() != [bits, meta.weight_octaves]:
+        raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
+
+
+def _header(raw, position):
+    try:
+        return tarfile.TarInfo.frombuf(raw[position : position + _BLOCK].tobytes(), "utf-8", "strict")
+    except tarfile.HeaderError as error:
+        raise ShardError(f"no tar header at byte {position} of the block: {error}") from None
+
+
+def _array(raw, dtypes, name):
+    """One column, a view: exactly the header that NumPy writes, one of the types, and as many values as there are."""
+    head = raw[:256].tobytes()
+    begin = 10 + int.from_bytes(head[8:10], "little")
+    match = _HEADER.fullmatch(head[10:begin]) if head.startswith(_MAGIC) and begin <= len(head) else None
+    if match is None or match[1].decode() not in dtypes:
+        raise ShardError(f"the member {name!r} is not a plain array of {' or '.join(dtypes)}")
+    dtype, count = np.dtype(match[1].decode()), int(match[2])
+    if begin + count * dtype.itemsize != len(raw):
+        raise ShardError(f"the member {name!r} has {len(raw) - begin} bytes for {count} values of {dtype.itemsize}")
+    return np.frombuffer(raw, dtype, count, begin)

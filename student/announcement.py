@@ -1,0 +1,106 @@
+"""What a run says of itself before its first step: what will happen, about how long it takes, who decided what.
+
+Left out: what the settings are (resolve.py), what a step costs (meter.py).
+"""
+
+import time
+from dataclasses import fields
+
+import torch
+
+# Share of the rate of a plain matrix product that a whole training step reaches. Rough figures: on a CPU small encoders
+# reach less and large ones more; of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
+SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
+_SHOWN = ("encoder", "continue_from", "objective", "batch_windows", "micro_batch", "max_steps", "epochs", "lr",
+          "warmup", "dropout", "store", "output")  # fmt: skip
+
+
+def announcement(trainer) -> str:
+    """The block of lines for a Trainer that is about to do its first step, or its first after a resume."""
+    config, origins, windows = trainer.config, trainer.origins, trainer.loader.windows
+    per_step = windows.tokens / len(windows) * config.batch_windows
+    steps_left = config.max_steps - trainer.steps
+    held_out = sum(len(micro.input_WL) for micro in trainer.held_out.batch.micro) if trainer.held_out.batch else 0
+    parameters = sum(weight.numel() for weight in trainer.model.parameters())
+    batch = f"{config.batch_windows:,} windows, {config.micro_batch:,} at a time"
+    epochs = config.max_steps * config.batch_windows / len(windows)
+    rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then falling to zero"
+    rows = [
+        ("windows", f"{len(windows):,} to train on, of up to {trainer.store.max_length} tokens,"
+                    f" {windows.tokens:,} in all; {held_out:,} held out", None),
+        *_model_rows(trainer, parameters),
+        ("batch", batch, origins.get("batch_windows", "default")),
+        ("steps", f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(trainer.steps)),
+         origins.get("max_steps", "default")),
+        ("tokens", f"about {_count(per_step * config.max_steps)}", None),
+        ("learning rate", rate, origins.get("lr", "default")),
+        ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
+    ]  # fmt: skip
+    others = [f"{field.name.replace('_', '-')} {getattr(config, field.name)} ({origins[field.name]})"
+              for field in fields(config)
+              if field.name in origins and field.name not in _SHOWN]  # fmt: skip
+    rows += [("also", ", ".join(others), None)] if others else []
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" + (f"   [{origin}]" if origin else "") for name, value, origin in rows]
+    return "\n".join([f"{trainer.task.name} on {trainer.store.path}:", *lines])
+
+
+def _model_rows(trainer, parameters: int) -> list:
+    config, origins = trainer.config, trainer.origins
+    model = f"{config.encoder_source}, {parameters:,} parameters are trained"
+    if trainer.task.name == "train-probe":
+        return [("probe", f"of {model}", None)]
+    from student.encoders import own_dropout
+
+    dropout = config.dropout if config.dropout is not None else own_dropout(trainer.model.encoder.config)
+    dropout = "several rates" if dropout is None else f"{dropout:g}"
+    encoder = "encoder" if config.continue_from is None else "continue_from"
+    return [
+        ("encoder", model, origins.get(encoder, "default; --encoder bert-2x128 is a small one, for a try")),
+        ("objective", config.objective, origins.get("objective", "default")),
+        ("dropout", dropout, origins.get("dropout", "the encoder's own")),
+    ]
+
+
+def _seconds_of_step(trainer) -> float:
+    """About how long an optimiser step takes: its operations over what this machine does in a second."""
+    meter = trainer.meter
+    if meter.peak_flops is not None:
+        return meter.step_flops / (SHARE_OF_PEAK * meter.peak_flops)
+    rate = trainer.ranks.size * matrix_product_rate(meter.device, trainer.stepper.autocast_dtype)
+    return meter.step_flops / (SHARE_OF_MEASURED * rate)
+
+
+def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
+    """Operations per second of a matrix product as a base encoder has it, measured for a twentieth of a second."""
+    matrices = [torch.ones(rows, size, device=device, dtype=dtype or torch.float32) for rows in (4096, size)]
+
+    def seconds(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            product = matrices[0] @ matrices[1]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        del product
+        return time.perf_counter() - begun
+
+    once = max(min(seconds(1), seconds(1)), 1e-6)    # the first one also allocates
+    repeats = max(1, min(100, round(0.05 / once)))
+    return 2 * 4096 * size * size * repeats / seconds(repeats)
+
+
+def _count(number: float) -> str:
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:,.3g} {name}" if number < 1000 * unit else f"{number / unit:,.0f} {name}"
+    return f"{number:,.0f}"
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, seconds):.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:,.1f} hours"

@@ -1,0 +1,66 @@
+"""Text of others: nothing of it acts on a terminal, breaks out of Markdown, or shows a password."""
+
+import re
+
+import pytest
+from rich.console import Console
+from rich.markdown import Markdown
+
+from common.text import code_span, printable, printable_values, redacted, without_credentials
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\udcff"
+
+
+def test_what_is_printed_has_no_character_that_acts():
+    shown = printable(HOSTILE + "\n\tλ 日本 é 👩\u200d🔬", keep="\n\t")
+    assert shown == (
+        r"a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\xff" + "\n\tλ 日本 é 👩\u200d🔬"
+    )
+    shown.encode()
+    everything = "".join(map(chr, [*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFE00, 0x10000)]))
+    assert not [one for one in printable(everything, keep="") if not one.isprintable() and ord(one) < 0x20]
+    assert printable("a\nb", keep="") == r"a\nb"
+
+
+def test_values_keep_their_shape_and_places_stay():
+    value = {"store": "a\nb", "rows": [("x\x1b", 1.5, None)], "\x07": {"url": "https://u:p@h/x"}}
+    assert printable_values(value, {"store"}) == {
+        "store": "a\nb", "rows": [(r"x\x1b", 1.5, None)], r"\x07": {"url": "https://h/x"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["plain", "a | b", "``x`", "`", "", "a\n# title\n```\n<script>", "`|`"])
+def test_a_code_span_is_one_in_a_table(value):
+    table = f"| | |\n|---|---|\n| name | {code_span(value)} |\n\nAfter."
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(Markdown(table))
+    rendered = console.export_text()
+    assert "After." in rendered and not re.search("━|╭|title$", rendered.replace("━" * 3, ""), re.MULTILINE)
+    cell = next(line for line in rendered.splitlines() if "name" in line)
+    assert cell.split("name", 1)[1].strip(" │|") == printable(value, keep="").strip()
+
+
+SECRET = "hunter2"
+URLS = {
+    f"https://me:{SECRET}@host:8080/lsp": "https://host:8080/lsp",
+    f"https://{SECRET}@host/lsp": "https://host/lsp",
+    f"http://me:{SECRET}@more@host/lsp@v1": "http://host/lsp@v1",
+    f"http://me:{SECRET}/7@host/lsp": "http://host/lsp",
+    f"sftp://me:{SECRET}@host/lsp": "sftp://me@host/lsp",
+    f"simplecache::https://me:{SECRET}@host/lsp": "simplecache::https://host/lsp",
+    f"https://bucket/lsp?X-Signature={SECRET}&a=b": "https://bucket/lsp?***",
+    "https://host:8080/a@b:c": "https://host:8080/a@b:c",
+    "http://[::1]:80/lsp": "http://[::1]:80/lsp",
+    "abfs://container@account.host/lsp": "abfs://container@account.host/lsp",
+    "github://org:repo@main/lsp": "github://org:repo@main/lsp",
+    "hf://datasets/me/stores@main/lsp": "hf://datasets/me/stores@main/lsp",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_credentials_are_taken_out_and_what_is_left_is_an_address(url):
+    assert redacted(url) == URLS[url]
+    assert without_credentials(url) == URLS[url].replace("***", f"X-Signature={SECRET}&a=b")
+    assert redacted(f"Error at '{url}', and {url}; mail me@host") == (
+        f"Error at '{URLS[url]}', and {URLS[url]}; mail me@host".replace("***;", "***")
+    )

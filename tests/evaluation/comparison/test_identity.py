@@ -1,0 +1,225 @@
+"""Like with like: what differs beyond the studied variable is named; what follows from it, or is unknown, is said."""
+
+import copy
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tiny_records import a_record, layer_study, of_table, store
+
+from evaluation.comparison import published
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.identity import KEPT, differences
+from evaluation.comparison.report import compare
+from evaluation.comparison.study import families, models_of
+from evaluation.comparison.summary import comparison
+from pipeline.corpus import silent
+
+LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
+TARGET = {
+    "kind": "lsp", "format": 2, "windowing": {"max_length": 128}, "teacher": "f" * 64, "teacher_name": "bert",
+    "layer": 10, "dictionary": "d" * 64, "k": 3072, "lam": 0.05, "top_n": 32, "tolerance": 1e-3, "dtype": "float32",
+    "dictionary_settings": LEARNED,
+}  # fmt: skip
+OTHER = TARGET | {"dictionary": "e" * 64}
+SETTINGS = {"objective": "mlsm", "encoder": "deberta-base", "lr": 1e-4, "dropout": 0.1, "max_steps": 1000, "seed": 42}
+LOGITS = {name: TARGET[name] for name in ("windowing", "teacher", "teacher_name", "dtype")}
+LOGITS |= {"kind": "logits", "format": 2, "k": 28996, "top_n": 64, "octaves": 4}
+
+
+def identity(objective="mlsm", target=TARGET, kept=0.99, **settings):
+    known = SETTINGS | {"objective": objective} | settings
+    return {
+        "objective": objective, "settings": known, "plan": "p" * 32, "windowing": {"max_length": 128},
+        "target": json.dumps(target, sort_keys=True), "target_settings": target,
+        "tail": {"mass_kept": kept, "mass_dropped": 1 - kept},
+    }  # fmt: skip
+
+
+def of_layer(layer, **changes):
+    """An identity whose dictionary is, as it must be, another one at another layer."""
+    return identity(target=TARGET | {"layer": layer, "dictionary": f"{layer:064x}"}, **changes)
+
+
+def models(**identities):
+    """Models by name, with the records' facts that follow from their identities; None: a record of 1837c65."""
+    records = []
+    for name, known in identities.items():
+        facts = {}
+        if known:
+            target, settings = known["target_settings"], known["settings"]
+            facts = {"objective": known["objective"], "identity": known, "kappa": settings.get("kappa")}
+            facts |= {"layer": target.get("layer"), "k": target.get("k")} if known["objective"] != "mlm" else {}
+        records.append(a_record(name, "rte", 0, [0.5], **facts))
+    return models_of(records)[0]
+
+
+def named(**identities):
+    return differences(models(**identities))
+
+
+def test_what_follows_from_layer_or_objective_is_no_difference():
+    layers = named(a=of_layer(8), b=of_layer(10))
+    assert list(layers.settings) == ["layer"] and layers.alone
+    assert layers.sentence({"layer"}) == "The models differ in layer alone."
+    objectives = named(
+        mlsm=identity(), mlm=identity("mlm", target={"kind": "ids", "windowing": {}}), kd=identity("kd", target=LOGITS)
+    )
+    assert list(objectives.settings) == ["objective"] and objectives.alone
+
+
+def test_a_setting_beside_the_studied_one_is_named_with_its_values():
+    found = named(a=of_layer(8), b=of_layer(10, lr=1e-3), c=of_layer(12))
+    assert found.settings["lr"] == {"0.0001": ["a", "c"], "0.001": ["b"]} and not found.alone
+    assert found.sentence({"layer"}) == "The models differ in layer and also in lr (0.0001: a, c; 0.001: b)."
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"target": TARGET | {"dtype": "bfloat16"}}, "teacher dtype"),
+        ({"target": TARGET | {"solver": {"name": "fista", "steps": 100}}}, "solver"),
+        ({"target": TARGET | {"documents_apart": True}}, "teacher documents_apart"),
+        ({"target": OTHER | {"dictionary_settings": LEARNED | {"seed": 1}}}, "dictionary seed"),
+        ({"target": OTHER}, "dictionary"),
+        ({"segments": True}, "segments"),
+        ({"target_temperature": 2.0}, "target_temperature"),
+        ({"dropout": 0.0}, "dropout"),
+        ({"seed": 43}, "run_seed"),
+    ],
+)
+def test_every_setting_that_names_a_run_counts(change, name):
+    assert list(named(a=identity(), b=identity(**change)).settings) == [name]
+
+
+def test_an_absent_key_is_what_1837c65_did():
+    explicit = identity(segments=False, target_temperature=1.0)
+    assert named(a=identity(), b=explicit).settings == {}
+    mtl = {"objective": "mtl", "kappa": 1.0}
+    assert named(a=identity(**mtl), b=identity(**mtl, tied=True)).settings == {"tied": {"false": ["a"], "true": ["b"]}}
+    words = named(mlm=identity("mlm"), kd=identity("kd", target=LOGITS), mtl=identity(**mtl, tied=True))
+    assert list(words.settings) == ["objective"]    # mlm and kd are always tied
+
+
+def test_the_mass_that_top_n_keeps_is_named_where_it_differs():
+    cut = named(a=of_layer(1, kept=0.99), b=of_layer(6, kept=0.91))
+    assert cut.settings[KEPT] == {"99.0%": ["a"], "91.0%": ["b"]}
+    assert KEPT not in named(a=of_layer(1, kept=0.99), b=of_layer(6, kept=0.985)).settings
+    unknown = copy.deepcopy(of_layer(6)) | {"tail": None}
+    assert named(a=of_layer(1), b=unknown).settings[KEPT] == {"99.0%": ["a"], "unknown": ["b"]}
+
+
+def test_what_is_not_recorded_is_unknown_not_equal():
+    found = named(old=None, new=identity())
+    assert found.unknown == ["old"] and not found.alone
+    assert "Unknown is in what else old may differ" in found.sentence({"layer"})
+    stock = differences(models_of([a_record("bert", "rte", 0, [0.5], objective=None, encoder=None)])[0])
+    assert stock.unknown == ["bert"] and stock.settings == {}
+
+
+def test_another_dictionary_at_an_equal_layer_is_a_difference_whatever_a_third_model_has():
+    other = identity(target=TARGET | {"dictionary": "c" * 64})
+    found = named(a=of_layer(8), b=of_layer(10), c=other)
+    assert set(found.settings) == {"layer", "dictionary"} and "alone" not in found.sentence({"layer"})
+
+
+def test_what_follows_from_solver_and_documents_apart_is_no_difference():
+    fista = {name: value for name, value in TARGET.items() if name != "tolerance"} | {"solver": {"name": "fista"}}
+    assert named(a=identity(), b=identity(target=fista)).alone
+    found = named(a=identity(), b=identity(target=fista), c=identity(target=TARGET | {"tolerance": 1e-4}))
+    assert set(found.settings) == {"solver", "tolerance"}
+    assert list(named(a=identity(), b=identity(target=OTHER | {"documents_apart": True})).settings) == [
+        "teacher documents_apart"]    # by which it has learned another dictionary
+
+
+def test_one_teacher_in_two_places_is_one_teacher():
+    elsewhere = TARGET | {"teacher_name": "/data/bert", "layer": 8, "dictionary": "8" * 64}
+    assert list(named(a=identity(), b=identity(target=elsewhere)).settings) == ["layer"]
+    other = elsewhere | {"teacher": "0" * 64}
+    assert "teacher" in named(a=identity(), b=identity(target=other)).settings
+    assert named(a=identity(), b=identity(target=elsewhere | {"teacher": None})).settings["teacher"]
+
+
+def test_weights_to_begin_with_are_compared_by_content():
+    first, second = "1" * 32, "2" * 32
+    assert named(a=of_layer(8, continue_from=first), b=of_layer(10, continue_from=first)).alone
+    found = named(a=of_layer(8, continue_from=first), b=of_layer(10, continue_from=second))
+    assert list(found.settings) == ["continue_from", "layer"]
+    places = named(a=of_layer(8, continue_from="runs/x"), b=of_layer(10, continue_from="runs/x"))
+    assert places.unknown == ["a", "b"] and not places.alone and "alone" not in places.sentence({"layer"})
+
+
+def test_runs_of_other_settings_are_other_families():
+    found = families(models(a=identity(), b=identity(lr=1e-3), c=identity("mlm")))
+    assert list(found) == ["MLSM, lr 0.0001", "MLSM, lr 0.001", "MLM"]
+
+
+# -- in compare ----------------------------------------------------------------------------------------------
+
+
+def study(identities, seeds=1):
+    table = published.scores(1)
+    return [
+        record for (name, layer), known in identities.items()
+        for record in of_table(name, table[layer], seeds, layer=layer, identity=known)
+    ]    # fmt: skip
+
+
+def compared(directory, records):
+    settings = CompareConfig(results=(store(directory, records),), output=directory / "out")
+    result = compare(settings, silent)
+    return result, settings, {figure["figure"]: figure for figure in result["figures"]}
+
+
+def test_a_figure_is_drawn_of_the_models_that_differ_in_its_variable_alone(tmp_path):
+    identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10), ("l12", 12): of_layer(12, lr=1e-3)}
+    result, settings, figures = compared(tmp_path, study(identities))
+    assert figures[3]["models"] == "l8, l10"
+    assert figures[3]["caption"] == (
+        "The models differ in layer alone. Left out, as other settings differ: l12 (lr)."
+    )
+    assert "Left out, as other settings differ: l12 (lr)" in (settings.output / "figure-03-layers.svg").read_text()
+    said = comparison(result, settings)
+    assert "lr: 0.0001 (1/2), 0.001 (3)" in said and "1 and 3: lr, layer" in said
+
+
+def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
+    identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10, lr=1e-3)}
+    result, settings, figures = compared(tmp_path, study(identities))
+    caption = "The models differ in layer and also in lr (0.0001: l8; 0.001: l10)."
+    assert figures[3]["caption"] == caption
+    svg = (settings.output / "figure-03-layers.svg").read_text()
+    assert "The models differ in layer and also in lr" in svg
+    assert caption in comparison(result, settings)
+    with (settings.output / "significance.csv").open() as file:
+        assert {row["differ_in"] for row in csv.DictReader(file)} == {"lr, layer"}
+    (pair,) = result["differences"]["pairs"]
+    assert (pair["differ_in"], pair["alone"]) == (["lr", "layer"], False)
+    assert "l8" in Path(settings.output / "differences.csv").read_text()
+
+
+def test_old_records_are_compared_and_said_to_be_unknown(tmp_path):
+    result, settings, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
+    assert "alone" not in figures[3]["caption"] and "Unknown" in figures[3]["caption"]
+    said = comparison(result, settings)
+    assert "Whether dropout and segments of the fine-tuning agree is unknown of mlsm-l8, mlsm-l10" in said
+
+
+def test_the_tail_is_in_the_tables(tmp_path):
+    identities = {("l8", 8): of_layer(8, kept=0.95), ("l10", 10): of_layer(10, kept=0.9)}
+    result, settings, figures = compared(tmp_path, study(identities))
+    with (settings.output / "models.csv").open() as file:
+        assert [row["mass_kept"] for row in csv.DictReader(file)] == ["0.95", "0.9"]
+    assert "95.0%" in comparison(result, settings) and "90.0%" in figures[3]["caption"]
+
+
+def test_fine_tunings_with_and_without_segments_are_no_pairs(tmp_path):
+    told = {"settings": {"dropout": 0.1, "segments": True}}
+    records = [a_record("a", "rte", 0, [0.5], **told)]
+    records += [a_record("b", "rte", 0, [0.6], settings={"dropout": 0.1, "segments": False})]
+    records += [a_record("old", "rte", 0, [0.6], settings={})]
+    result, settings, _ = compared(tmp_path, records)
+    reasons = {(found["model"], found["against"]): found["why"] for found in result["left_out"]}
+    assert reasons["a", "b"] == "settings differ (segments: true and false)"
+    assert "segments not recorded by an earlier version: fine-tune again" in reasons["a", "old"]

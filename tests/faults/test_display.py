@@ -1,0 +1,154 @@
+"""A display that goes away, is closed, full or of another encoding: the work goes on, its exit code stays that of the
+work, and all files are those of a run that was watched. Real processes, terminals, pipes and signals."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_training import checkpoint_steps, steps_logged
+from tiny_store import log_of, write_store
+
+from evaluation.lsps.config import LspConfig
+from evaluation.lsps.show import show
+from shards.reader import Store
+from student.lsp_model import LspModel
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("command.py"))]
+STEPS = 30
+ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("display") / "store", k=24)
+
+
+@pytest.fixture
+def train(store, tmp_path):
+    """The command's flags and the run's directory."""
+    flags = {"encoder": "bert-1x32", "max-steps": STEPS, "batch-windows": 24, "micro-batch": 8, "eval-windows": 8,
+             "save-every": 7, "device": "cpu", "store": store.path, "output": tmp_path / "run"}  # fmt: skip
+    return ["train-student", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+
+
+def is_finished(run):
+    return (run / "result.json").is_file() and sorted(log_of(run)) == list(range(1, STEPS + 1))
+
+
+def test_a_pipe_whose_reader_dies(train, tmp_path):
+    """`mlsm train-student 2>&1 | tee log`, the tee killed: progress and the summary meet a broken pipe."""
+    process = subprocess.Popen([*COMMAND, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    assert is_finished(tmp_path / "run")
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_streams_that_are_closed_or_full(train, tmp_path, streams):
+    """A closed one's number must not be given to a file of the run, which would then receive warnings."""
+    line = f'exec "$@" {streams}'
+    run = subprocess.run(["sh", "-c", line, "sh", *COMMAND, *train], timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert run.returncode == 0
+    assert is_finished(tmp_path / "run")
+
+
+def test_a_terminal_that_is_closed_stops_training_as_sigterm_does(train, tmp_path):
+    """The kernel sends SIGHUP, and every further write to the terminal fails."""
+    run, (master, terminal) = tmp_path / "run", pty.openpty()
+
+    def take_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen([*COMMAND, *train], stdin=terminal, stdout=terminal, stderr=terminal,
+                               start_new_session=True, preexec_fn=take_terminal,
+                               env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"})  # fmt: skip
+    os.close(terminal)
+    os.set_blocking(master, False)
+    while steps_logged(run) < 10:
+        assert process.poll() is None
+        try:
+            os.read(master, 65536)
+        except BlockingIOError:
+            time.sleep(0.002)
+    os.close(master)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    assert checkpoint_steps(run)[-1] == max(log_of(run)) < STEPS
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_nohup_keeps_its_promise(train, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *COMMAND, *train],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    while steps_logged(run) < 10:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=120) == 0
+    assert is_finished(run)
+
+
+def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
+    """With --json the output is the work."""
+    command = ["sh", "-c", 'exec "$@" > /dev/full', "sh", *COMMAND, "show-shards", str(store.path), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 74 and "No space left" in run.stderr and "Traceback" not in run.stderr
+    gone = subprocess.Popen([*COMMAND, "show-shards", str(store.path), "--json"], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+    gone.stdout.close()     # `| head -1`
+    assert gone.stderr.read() == "" and gone.wait() == 0
+
+
+def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher_directory, tmp_path):
+    """Corpus, teacher and output with names of any bytes: encoded, trained, exported, with the codes of the work."""
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 \xff\xce\xbb"))
+    place.mkdir()
+    corpus, teacher = place / os.fsdecode(b"t\xe9xt.txt"), place / os.fsdecode(b"teach\xe9r")
+    corpus.write_bytes(Path(english_text).read_bytes())
+    teacher.symlink_to(teacher_directory)
+    flags = [
+        *("encode-lsp", "--teacher", teacher, "--layer", 2, "--corpus", corpus, "--k", 96, "--lam", 0.1),
+        *("--top-n", 8, "--max-length", 32, "--dictionary-tokens", 5_000, "--max-tokens", 20_000, "--batch-tokens"),
+        *(2048, "--device", "cpu", "--dictionary-epochs", 1, "--output", place / "runs"),
+    ]
+    assert r"caf\xe9 \xff" in finish(flags, ASCII)
+    (store,) = (place / "runs" / "stores").glob("*")
+    assert "teach" in json.loads((store / "target.json").read_text())["lineage"]["teacher_name"]
+    sources = json.loads(next((store / "plans").glob("*.json")).read_text())["units"][0]["source"]
+    assert os.fsencode(sources).endswith(b"t\xe9xt.txt")        # as it is called, and not as it is shown
+    assert Store.open(store).report()["tokens"] > 0
+    train = ["train-student", "--store", store, "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
+             "--device", "cpu", "--eval-windows", 8, "--output", place / "run"]  # fmt: skip
+    assert "The student is finished" in finish(train, {})
+    (place / "run" / "result.json").unlink()        # so that it is resumed, and exported once more
+    assert "The student is finished" in finish(train, ASCII)
+    assert r"teach\xe9r" in (place / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    vectors, = LspModel.from_pretrained(place / "run").lsp(["a b"])
+    assert len(vectors.tokens)
+    read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
+    assert show(read, lambda *_, **__: None)["view"] == "overview"
+    assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 96 + 6
+
+
+def finish(flags, environment):
+    run = subprocess.run([*COMMAND, *map(os.fsencode, map(os.fspath, map(_text, flags)))], capture_output=True,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)  # fmt: skip
+    said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")
+    assert run.returncode == 0, said
+    return said
+
+
+def _text(value):
+    return value if isinstance(value, os.PathLike) else str(value)

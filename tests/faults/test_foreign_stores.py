@@ -1,0 +1,722 @@
+"""Stores that somebody else, or an accident, has put together: refused where they would be used, listed by verify.
+
+Everything here has right checksums and hashes, or none to be wrong: what is tested is what a checksum does not say.
+"""
+
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_store
+import webdataset as wds
+from faulty_disk import forked
+from transformers import AutoTokenizer
+
+from evaluation import records
+from evaluation.inspection import token_texts
+from evaluation.lsps.view import StoreView
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import Dictionary, DictionaryError
+from pipeline.encode import OpenStore, encode_lsp, lsp_coder
+from pipeline.job import teacher_job
+from pipeline.learn import load_dictionary
+from shards import copies, disk, writer
+from shards.codec import block_windows
+from shards.derive import derive
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint, with_checksum
+from shards.members import decode_block
+from shards.reader import Store, newest_store
+from shards.schema import LSP_OCTAVES, ShardError, ShardMeta, StoreError
+from shards.verify import verify
+from shards.writer import UnitWriter
+from student.checkpoint import Checkpoints
+from student.config import StudentConfig
+from student.errors import Interrupted
+from student.export import write_papers
+from student.trainer import train
+
+K, WORDS = 24, 60
+VOCABULARY = len(tiny_store.SPECIAL) + WORDS
+UNITS = {"train-0": ("train", 90), "train-1": ("train", 60), "held-out": ("held_out", 20)}
+
+
+def named_store(path, scale=1.0):
+    """A small store that is named by the tokenizer and the dictionary that it holds.
+
+    scale  of each row's first weight: other bytes under the same target
+    """
+    files = StoreFiles(path)
+    tiny_store.write_tokenizer(files.tokenizer, WORDS)
+    dictionary = random_dictionary(0)
+    files.path.mkdir(exist_ok=True)
+    dictionary.save(files.dictionary)
+    found = copies.tokenizer_fingerprint(AutoTokenizer.from_pretrained(files.tokenizer))
+    windowing = {"tokenizer": found, "max_length": tiny_store.LENGTH}
+    settings = {"kind": "lsp", "k": K, "layer": 3, "top_n": 8, "windowing": windowing,
+                "dictionary": dictionary.fingerprint}  # fmt: skip
+    files.create({
+        "target": fingerprint(settings), "settings": settings, "lineage": {}, "k": K, "vocab_size": VOCABULARY,
+        "max_length": tiny_store.LENGTH, "weight_octaves": LSP_OCTAVES,
+        "special_ids": tiny_store.SPECIAL | {"all": sorted(tiny_store.SPECIAL.values())},
+    })  # fmt: skip
+    for number, (unit, (_, windows)) in enumerate(UNITS.items()):
+        write_unit(files, unit, windows, number, scale)
+    units = tuple(PlannedUnit(unit, split, "made up", 0, windows) for unit, (split, windows) in UNITS.items())
+    files.publish_plan(Plan(windowing, units))
+    return files
+
+
+def random_dictionary(seed):
+    atoms_Kd = np.random.default_rng(seed).normal(size=(K, 32)).astype(np.float32)
+    return Dictionary(atoms_Kd / np.linalg.norm(atoms_Kd, axis=1, keepdims=True), [], "enough", {"k": K})
+
+
+def write_unit(files, unit, windows, seed, scale=1.0):
+    columns = tiny_store.block(np.random.default_rng(seed), windows, WORDS)
+    rows = tiny_store.lsp_rows(columns["ids"], K)
+    first = np.cumsum(rows["nnz"])[rows["nnz"] > 0] - rows["nnz"][rows["nnz"] > 0]
+    rows["weights"] = rows["weights"].astype(np.float64)
+    rows["weights"][first] *= scale
+    totals = np.add.reduceat(rows["weights"], first)
+    rows["weights"] /= np.repeat(totals, rows["nnz"][rows["nnz"] > 0])
+    with UnitWriter(files, ShardMeta(files.target()["target"], unit, K, VOCABULARY, tiny_store.LENGTH)) as written:
+        written.write_block(**columns, **rows)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return named_store(tmp_path_factory.mktemp("foreign") / "store").path
+
+
+@pytest.fixture
+def files(whole, tmp_path):
+    return StoreFiles(shutil.copytree(whole, tmp_path / "stores" / "store"))
+
+
+@contextmanager
+def within_seconds(seconds):
+    """TimeoutError instead of a test that waits for ever."""
+
+    def too_late(*_):
+        raise TimeoutError(f"still at work after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def settings_of(files, tmp_path, **changes):
+    given = {"objective": "mlsm", "encoder": "bert-1x16", "max_steps": 4, "batch_windows": 12, "eval_windows": 4,
+             "device": "cpu", "store": files.path, "output": tmp_path / "run", "save_every": 1}  # fmt: skip
+    return StudentConfig(**given | changes)
+
+
+def problems(files, full=False):
+    with within_seconds(60):
+        return {entry["file"]: entry["problem"] for entry in verify(files.path, full=full)["damaged"]}
+
+
+def rewrite(path, change):
+    """Change a JSON file and give it a checksum that is right."""
+    values = json.loads(path.read_text())
+    values = change(values) or values
+    if "settings" in values and "target" in values:
+        values["target"] = fingerprint(values["settings"])
+    path.write_text(json.dumps(with_checksum(values)))
+
+
+# -- dictionaries and tokenizers ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoding(tmp_path_factory, english_text, teacher_directory):
+    """Settings of an encoding, and the store that they make."""
+    config = EncodeConfig(
+        teacher=str(teacher_directory), layer=(1,), corpus=(str(english_text),), k=16, lam=0.1, top_n=8, max_length=32,
+        max_tokens=6000, unit_tokens=3000, dictionary_tokens=1000, batch_tokens=2048, device="cpu",
+        output=tmp_path_factory.mktemp("encoding") / "runs",
+    )  # fmt: skip
+    return config, StoreFiles(encode_lsp(config)[0]["store"])
+
+
+def foreign_dictionary(directory):
+    atoms_Kd = np.load(directory / "atoms.npy")
+    shutil.rmtree(directory)
+    Dictionary(np.ascontiguousarray(atoms_Kd[::-1]), [], "enough", {"k": len(atoms_Kd)}).save(directory)
+
+
+def test_a_resume_never_codes_with_another_dictionary(encoding):
+    """One unit is lost, and another run's atoms lie in the store: they are replaced by the right ones, and the unit is
+    coded anew with those, byte for byte."""
+    config, files = encoding
+    before = {path.name: path.read_bytes() for path in files.units.glob("*.tar")}
+    assert not problems(files)
+    foreign_dictionary(files.dictionary)
+    assert "dictionary" in problems(files)
+    assert f"--dictionary {files.dictionary}" not in " ".join(verify(files.path)["commands"])
+    with pytest.raises(StoreError, match="is not the dictionary of this store: .* target.json names"):
+        load_dictionary(config, str(files.dictionary), None)    # as `--dictionary` of such a store
+    job = teacher_job(config, lambda *args, **figures: None)
+    with pytest.raises(StoreError, match="is not the dictionary of this store"):
+        lsp_coder(job, [OpenStore(job, files.path)])     # what every worker process calls
+    record = files.record(Store.open(files.path).plan.units[0].id)
+    files.record_file(record.unit).unlink()
+    (files.units / record.file).unlink()
+    report, = encode_lsp(config)
+    assert report["new_units"] == 1 and report["store"] == str(files.path)
+    assert {path.name: path.read_bytes() for path in files.units.glob("*.tar")} == before
+    assert not problems(files, full=True)
+
+
+@pytest.mark.parametrize("damage", ["lost", "empty", "cut"])
+def test_encoding_again_restores_the_copies(encoding, damage):
+    config, files = encoding
+    for path in (files.tokenizer / "tokenizer.json", files.dictionary / "atoms.npy"):
+        if damage == "lost":
+            shutil.rmtree(path.parent)
+        else:
+            os.truncate(path, 0 if damage == "empty" else path.stat().st_size // 2)
+    assert problems(files).keys() == {"tokenizer", "dictionary"}
+    report, = encode_lsp(config)
+    assert report["finished_before"] and not problems(files)
+
+
+def test_another_dictionary_is_refused_wherever_it_is_used(files, tmp_path):
+    foreign_dictionary(files.dictionary)
+    with pytest.raises(StoreError, match="is not the dictionary of this store"):
+        derive(files.path, 2)
+    assert [path.name for path in files.path.parent.iterdir()] == ["store"]
+    with pytest.raises(StoreError, match="is not the dictionary of this store"):
+        StoreView(Store.open(files.path), 100).dictionary  # noqa: B018 (show-lsp)
+    assert "dictionary" in problems(files)
+
+
+def other_tokenizer(directory):
+    shutil.rmtree(directory)
+    tiny_store.write_tokenizer(directory, WORDS + 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda directory: (directory / "tokenizer.json").write_bytes(b""),
+        lambda directory: (directory / "tokenizer.json").unlink(),
+        shutil.rmtree,
+        other_tokenizer,
+    ],
+)
+def test_a_lost_or_other_tokenizer_is_refused_wherever_it_is_used(files, tmp_path, damage):
+    damage(files.tokenizer)
+    store = Store.open(files.path)
+    uses = [
+        lambda: train(settings_of(files, tmp_path)),
+        lambda: derive(files.path, 2),
+        lambda: write_papers(tmp_path, None, store, {}),
+        lambda: token_texts(store, [5]),
+        lambda: StoreView(store, 100).vocabulary,
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match="tokenizer"):
+            use()
+    assert not (tmp_path / "run").exists()
+    assert problems(files).keys() == {"tokenizer"}
+
+
+def test_a_plan_of_another_windowing_is_refused(files):
+    plan = Store.open(files.path).plan
+    files.publish_plan(Plan(plan.windowing | {"tokenizer": "f" * 64}, plan.units))
+    with pytest.raises(StoreError, match="is of another store: tokenizer is"):
+        for path in files.plans.glob("*.json"):
+            Store.open(path)
+
+
+def test_an_export_holds_named_files_only(files, tmp_path):
+    """No code comes along, and no entry that would have transformers load some."""
+    (files.tokenizer / "evil.py").write_text("raise SystemExit")
+    (files.tokenizer / "__pycache__").mkdir()
+    config = files.tokenizer / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    result = train(settings_of(files, tmp_path, max_steps=1))
+    export = Path(result["export"])
+    assert not [path for path in export.rglob("*") if path.suffix == ".py" or path.is_dir()]
+    assert not [path for path in export.glob("*.json") if "auto_map" in path.read_text()]
+    assert AutoTokenizer.from_pretrained(export).get_vocab().keys() >= {"w0", "[MASK]"}
+    derived = StoreFiles(derive(files.path, 2)["store"])
+    assert "evil.py" not in os.listdir(derived.tokenizer)
+    assert json.loads((derived.tokenizer / "tokenizer_config.json").read_text()) == values
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "atoms.npy"])
+def test_links_out_of_the_store_are_not_followed(files, tmp_path, name):
+    secret = tmp_path / "secret"
+    directory = files.dictionary if name == "atoms.npy" else files.tokenizer
+    secret.write_bytes((directory / name).read_bytes() if (directory / name).exists() else b"secret")
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(secret)
+    with pytest.raises(StoreError, match=f"{name} is a link to .*secret, outside of the store"):
+        derive(files.path, 2)
+    if directory == files.tokenizer:
+        with pytest.raises(StoreError, match="outside of the store"):
+            train(settings_of(files, tmp_path))
+    assert "outside of the store" in problems(files)[directory.name]
+
+
+def test_a_link_inside_the_store_is_as_good_as_the_file(files, tmp_path):
+    (files.tokenizer / "tokenizer.json").rename(files.path / "shared.json")
+    (files.tokenizer / "tokenizer.json").symlink_to("../shared.json")
+    derived = StoreFiles(derive(files.path, 2)["store"])
+    assert not (derived.tokenizer / "tokenizer.json").is_symlink() and not problems(files) and not problems(derived)
+
+
+# -- members ------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def store_with_member(path, monkeypatch, name, payload):
+    """A store in whose first block a member was added, or replaced, before it was hashed."""
+    made = writer._tar_members
+
+    def with_member(samples):
+        return made({key: members | ({name: payload} if key == "000000" else {}) for key, members in samples.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_tar_members", with_member)
+        return named_store(path)
+
+
+@pytest.mark.parametrize("name", ["x.pyd", "x.pickle", "x.py", "x.npy", "x.json", "ids.npy"])
+def test_unknown_members_are_refused_and_nothing_runs(tmp_path, monkeypatch, name):
+    import pickle
+
+    payload = pickle.dumps(Evil(tmp_path / "evil"))
+    if name == "ids.npy":
+        array = io.BytesIO()
+        np.save(array, np.array([Evil(tmp_path / "evil")], object), allow_pickle=True)
+        payload = array.getvalue()
+    files = store_with_member(tmp_path / "store", monkeypatch, name, payload)
+    with pytest.raises(ShardError, match=r"block 000000: .*member .*--repair"):
+        Store.open(files.path).split("train").read([0])
+    assert len([problem for problem in problems(files, full=True).values() if "member" in problem]) == 3
+    with pytest.raises(ShardError, match="member"):
+        derive(files.path, 2)
+    urls = Store.open(files.path).urls("train")
+    for stream in (
+        wds.WebDataset(urls, shardshuffle=False).compose(block_windows),
+        wds.WebDataset(urls, shardshuffle=False).map(decode_block),
+    ):
+        with pytest.raises(ShardError, match="member"):
+            next(iter(stream))
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["'shape': (-1,), ", "'shape': (99999999999999,), ", "'shape': (2, 3), ", "'shape': (), ", "'shape': (((((1,), "],
+)
+def test_arrays_of_absurd_shape_are_refused(tmp_path, monkeypatch, header):
+    text = ("{'descr': '<u2', 'fortran_order': False, " + header + "}").ljust(117) + "\n"
+    payload = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(12)
+    files = store_with_member(tmp_path / "store", monkeypatch, "ids.npy", payload)
+    with pytest.raises(ShardError, match=r"member '000000.ids.npy'"):
+        Store.open(files.path).split("train").read([0])
+    assert len(problems(files, full=True)) == 3
+
+
+def test_columns_that_break_the_format_are_found_at_the_first_read(tmp_path, monkeypatch):
+    def npy(values, dtype):
+        return writer._npy_bytes(np.array(values, dtype))
+
+    for name, payload in {
+        "ids.npy": npy([VOCABULARY] * 1000, np.uint16),
+        "lengths.npy": npy([0] * 90, np.uint16),
+        "nnz.npy": npy([255] * 1000, np.uint8),
+        "run_starts.npy": npy([2**32 - 1], np.uint32),
+    }.items():
+        files = store_with_member(tmp_path / name, monkeypatch, name, payload)
+        with pytest.raises(ShardError, match="block 000000: "):
+            Store.open(files.path).split("train").read([0])
+        with pytest.raises(ShardError):
+            list(wds.WebDataset(Store.open(files.path).urls("train"), shardshuffle=False).compose(block_windows))
+
+
+# -- what is no file ----------------------------------------------------------------------------------------
+
+
+def a_socket(path):
+    at_work = os.getcwd()
+    os.chdir(path.parent)    # a socket's address is short
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(at_work)
+
+
+INSTEAD = {
+    "pipe": os.mkfifo,
+    "directory": os.mkdir,
+    "socket": a_socket,
+    "loop": lambda path: path.symlink_to(path.name),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
+@pytest.mark.parametrize("place", ["shard", "record", "plan", "tokenizer", "atoms"])
+def test_what_is_no_file_is_listed_and_the_rest_is_looked_at(files, instead, place):
+    record = files.record("train-0")
+    path = {
+        "shard": files.units / record.file,
+        "record": files.record_file("train-0"),
+        "plan": next(files.plans.glob("*.json")),
+        "tokenizer": files.tokenizer / "tokenizer.json",
+        "atoms": files.dictionary / "atoms.npy",
+    }[place]
+    path.unlink()
+    INSTEAD[instead](path)
+    os.truncate(files.units / files.record("held-out").file, 100)     # found as well
+    found = problems(files)
+    name = {"tokenizer": "tokenizer", "atoms": "dictionary"}.get(place, str(path.relative_to(files.path)))
+    other = {f"units/{files.record('held-out').file}"}
+    assert found.keys() == {name} | (other if place != "plan" else set())    # no plan, no units that it names
+    with within_seconds(60), pytest.raises((StoreError, ShardError)):
+        store = Store.open(files.path)
+        store.split("train").read([0, 100])
+        store.read_tokenizer()
+        copies.read_dictionary(store.files)
+    if place in ("shard", "record"):
+        with within_seconds(60):
+            verify(files.path, repair=True)
+        assert path.is_dir() == (instead == "directory") and (path.is_dir() or not os.path.lexists(path))
+
+
+def test_files_that_may_not_be_read_are_listed(files, monkeypatch):
+    """As files of mode 000, which a test that runs as root can read."""
+    record, closed = files.record("train-0"), []
+    opened = disk.open_to_read
+
+    def refuse(path):
+        if Path(path).name in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(disk, "open_to_read", refuse)
+    closed += [record.file, "held-out.json", "atoms.npy", "tokenizer.json"]
+    found = problems(files, full=True)
+    assert found.keys() == {f"units/{record.file}", "units/held-out.json", "dictionary", "tokenizer"}
+    assert all("Permission denied" in problem for problem in found.values())
+
+
+# -- others at work -----------------------------------------------------------------------------------------
+
+
+def test_deriving_beside_a_repair_is_an_error_that_says_so(files):
+    def repair(*args, **figures):
+        files.record_file("held-out").unlink(missing_ok=True)
+
+    with pytest.raises(StoreError, match=r"held-out.json is missing. Run the encoding command again"):
+        derive(files.path, 2, progress=repair)
+    again = named_store(files.path)
+    report = derive(again.path, 2)
+    assert report["new_units"] == 1 and not verify(report["store"], full=True)["damaged"]
+
+
+def overwrite(path):
+    """Other bytes in the same file, of the same length."""
+    raw = bytearray(path.read_bytes())
+    raw[3000:-3000] = bytes(len(raw) - 6000)
+    time.sleep(0.02)
+    with open(path, "r+b") as file:
+        file.write(raw)
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_shard_overwritten_after_its_first_read_is_found(files, evicted):
+    windows = Store.open(files.path).split("train")
+    windows.read(range(len(windows)))
+    overwrite(files.units / files.record("train-0").file)
+    if evicted:    # the mapping was given up for others, and is made anew
+        windows._make_caches()
+    with pytest.raises(ShardError, match=r"train-0.*block 000000 .*does not match its hash"):
+        windows.read(range(len(windows)))
+    assert len(windows.read([95]).ids) == 1    # of the other shard
+
+
+def test_a_shard_that_is_touched_or_replaced_by_equal_bytes_stays_readable(files):
+    windows = Store.open(files.path).split("train")
+    before = windows.read(range(len(windows)))
+    path = files.units / files.record("train-0").file
+    os.utime(path)
+    assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
+    shutil.copy(path, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
+    assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
+    path.unlink()    # as `clean` may, after a retry: what is mapped stays
+    assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
+
+
+def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files):
+    def read_twice():
+        windows = Store.open(files.path).split("train")
+        batch = windows.read(range(len(windows)))
+        os.truncate(files.units / files.record("train-0").file, 4096)
+        for read in (lambda: windows.read([0]), lambda: windows.targets(batch, [0], [1])):
+            with pytest.raises(ShardError, match=r"4096 bytes, the record says \d+.*--repair"):
+                read()
+
+    assert forked(read_twice) == 0
+
+
+def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
+    """A unit was encoded again on another processor: the same target and plan, other bytes."""
+    config = settings_of(files, tmp_path)
+
+    def stop(*args, step, **figures):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(config, stop)
+    record = files.record("train-1")
+    files.record_file("train-1").unlink()
+    write_unit(files, "train-1", UNITS["train-1"][1], 1, scale=1.2)
+    assert files.record("train-1").sha256 != record.sha256
+    result = train(config)
+    assert "units of its training split were encoded again since step 2" in caplog.text and result["steps"] == 4
+    events = [json.loads(line) for line in (config.output / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in events if line.get("event") == "other shards"] == [2]
+
+
+def test_a_run_on_the_same_shards_says_nothing(files, tmp_path, caplog):
+    config = settings_of(files, tmp_path)
+
+    def stop(*args, step, **figures):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(config, stop)
+    train(config)
+    assert "encoded again" not in caplog.text
+
+
+def test_a_unit_derived_from_other_bytes_is_derived_again(files, tmp_path):
+    derived = StoreFiles(derive(files.path, 2)["store"])
+    assert derive(files.path, 2)["finished_before"]
+    files.record_file("train-1").unlink()
+    write_unit(files, "train-1", UNITS["train-1"][1], 1, scale=1.2)
+    assert derive(files.path, 2)["new_units"] == 1
+    fresh = StoreFiles(derive(files.path, 2, output=tmp_path / "fresh")["store"])
+    shas = [[store.record(unit).sha256 for unit in UNITS] for store in (derived, fresh)]
+    assert shas[0] == shas[1] and not verify(derived.path, full=True)["damaged"]
+
+
+# -- crafted JSON -------------------------------------------------------------------------------------------
+
+
+def deep(levels=100_000):
+    return "[" * levels + "]" * levels
+
+
+RECORDS = {
+    "groups[1].windows": lambda record: record["groups"][1].update(windows=3_000_000_000, tokens=3_000_000_000),
+    "groups: 000000": lambda record: record["groups"][1].update(windows=60_000, tokens=60_000),
+    "groups[1].length": lambda record: record["groups"][1].update(length=-1),
+    "groups: 000000 lies beyond": lambda record: record["groups"][1].update(offset=2**40),
+    "groups[1].sha256": lambda record: record["groups"][1].update(sha256="x"),
+    "groups": lambda record: record.update(groups={}),
+    "groups: expected": lambda record: record.update(groups=[]),
+    "windows": lambda record: record.update(windows=True),
+    "tokens": lambda record: record.update(tokens=1.5),
+    "bytes": lambda record: record.update(bytes=2**70),
+    "statistics": lambda record: record.update(statistics={"documents": "many"}),
+    "statistics.coded_tokens": lambda record: record["statistics"].pop("coded_tokens") and None,
+    "environment": lambda record: record["environment"].update(solver_seconds="long"),
+    "quarantined[0].windows": lambda record: record.update(
+        quarantined=[{"record": 0, "source": "", "reason": "", "windows": [[]]}]
+    ),
+}
+PLANS = {
+    "units[0].id": lambda plan: plan["units"][0].update(id="../../evil"),
+    "units[0].split": lambda plan: plan["units"][0].update(split=7),
+    "units": lambda plan: plan.update(units="all"),
+    "units[1].start": lambda plan: plan["units"][1].update(start=-1),
+    "windowing": lambda plan: plan.update(windowing=[]),
+}
+TARGETS = {
+    "vocab_size": lambda target: target.update(vocab_size=3_000_000_000),
+    "k": lambda target: target.update(k=-1),
+    "max_length": lambda target: target.update(max_length=0),
+    "weight_octaves": lambda target: target.update(weight_octaves="twelve"),
+    "special_ids": lambda target: target["special_ids"].update(mask=VOCABULARY),
+    "special_ids.pad": lambda target: target["special_ids"].update(pad=None),
+    "settings.windowing": lambda target: target["settings"].update(windowing=3),
+    "settings.lam": lambda target: target["settings"].update(lam="small"),
+    "lineage": lambda target: target.update(lineage=None),
+    "k is 24": lambda target: target["settings"].update(k=25),
+}
+
+
+def read_all(path):
+    with within_seconds(60):
+        store = Store.open(path)
+        windows = store.split("train")
+        windows.read(windows.order(0, 0, 0, 1))
+        store.report()
+
+
+@pytest.mark.parametrize("field", RECORDS)
+def test_a_record_of_the_wrong_form_names_file_and_field(files, field):
+    rewrite(files.record_file("train-0"), RECORDS[field])
+    with pytest.raises(ShardError, match="train-0.json: .*field ") as caught:
+        read_all(files.path)
+    assert f"field {field}" in str(caught.value) and len(str(caught.value)) < 1000
+    if field != "statistics.coded_tokens":
+        assert f"field {field}" in problems(files)["units/train-0.json"]
+
+
+@pytest.mark.parametrize("field", PLANS)
+def test_a_plan_of_the_wrong_form_names_file_and_field(files, field):
+    path = next(files.plans.glob("*.json"))
+    rewrite(path, PLANS[field])
+    with pytest.raises(ShardError) as caught:
+        read_all(files.path)
+    assert str(path) in str(caught.value) and f"field {field}" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", TARGETS)
+def test_a_target_of_the_wrong_form_names_file_and_field(files, field):
+    rewrite(files.target_file, TARGETS[field])
+    for use in (read_all, verify, lambda path: derive(path, 2)):
+        with pytest.raises(ShardError) as caught:
+            use(files.path)
+        assert f"{files.target_file}: field {field}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["target.json", "plans", "units"])
+@pytest.mark.parametrize(
+    "text", [deep(), '{"a": ' * 70 + "1" + "}" * 70, "NaN", '{"k": 1e999}', '{"k": "\\ud800"}', "9" * 5000, "[]", "3"]
+)
+def test_json_that_is_none_of_ours_is_an_error_with_its_file(files, name, text):
+    directory = files.path / name
+    path = directory if directory.is_file() else sorted(directory.glob("*.json"))[-1]
+    path.write_text(text)
+    with pytest.raises(ShardError) as caught:
+        read_all(files.path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "dictionary.json").write_text(deep()),
+        lambda path: (path / "dictionary.json").write_text('{"history": 3}'),
+        lambda path: (path / "atoms.npy").write_bytes(
+            b"\x93NUMPY\x01\x00v\x00"
+            + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 32), }".ljust(117) + b"\n"
+        ),
+        lambda path: np.save(path / "atoms.npy", np.zeros((24, 32), object), allow_pickle=True),
+        lambda path: np.save(path / "atoms.npy", np.zeros((0, 32), np.float32)),
+    ],
+)
+def test_a_crafted_dictionary_is_refused(files, change):
+    change(files.dictionary)
+    with pytest.raises(DictionaryError, match="is damaged"):
+        Dictionary.load(files.dictionary)
+    assert problems(files).keys() == {"dictionary"}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [deep(), "[]", "NaN", {"step": "three"}, {"step": 3, "tokens": -1}, {"step": 3, "held_out": {"loss": "low"}},
+     {"step": 3, "files": ["a"]}],
+)  # fmt: skip
+def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
+    from student.checkpoint import _checksum
+
+    (tmp_path / "step-00000003").mkdir()
+    if isinstance(state, dict):
+        state = {"files": {}} | state
+        state = json.dumps(state | {"checksum": _checksum(state)})
+    (tmp_path / "step-00000003" / "state.json").write_text(state)
+    assert Checkpoints(tmp_path, []).newest_whole() is None
+    assert "step-00000003 is damaged" in caplog.text and "state.json" in caplog.text
+
+
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
+    from student.checkpoint import _checksum
+
+    (tmp_path / "step-00000003").mkdir()
+    state = {"step": 3, "files": {"resume": "0"}}
+    (tmp_path / "step-00000003" / "state.json").write_text(json.dumps(state | {"checksum": _checksum(state)}))
+    os.mkfifo(tmp_path / "step-00000003" / "resume")
+    with within_seconds(20):
+        assert Checkpoints(tmp_path, []).newest_whole() is None
+    assert "a pipe, not a file" in caplog.text
+
+
+def test_a_crafted_evaluation_record_is_refused(tmp_path):
+    (tmp_path / "deep.json").write_text(deep())
+    with pytest.raises(records.RecordError, match=r"deep.json: expected a record as JSON"):
+        records.read([tmp_path])
+    (tmp_path / "deep.json").unlink()
+    os.mkfifo(tmp_path / "pipe.json")
+    with within_seconds(20), pytest.raises(records.RecordError, match="a pipe, not a file"):
+        records.read_file(tmp_path / "pipe.json")
+
+
+def test_one_bad_store_hides_no_other(files, monkeypatch):
+    root = files.path.parent
+    bad = {
+        "deep": lambda store: store.target_file.write_text(deep()),
+        "kind": lambda store: rewrite(store.target_file, lambda target: target["settings"].update(kind=["lsp"])),
+        "list": lambda store: next(store.plans.glob("*.json")).write_text("[]"),
+        "pipe": lambda store: (store.target_file.unlink(), os.mkfifo(store.target_file)),
+        "loop": lambda store: (store.target_file.unlink(), store.target_file.symlink_to("target.json")),
+        "closed": lambda store: None,
+    }
+    for name, spoil in bad.items():
+        spoil(StoreFiles(shutil.copytree(files.path, root / name)))
+    opened = disk.open_to_read
+
+    def refuse(path):
+        if "closed" in Path(path).parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(disk, "open_to_read", refuse)
+    with within_seconds(60):
+        assert newest_store(root) == files.path
+
+
+def test_numbers_that_are_none_are_no_json(files):
+    record = files.record_file("train-0")
+    for text in ("NaN", "Infinity", "-Infinity", "1e999"):
+        raw = record.read_text()
+        record.write_text(raw.replace('"kept_mass":', f'"x": {text}, "kept_mass":'))
+        with pytest.raises(ShardError, match="train-0.json: not readable as JSON"):
+            read_all(files.path)
+        record.write_text(raw)
+    assert math.isfinite(files.record("train-0").statistics["kept_mass"])

@@ -1,0 +1,377 @@
+"""What the fuzzer (fuzz.py) found, each as the smallest thing that shows it."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz import TRAINING, make_subjects
+from mutations import Pickle, member, members, write_sealed, write_shard
+from safetensors.torch import load_file, save_file
+from test_foreign_stores import within_seconds
+
+from evaluation import models, records
+from evaluation.inspection import document_tokens, show
+from pipeline.dictionary import Dictionary, DictionaryError
+from shards.derive import derive
+from shards.manifest import StoreFiles
+from shards.reader import Store
+from shards.schema import ShardError, StoreError
+from shards.verify import verify
+from student.config import StudentConfig
+from student.errors import RunError, TrainingError
+from student.export_config import ExportConfig
+from student.export_run import export_run
+from student.hub import Revision, push
+from student.lsp_model import LspModel
+from student.trainer import train
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fuzzed") / "made"
+    make_subjects(directory, 0)
+    return directory
+
+
+@pytest.fixture
+def subjects(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "made", symlinks=True)
+
+
+@pytest.fixture
+def files(subjects):
+    return StoreFiles(subjects / "store")
+
+
+# -- stores -----------------------------------------------------------------------------------------------
+
+
+def test_repair_removes_nothing_through_a_link_in_the_place_of_a_directory(files, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("secret.json", f"{'0' * 32}.json"):
+        (outside / name).write_text("{}")
+    shutil.rmtree(files.plans)
+    files.plans.symlink_to(outside)
+    with within_seconds(20):
+        assert not verify(files.path, repair=True)["repaired"]
+    assert len(list(outside.iterdir())) == 2
+
+
+def test_what_has_not_the_name_of_a_plan_is_none(files):
+    (files.plans / "notes.json").write_text("[]")
+    assert Store.open(files.path).split("train").read([0]).ids.size
+    found = verify(files.path, repair=True)
+    assert not found["damaged"] and [entry["file"] for entry in found["stray"]] == ["plans/notes.json"]
+    assert (files.plans / "notes.json").exists()
+
+
+def test_a_plan_of_other_windows_is_listed(files):
+    path = next(files.plans.glob("*.json"))
+    plan = json.loads(path.read_text())
+    plan["windowing"]["max_length"] += 1
+    write_sealed(files.path, path, plan)
+    [damage] = verify(files.path)["damaged"]
+    assert damage["file"].startswith("plans/") and "of another store: max_length is 17, not 16" in damage["problem"]
+
+
+@pytest.mark.parametrize("header", ["(" * 3000, "{'descr': '''", "[" * 200])
+def test_a_header_that_pythons_tokenizer_refuses(files, header):
+    text = header.encode() + b"\n"
+    (files.dictionary / "atoms.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(DictionaryError, match="is damaged"):
+        Dictionary.load(files.dictionary)
+    assert [entry["file"] for entry in verify(files.path)["damaged"]] == ["dictionary"]
+
+
+def craft(files, unit, change):
+    """Rewrite a unit's shard with change(list of [group, bytes]), with right hashes."""
+    record_file = files.record_file(unit)
+    record = json.loads(record_file.read_bytes())
+    raw = (files.units / record["file"]).read_bytes()
+    parts = [[group, raw[group["offset"] : group["offset"] + group["length"]]] for group in record["groups"]]
+    change(parts)
+    write_shard(files.units, record_file, record, parts)
+
+
+def append_padding(parts):
+    parts[1][1] += bytes(512)
+
+
+def spoil(name, change_values):
+    def change(parts):
+        found = dict(members(parts[1][1]))
+        column = found[f"000000.{name}.npy"]
+        found[f"000000.{name}.npy"] = column[:128] + change_values(column[128:])
+        parts[1][1] = b"".join(member(*entry) for entry in found.items())
+
+    return change
+
+
+CHANGES = {
+    "padding": append_padding,
+    "atoms": spoil("atoms", lambda raw: raw[::-1]),
+    "ids": spoil("ids", lambda raw: b"\xff" * len(raw)),
+    "run_starts": spoil("run_starts", lambda raw: raw[::-1]),
+    "lengths": spoil("lengths", lambda raw: bytes(len(raw))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_error_of_a_crafted_shard_names_it_wherever_it_is_read(files, tmp_path, change):
+    craft(files, "train-0", CHANGES[change])
+    shard = files.record("train-0").file
+    for use in (lambda: derive(files.path, 2, output=tmp_path / "out"), lambda: show(files.path, document=0)):
+        with pytest.raises(ShardError, match=f"{shard}: block 000000: .*--repair"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [{"entries": [1, 2]}, {"coded_tokens": 10**400}, {"nnz_histogram": [-1e308] + [0] * 255},
+     {"nnz_histogram": [2**70] * 256}, {"kept_mass": [0.5]}],
+)  # fmt: skip
+def test_statistics_that_are_no_numbers(files, statistics):
+    record = json.loads(files.record_file("train-0").read_bytes())
+    record["statistics"] |= statistics
+    write_sealed(files.path, files.record_file("train-0"), record)
+    with pytest.raises(ShardError, match="train-0.json: field statistics"):
+        show(files.path)
+
+
+def test_more_documents_than_a_shard_has(files):
+    record = json.loads(files.record_file("train-0").read_bytes())
+    record["statistics"]["documents"] += 5
+    write_sealed(files.path, files.record_file("train-0"), record)
+    with pytest.raises(ShardError, match="train-0.json: field statistics.documents"):
+        document_tokens(Store.open(files.path), "train", record["statistics"]["documents"] - 1, 5)
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.write_text("[" * 100_000), Path.mkdir])
+def test_the_kept_command_is_no_condition(files, spoil):
+    store = Store.open(files.path)
+    spoil(files.plans / f"{store.plan_id}.yaml")
+    with within_seconds(20):
+        assert store.command == {}
+
+
+def test_a_dictionary_that_has_no_end_is_not_read(files):
+    (files.dictionary / "dictionary.json").unlink()
+    (files.dictionary / "dictionary.json").symlink_to("/dev/zero")
+    with within_seconds(20):
+        assert "a device, not a file" in show(files.path)["dictionary"]["problem"]
+
+
+def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
+    path = subjects / "ids" / "tokenizer" / "tokenizer.json"
+    kept = json.loads(path.read_text())
+    kept["model"]["vocab"]["w29"] = 1e308
+    path.write_text(json.dumps(kept))
+    for use in (lambda: show(subjects / "ids", window=0), lambda: Store.open(subjects / "ids").load_tokenizer()):
+        with pytest.raises(StoreError, match="tokenizer cannot be loaded"):
+            use()
+
+
+# -- exports ----------------------------------------------------------------------------------------------
+
+
+def set_value(name, **values):
+    def change(export):
+        kept = json.loads((export / name).read_bytes()) | values
+        (export / name).write_text(json.dumps(kept))
+
+    return change
+
+
+def cut_head(export):
+    raw = (export / "lsp_head.safetensors").read_bytes()
+    (export / "lsp_head.safetensors").write_bytes(raw[:-4])
+
+
+def lose_weights(export):
+    kept = load_file(export / "model.safetensors")
+    kept.pop("embeddings.LayerNorm.weight")
+    save_file(kept, export / "model.safetensors", metadata={"format": "pt"})
+
+
+def give_pickle_only(export):
+    (export / "model.safetensors").unlink()
+    (export / "pytorch_model.bin").write_bytes(Pickle(export).dumps())
+
+
+EXPORTS = {
+    "a list": lambda export: (export / "config.json").write_text("[]"),
+    "family": set_value("config.json", model_type=["bert"]),
+    "no text": lambda export: (export / "tokenizer_config.json").write_bytes(b'{"a": "\xff"}'),
+    "token": set_value("tokenizer_config.json", unk_token=2**63),
+    "width": set_value("config.json", intermediate_size="wide"),
+    "heads": set_value("config.json", num_attention_heads=12),
+    "head": cut_head,
+    "lsps": set_value("lsp_config.json", lsps=2**24),
+    "no lsps": lambda export: (export / "lsp_config.json").write_text("{}"),
+    "special": set_value("lsp_config.json", special_ids={"pad": 0, "cls": 10**6, "sep": 3, "mask": 4}),
+    "weights": lose_weights,
+    "pickle": give_pickle_only,
+}
+
+
+@pytest.mark.parametrize("change", EXPORTS)
+def test_a_damaged_export_is_one_error_that_names_it(subjects, change):
+    export = subjects / "export"
+    assert len(LspModel.from_pretrained(export).lsp("w1 w2")[0].tokens) == 2
+    EXPORTS[change](export)
+    with pytest.raises(RunError, match=str(export)) as caught:
+        LspModel.from_pretrained(export)
+    assert len(str(caught.value)) < 1000 and not (export / "pickle-was-run").exists()
+
+
+def bind_socket(name):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(name)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "lineage.json"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, bind_socket])
+def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
+    export = subjects / "export"
+    (export / name).unlink()
+    with chdir(export):
+        put(name)
+    with within_seconds(20), pytest.raises(records.RecordError, match=name):
+        records.describe(export)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "[" * 100_000, '{"step": "three"}', '{"settings": []}', '{"store": {"settings": {"k": -1}}}',
+     '{"student": 3}', '{"student": {"student": {}}}', '{"flops": 1' + "0" * 400 + "}"],
+)  # fmt: skip
+def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
+    (subjects / "export" / "lineage.json").write_text(text)
+    with pytest.raises(records.RecordError, match="export/lineage.json"):
+        records.describe(subjects / "export")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("settings", []), ("tail", {"mass_kept": "all"}), ("target_settings", {"dictionary_settings": 3}), ("probe", {}),
+     ("windowing", None)],
+)  # fmt: skip
+def test_an_identity_of_the_wrong_form(subjects, field, value):
+    file = sorted((subjects / "records").glob("ours*mrpc*"))[0]
+    record = json.loads(file.read_text())
+    record["identity"][field] = value
+    file.write_text(json.dumps(record))
+    with pytest.raises(records.RecordError, match=f"{file.name}: field identity.{field}"):
+        records.read([subjects / "records"])
+
+
+# -- runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(subjects):
+    return StudentConfig(store=str(subjects / "healthy"), output=subjects / "run", **TRAINING)
+
+
+def test_weights_of_another_model_under_a_right_hash(run):
+    path = run.output / "checkpoints" / "step-00000003"
+    weights = load_file(path / "resume" / "student.safetensors")
+    weights["other"] = weights.pop("encoder.embeddings.LayerNorm.weight")
+    save_file(weights, path / "resume" / "student.safetensors")
+    state = json.loads((path / "state.json").read_text())
+    raw = (path / "resume" / "student.safetensors").read_bytes()
+    state["files"]["resume/student.safetensors"] = hashlib.sha256(raw).hexdigest()
+    write_sealed(run.output, path / "state.json", state)
+    with pytest.raises(RunError, match="step-00000003 is as it was written, but does not fit.*the one before it"):
+        train(run)
+    with pytest.raises(RunError, match="do not belong together"):
+        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out", store=run.store))
+    shutil.move(path, run.output.parent / "elsewhere")
+    assert train(run)["steps"] == 4
+
+
+def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog):
+    path = run.output / "checkpoints" / "step-00000003" / "state.json"
+    write_sealed(run.output, path, json.loads(path.read_text()) | {"flops": [None]})
+    assert train(run)["steps"] == 4
+    assert "step-00000003 is damaged (state.json: field flops: expected a finite number or null" in caplog.text
+
+
+def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
+    path = run.output / "checkpoints" / "step-00000003"
+    file = path / "resume" / "optimizer.pt"
+    kept = torch.load(file, weights_only=True)
+    for state in kept["state"].values():
+        state["exp_avg"][:] = float("nan")
+    torch.save(kept, file)
+    state = json.loads((path / "state.json").read_text())
+    state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    write_sealed(run.output, path / "state.json", state)
+    with pytest.raises(TrainingError, match="weights that are not finite, so nothing is saved.*step-00000003"):
+        train(run)
+    assert not (run.output / "export").exists() and not (run.output / "checkpoints" / "step-00000004").exists()
+
+
+@pytest.mark.parametrize("value", [{"vocab_size": True}, {"num_hidden_layers": {}}, {"model_type": []}])
+def test_an_architecture_that_cannot_be_built(run, value):
+    file = run.output / "config.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"architecture": kept["architecture"] | value}))
+    with pytest.raises(RunError, match="config.json.*do not belong together"):
+        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out", store=run.store))
+
+
+def test_one_key_of_config_json_does_not_change_the_arithmetic(run):
+    file = run.output / "config.json"
+    file.write_text(file.read_text().replace('"gradient_norm"', '"gradient_nozm"'))
+    with pytest.raises(RunError, match=r"field gradient_norm.*Move config\.json elsewhere"):
+        train(run)
+    shutil.move(file, run.output.parent / "moved.json")
+    assert train(run)["steps"] == 4 and '"gradient_norm"' in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["lock", "log.jsonl", "config.json", "result.json"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_a_run_is_not_waited_for(run, name, put):
+    (run.output / name).unlink(missing_ok=True)
+    put(run.output / name)
+    with within_seconds(60):
+        try:
+            assert train(run)["steps"] == 4
+        except (RunError, OSError) as error:
+            assert name in str(error)
+            assert max(path.name for path in run.output.glob("checkpoints/*")) >= "step-00000003"
+
+
+def test_an_export_of_a_kept_checkpoint_takes_what_was_saved(run, tmp_path):
+    kept = run.output / "checkpoints" / "step-00000002"
+    (tmp_path / "secret").write_text("sings")
+    for name in ("notes.txt", "special_tokens_map.json"):
+        (kept / name).symlink_to(tmp_path / "secret")
+    (kept / "model.py").write_text("raise SystemExit")
+    export_run(ExportConfig(run=run.output, checkpoint="2", output=tmp_path / "out"))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in names and not names & {"notes.txt", "special_tokens_map.json", "model.py"}
+    with pytest.raises(RunError, match=r"is a link.*Nothing was pushed"):
+        push("someone/student", [Revision("step-00000002", kept, "Step 2")], private=True, progress=print, api=object())
+
+
+def test_strays_beside_checkpoints_stay_and_do_no_harm(run, tmp_path):
+    place = run.output / "checkpoints"
+    (place / "step-x").mkdir()
+    if not (place / "step-00000001").exists():
+        (place / "step-00000001").symlink_to(tmp_path)      # as old as what is pruned
+    os.mkfifo(place / "step-99999999")
+    (tmp_path / "mine").write_text("")
+    with within_seconds(60):
+        assert train(run)["steps"] == 4
+    assert (place / "step-x").is_dir() and (tmp_path / "mine").exists()
+    kept = models.directories([str(run.output)], step="all")
+    assert [path.name for path in kept] == ["step-00000002", "step-00000004"]

@@ -1,0 +1,155 @@
+"""Servers that mean harm or do not know better: bounded time and memory, a typed error; and passwords in addresses."""
+
+import json
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from http_store import HOSTILE, serving
+from make_store import make_store
+
+from shards import source
+from shards.reader import Store
+from shards.remote import gopen
+from shards.schema import StoreError
+from shards.source import Remote, RemoteError, Source
+from shards.verify import verify
+
+SECRET = "hunter2"
+WHERE = {"target": r"target\.json", "plan": r"plans/\w+\.json", "record": r"units/\w+\.json", "block": r"\.tar",
+         "listing": r"plans/$"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    files, plan, _ = make_store(tmp_path_factory.mktemp("served") / "lsp", k=64, max_length=256, blocks=2)
+    return files.path, plan
+
+
+@pytest.fixture
+def options(tmp_path):
+    return Remote(cache=tmp_path / "cache", attempts=2, delay=0.01, timeout=0.5)
+
+
+class Memory:
+    """The most memory that this process had beyond that at the beginning, in bytes, looked at all the time."""
+
+    def __enter__(self):
+        self.before, self.most, self.ends = _resident(), 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        return self
+
+    def _watch(self):
+        while not self.ends.wait(0.005):
+            self.most = max(self.most, _resident() - self.before)
+
+    def __exit__(self, *_):
+        self.ends.set()
+        self.thread.join()
+
+
+def _resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_a_hostile_answer_costs_bounded_time_and_memory(made, options, fault, where):
+    with serving(made[0].parent) as web:
+        web.faults.append((WHERE[where], fault, True))
+        began = time.monotonic()
+        with Memory() as memory, pytest.raises(StoreError) as caught:
+            Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+        assert time.monotonic() - began < 20
+        assert memory.most < 96 << 20       # 64 MB, and what the rest of the store and its libraries take
+        assert isinstance(caught.value, RemoteError) or where == "listing"      # taken for an empty one
+        assert "root:" not in str(caught.value)
+        assert not [path for path in options.directory.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
+        web.faults.clear()
+        assert len(Store.open(f"{web.url}/lsp", remote=options).split("train").read([0]).ids) == 1
+
+
+@pytest.mark.parametrize("fault", ["endless", "a byte a time", "bomb", "endless whole"])
+def test_a_whole_shard_is_read_up_to_what_its_record_says(made, options, fault, monkeypatch):
+    """gopen for WebDataset, and verification, which read past the cache."""
+    monkeypatch.setattr("shards.remote.Remote", lambda **cache: Remote(attempts=2, delay=0.01, timeout=0.5, **cache))
+    with serving(made[0].parent, ranges=False) as web:
+        url = Store.open(f"{web.url}/lsp", remote=options).urls()[0]
+        assert gopen(url).read() == (made[0] / "units" / url.rpartition("/")[2]).read_bytes()
+        web.faults.append((WHERE["block"], fault, True))
+        with Memory() as memory:
+            with pytest.raises(RemoteError):
+                gopen(url)
+            report = verify(f"{web.url}/lsp", full=True)
+        assert memory.most < 96 << 20 and len(report["damaged"]) >= 2
+
+
+def test_answers_that_are_too_long_together_are_read_one_by_one(tmp_path, options, monkeypatch):
+    monkeypatch.setattr(source, "_UNKNOWN", 10_000)
+    for number in range(8):
+        (tmp_path / f"{number}.json").write_bytes(bytes([number]) * 4_000)
+    (tmp_path / "long.json").write_bytes(bytes(10_001))
+    got = {}
+    with serving(tmp_path) as web:
+        reader = Source(web.url, options)
+        requests = [(f"{number}.json", None, None) for number in range(8)]
+        assert reader.read(requests, lambda request, raw: got.update({request[0]: raw})) == []
+        assert got == {f"{number}.json": bytes([number]) * 4_000 for number in range(8)}
+        with pytest.raises(RemoteError, match="longer than the 10,000 bytes"):
+            reader.read([("long.json", None, None)], lambda *_: None)
+
+
+def test_the_time_is_by_the_bytes_that_came(made, options):
+    """20 bytes a second where 40 are asked for: after half a second the time is measured, and is up after another."""
+    with serving(made[0].parent) as web:
+        web.faults.append((WHERE["target"], "a byte a time", True))
+        began = time.monotonic()
+        with pytest.raises(RemoteError, match="less than 40 bytes a second"):
+            Source(f"{web.url}/lsp", Remote(attempts=1, timeout=0.5, rate=40.0)).read(
+                [("target.json", None, None)], lambda *_: None)  # fmt: skip
+        assert 0.9 < time.monotonic() - began < 20
+
+
+# -- credentials ------------------------------------------------------------------------------------------
+
+
+def files_with(text, *directories):
+    return [path for directory in directories for path in Path(directory).rglob("*")
+            if path.is_file() and text.encode() in path.read_bytes()]  # fmt: skip
+
+
+def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_origins", {})
+    with serving(made[0].parent, user=f"me:{SECRET}") as web:
+        plain = f"{web.url}/lsp"
+        given = plain.replace("//", f"//me:{SECRET}@")
+        with pytest.raises(RemoteError, match="401.*netrc"):
+            Store.open(plain, remote=options)
+        store = Store.open(given, remote=options)
+        assert str(store.path) == plain and not any(SECRET in url for url in store.urls())
+        assert len(store.split("train").read([0]).ids) == 1
+        # From now on this process knows them, for what names the store by the address that is shown.
+        assert len(Store.open(plain, remote=options).split("train").read([0]).ids) == 1
+        assert gopen(store.urls()[0]).read(1)
+        web.faults.append(("record|tar|json", "500", True))
+        windows = store.split("train")
+        for call in (lambda: Store.open(given, remote=options), lambda: windows.read([len(windows) - 1])):
+            with pytest.raises(StoreError) as caught:
+                call()
+            assert SECRET not in str(caught.value) and "me:" not in str(caught.value)
+    assert not files_with(SECRET, options.directory)
+
+
+def test_credentials_come_from_fsspecs_and_the_systems_own_places(made, options, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_origins", {})
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", os.fspath(netrc))
+    with serving(made[0].parent, user=f"me:{SECRET}") as web:
+        assert Store.open(f"{web.url}/lsp", remote=options).target_id
+        assert json.loads((made[0] / "target.json").read_text())["target"]

@@ -1,0 +1,377 @@
+"""Settings follow from the material, never from the demonstration; one check for flags, YAML and Python."""
+
+import io
+import json
+import re
+import shlex
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from tiny_store import write_store
+
+import cli
+from evaluation.finetuning.config import FinetuneConfig
+from evaluation.progress import Progress
+from evaluation.summaries import dictionaries, encoding, training
+from evaluation.sweeps.config import SweepConfig
+from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+from recipes.reading import recipe_of_store, recipe_to_keep
+from shards.config import ShowConfig
+from shards.reader import Store
+from student.config import StudentConfig
+from student.probe_config import ProbeConfig
+from student.resolve import batch_for, rate_for_width, resolve
+from student.run import Run
+from student.task import student_task
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A store of one's own text: 150 windows for training, no recipe."""
+    return write_store(tmp_path_factory.mktemp("own") / "runs" / "stores" / "lsp-own", k=24)
+
+
+def keep_recipe(store, recipe):
+    """Let the store say that this recipe made it."""
+    path = store.files.plans / f"{store.plan_id}.yaml"
+    path.write_text(json.dumps({"encode-lsp": {"layer": [3]}, "recipe": recipe}))
+    return Store.open(store.path)
+
+
+def printed(capsys, *argv):
+    """What --print-config shows of a command, its settings by name."""
+    assert cli.run([*map(str, argv), "--print-config"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)[argv[0]]
+
+
+# -- by size -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("windows", "batch"), [(25_800_000, 1024), (2_560_000, 1024), (2_559_999, 512), (4_177, 64)])
+def test_the_batch_is_the_largest_at_which_four_epochs_are_ten_thousand_steps(windows, batch):
+    assert batch_for(windows, 4) == batch
+    assert batch == 64 or 4 * windows / batch >= 10_000
+
+
+def test_the_rate_falls_with_the_width():
+    assert [rate_for_width(width) for width in (32, 128, 256, 768, 1024)] == [1e-3, 1e-3, 1e-3, 1e-4, 1e-4]
+    between = [rate_for_width(width) for width in (256, 384, 512, 640, 768)]
+    assert between == sorted(between, reverse=True) and between[2] == pytest.approx(2.3e-4)
+
+
+def test_own_text_is_not_trained_as_the_demonstration(own, capsys):
+    shown = printed(capsys, "train-student", "--store", own.path, "--encoder", "deberta-base")
+    assert (shown["max_steps"], shown["batch_windows"], shown["lr"], shown["dropout"]) == (2000, 64, 1e-4, 0.1)
+    assert shown["warmup"] == 0.02 and shown["micro_batch"] <= shown["batch_windows"] and shown["save_every"] == 100
+    small = printed(capsys, "train-student", "--store", own.path, "--encoder", "bert-2x128", "--epochs", 20)
+    assert (small["max_steps"], small["lr"], small["epochs"]) == (47, 1e-3, None)    # 20 x 150 / 64
+    probe = resolve(ProbeConfig(store=own.path), own).config
+    assert (probe.max_steps, probe.batch_windows, probe.lr) == (1000, 64, 0.1)
+
+
+def test_python_and_flags_mean_the_same(own, capsys):
+    shown = printed(capsys, "train-student", "--store", own.path, "--encoder", "bert-2x128")
+    config, origins = resolve(StudentConfig(store=own.path, encoder="bert-2x128"), own)
+    assert {name: value for name, value in shown.items() if name != "dropout"} == {
+        name: value for name, value in config.to_json().items() if name != "dropout"}  # fmt: skip
+    assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
+    assert origins["lr"] == "default for width 128" and "batch_windows" in origins
+
+
+def test_epochs_and_steps_are_one_thing(own):
+    with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 say the same thing twice"):
+        StudentConfig(epochs=2, max_steps=9)
+    with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9"):
+        cli.parse("train-student", cli.VERBS["train-student"],
+                  ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"])  # fmt: skip
+
+
+def test_settings_that_follow_and_the_same_settings_given_are_one_run(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    left_open = resolve(StudentConfig(store=own.path, encoder="bert-2x128"), own).config
+    given = StudentConfig(store=own.path, encoder="bert-2x128", max_steps=2000, batch_windows=64, lr=1e-3)
+    assert left_open.identity() == resolve(given, own).config.identity()
+    directories = set()
+    for dropout in (None, 0.1, 0.2):
+        config = replace(left_open, dropout=dropout)
+        directories.add(Run(config, own, student_task(config, own).architecture).directory)
+    assert len(directories) == 2    # 0.1 is BERT's own
+
+
+# -- by recipe ---------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_a_recipe_is_trained_by_that_recipe(tmp_path, capsys):
+    store = keep_recipe(write_store(tmp_path / "store", k=24), "paper")
+    shown = printed(capsys, "train-student", "--store", store.path)
+    assert (shown["encoder"], shown["max_steps"], shown["batch_windows"]) == ("deberta-base", 100_000, 1024)
+    assert printed(capsys, "train-student", "--store", store.path, "--lr", "3e-4")["lr"] == 3e-4
+    assert printed(capsys, "train-student", "--store", store.path, "--epochs", 64)["max_steps"] == 10
+    assert printed(capsys, "train-student", "--store", store.path, "--recipe", "quickstart")["max_steps"] == 500
+    config, origins = resolve(StudentConfig(store=store.path, encoder="deberta-base"), store)
+    assert config.max_steps == 100_000 and origins["max_steps"] == "recipe paper, which made the store"
+
+
+def test_the_demonstrations_store_keeps_the_demonstrations_settings(tmp_path, capsys, monkeypatch):
+    store = keep_recipe(write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24), "quickstart")
+    monkeypatch.chdir(tmp_path)
+    bare, named = printed(capsys, "train-student"), printed(capsys, "train-student", "--store", store.path)
+    assert bare["max_steps"] == named["max_steps"] == 500 and bare["dropout"] == 0.0 and bare["lr"] == 1e-3
+    assert bare["encoder"] == "bert-2x128" and bare["store"].endswith("runs/stores/lsp-tiny")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "source", "recipe"),
+    [
+        ("bundled", "runs/corpora/docstrings-0a1b.txt", "quickstart"),
+        ("bundled", "wiki/a.txt", None),
+        ("google-bert/bert-base-cased", "runs/corpora/docstrings-0a1b.txt", None),
+    ],
+)
+def test_a_store_of_before_recipes_were_kept_is_known_by_its_material(teacher, source, recipe):
+    plan = SimpleNamespace(units=[SimpleNamespace(source=source)])
+    store = SimpleNamespace(command={}, settings={"teacher_name": teacher}, plan=plan)
+    assert recipe_of_store(store, "train-student") == recipe
+
+
+@pytest.mark.parametrize(("corpus", "recipe"), [("docstrings", "quickstart"), ("a.txt", None)])
+def test_the_demonstrations_material_counts_as_its_own_whoever_encoded_it(corpus, recipe):
+    made = {"encode-lsp": {"teacher": "bundled", "corpus": [corpus], "layer": [4]}, "recipe": None}    # as of a sweep
+    plan = SimpleNamespace(units=[SimpleNamespace(source=f"{corpus}-0a1b.txt")])
+    store = SimpleNamespace(command=made, settings={"teacher_name": "bundled"}, plan=plan)
+    assert recipe_of_store(store, "train-student") == recipe
+
+
+@pytest.mark.parametrize("recipe", [5, True, ["paper"], {"paper": 1}])
+def test_a_recipe_that_is_no_name_is_none(recipe, tmp_path):
+    store = keep_recipe(write_store(tmp_path / "store", k=24), recipe)
+    assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
+
+
+def test_a_recipe_of_ones_own_is_kept_as_a_path(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("encode-lsp: {}\ntrain-student: {max-steps: 7}\n")
+    settings = cli.parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(mine)).settings
+    assert settings.recipe == recipe_to_keep(str(mine)) == str(mine)
+    store = keep_recipe(write_store(tmp_path / "store", k=24), str(mine))
+    assert resolve(StudentConfig(store=store.path), store).config.max_steps == 7
+    mine.unlink()
+    assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
+
+
+def test_what_a_named_recipe_leaves_open_is_printed_too(own, tmp_path, capsys):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("train-student: {encoder: bert-2x128, epochs: 20}\n")
+    shown = printed(capsys, "train-student", "--recipe", mine, "--store", own.path)
+    given = printed(capsys, "train-student", "--encoder", "bert-2x128", "--epochs", 20, "--store", own.path)
+    assert shown == given and shown["max_steps"] == 47
+
+
+def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):
+    store = keep_recipe(write_store(tmp_path / "store", k=24), "quickstart")
+    config, _ = resolve(StudentConfig(store=store.path, continue_from="somewhere"), store)
+    assert (config.max_steps, config.lr) == (2000, 1e-4)
+
+
+def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
+    def shares(recipe):
+        return cli.parse_settings("train-student", cli.VERBS["train-student"], [], recipe)[0].checkpoints
+
+    assert shares("paper") == (0.1, 0.25, 0.5, 1.0) and shares("scaled-up") == (0.1, 0.2, 0.25, 0.5, 1.0)
+
+
+# -- own text needs a teacher ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [("encode-lsp", "teacher"), ("encode-logits", "teacher"), ("learn-dictionary", "teacher"),
+     ("choose-layer", "teacher"), ("sweep", "teacher"), ("encode-ids", "tokenizer")],
+)  # fmt: skip
+def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
+    choices = f"a.txt is text of your own, and no --{name} is given. Give a Hub id.*a directory, or --{name} bundled"
+    with pytest.raises(ValueError, match=choices):
+        cli.parse(verb, cli.VERBS[verb], ["--corpus", "a.txt"])
+    for flags in (["--corpus", "a.txt", f"--{name}", "bundled"], [f"--{name}", "some/where"]):
+        settings = cli.parse(verb, cli.VERBS[verb], flags).settings
+        assert getattr(settings, name) == flags[-1] and getattr(settings, "recipe", None) is None
+    (tmp_path / "r.yaml").write_text(f"{verb}: {{corpus: [b.txt]}}\n")
+    with pytest.raises(ValueError, match="b.txt is text of your own"):
+        cli.parse(verb, cli.VERBS[verb], [], str(tmp_path / "r.yaml"))
+    assert getattr(cli.parse(verb, cli.VERBS[verb], [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
+
+
+def test_own_text_without_a_teacher_is_refused_in_python():
+    with pytest.raises(ValueError, match="no --teacher is given"):
+        EncodeConfig(corpus=("a.txt",))
+    with pytest.raises(ValueError, match="no --tokenizer is given"):
+        EncodeIdsConfig(corpus=("a.txt",))
+    assert EncodeConfig().teacher == EncodeIdsConfig().tokenizer == "bundled"
+    assert LearnConfig(hidden="a.npy", corpus="a.txt").hidden == Path("a.npy")
+
+
+# -- one check ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EncodeConfig(packing="pair"), "--packing takes one of packed, pairs, found 'pair'. Did you mean"),
+        (lambda: EncodeConfig(dtype="fp16"), "float16, found 'fp16'. Did you mean float16?"),
+        (lambda: EncodeConfig(max_tokens="1000"), "--max-tokens takes a whole number or null, found '1000', a text"),
+        (lambda: EncodeConfig(layer=(2, 2.5)), "--layer takes a list, each a whole number, found"),
+        (lambda: EncodeConfig(corpus=3), "--corpus takes a list, each a text"),
+        (lambda: StudentConfig(lr="1e-3"), "--lr takes a number or null, found '1e-3', a text. Leave out"),
+        (lambda: StudentConfig(max_steps=2.5), "--max-steps takes a whole number or null, found 2.5"),
+        (lambda: StudentConfig(documents_apart=1), "--documents-apart takes a switch, true or false, found 1"),
+        (lambda: StudentConfig(objective="mlsmm"), "found 'mlsmm'. Did you mean mlsm?"),
+        (lambda: StudentConfig(mask_rate=2), "--mask-rate must be a share between 0 and 1, found 2"),
+        (lambda: StudentConfig(seed=True), "--seed takes a whole number, found True"),
+        (lambda: ProbeConfig(probe_input="softmx"), "--probe-input takes one of softmax, logits, found 'softmx'."),
+        (lambda: SweepConfig(layer=(1, 2), lr="x"), "--lr takes a number or null, found 'x'"),
+        (lambda: FinetuneConfig(tasks=("colla",)), "Did you mean cola?"),
+        (lambda: ShowConfig(store=3), "STORE takes a text"),
+    ],
+)
+def test_python_is_checked_as_flags_are(make, message):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_python_may_give_one_for_a_list_and_text_for_a_path():
+    config = EncodeConfig(corpus="wiki.txt", teacher="bundled", layer=7, k=[5, 6], output="there")
+    assert (config.corpus, config.layer, config.k, config.output) == (("wiki.txt",), (7,), (5, 6), Path("there"))
+    student = StudentConfig(store=Path("store"), checkpoints=0.5, track="wandb", max_steps=1e3, kappa=2)
+    assert (student.store, student.checkpoints, student.track) == ("store", (0.5,), ("wandb",))
+    assert student.max_steps == 1000 and type(student.max_steps) is int
+    assert type(student.kappa) is int    # as given: its JSON names runs of before the check
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "meant"),
+    [("train-student", "--learning-rate", "--lr"), ("train-student", "--batch-size", "--batch-windows"),
+     ("train-student", "--num-train-epochs", "--epochs"), ("encode-lsp", "--max-seq-length", "--max-length"),
+     ("finetune", "--batch-size", "--batch"), ("train-student", "--mask-rte", "--mask-rate")],
+)  # fmt: skip
+def test_a_flag_of_another_program_is_understood(verb, flag, meant):
+    with pytest.raises(ValueError, match=f"{flag}.* Did you mean {meant}\\?"):
+        cli.parse(verb, cli.VERBS[verb], [flag, "3"])
+
+
+# -- flags without effect, JSON, progress ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "value"),
+    [("train-tokenizer", "--max-tokens", "9"), ("train-tokenizer", "--seed", "42"),
+     ("train-tokenizer", "--packing", "pairs"), ("encode-ids", "--seed", "1"), ("encode-logits", "--seed", "1")],
+)  # fmt: skip
+def test_flags_without_effect_are_taken_with_a_warning_and_not_shown(verb, flag, value, capsys):
+    with pytest.warns(UserWarning, match=f"{flag} has no effect here and will be gone in the next version"):
+        cli.parse(verb, cli.VERBS[verb], [flag, value])
+    with pytest.raises(SystemExit):
+        cli.parse(verb, cli.VERBS[verb], ["--help"])
+    assert flag not in capsys.readouterr().out
+    with pytest.raises(ValueError, match=f"{flag} takes"):
+        cli.parse(verb, cli.VERBS[verb], [flag, "x"])
+
+
+def test_what_an_earlier_store_keeps_of_them_is_no_reason_to_warn(tmp_path):
+    (tmp_path / "plans").mkdir()
+    kept = tmp_path / "plans" / "0a.yaml"
+    kept.write_text(json.dumps({"encode-ids": {"seed": 42, "tokenizer": "bundled", "corpus": ["docstrings"]}}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings = cli.parse("encode-ids", cli.VERBS["encode-ids"], [], str(kept)).settings
+    assert settings.recipe == "quickstart"
+    for config in (TokenizerConfig(), EncodeIdsConfig(), EncodeLogitsConfig()):
+        assert config.seed is None
+
+
+def test_encoding_answers_in_json_and_keeps_its_recipe(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {n} has a few words, all short." for n in range(300)))
+    (tmp_path / "mine.yaml").write_text("encode-ids: {tokenizer: bundled, max-tokens: 2_000, max-length: 32}\n")
+    line = ["encode-ids", "--corpus", "a.txt", "--recipe", str(tmp_path / "mine.yaml"), "--json"]
+    assert cli.run(line) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    store = Store.open(report["store"])
+    assert store.command["recipe"] == str(tmp_path / "mine.yaml") and "encode-ids" in store.command
+    assert store.command["encode-ids"]["max_tokens"] == 2_000
+    assert cli.run(line[:3] + ["--tokenizer", "bundled", "--max-tokens", "2000", "--max-length", "32"]) == 0
+    assert Store.open(report["store"]).command["recipe"] == store.command["recipe"], "found by flags, it keeps its own"
+    assert "train-student --store runs/stores/ids-L32" in capsys.readouterr().out
+
+
+def test_progress_lines_read_as_people_write():
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress.SECONDS_BETWEEN_LINES = 0
+        progress("scan", 0, 4_000, unit="bytes", documents=0)
+        progress._began -= 100
+        progress("scan", 1_000, 4_000, unit="bytes", documents=88_880, nnz=23.876543, loss=12345.6)
+    line = stream.getvalue().splitlines()[-1]
+    assert re.fullmatch(r"scan: 1,000 of 4,000 bytes, (4:59|5:00) left, 10 bytes/s, documents 88,880, nnz 23.88, "
+                        r"loss 12,346", line), line  # fmt: skip
+
+
+# -- next ------------------------------------------------------------------------------------------------
+
+
+def next_lines(text):
+    """The command lines that a summary advises, without the program."""
+    lines = text.partition("\nNext")[2].partition("\n\n")[0].splitlines()[1:]
+    return [shlex.split(line)[2:] for line in lines if line.startswith("  python cli.py ")]    # as sys.argv has it
+
+
+def report_of(store):
+    return store.report() | {"store": str(store.path), "finished_before": True, "new_units": 0, "quarantined": 0}
+
+
+def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    ids = write_store(tmp_path / "a store" / "ids", k=0)    # a name that needs quotes
+    logits = write_store(tmp_path / "logits", k=72, kind="logits")
+    reported = [[report_of(own)], [report_of(ids)], [report_of(logits)], [report_of(own), report_of(own)]]
+    lines = [line for reports in reported for line in next_lines(encoding(reports, SimpleNamespace()))]
+    assert [line[line.index("--store") + 1] for line in lines] == [
+        str(store.path) for store in (own, ids, logits, own, own)]  # fmt: skip
+    for line in lines:
+        shown = printed(capsys, *line)
+        assert shown["max_steps"] == 2000 and shown["lr"] == 1e-4    # bert-base
+        StudentConfig(**shown)
+
+    fake = {"already_finished": True, "store": str(own.path), "plan": own.plan_id, "run": "runs/students/mine",
+            "encoder": "bert-2x128", "objective": "mlsm", "parameters": 1, "steps": 1, "tokens": 1, "held_out": {},
+            "tokens_per_second": 1, "seconds_to_first_step": 1, "baseline": {}, "improvement": None,
+            "export": "runs/students/mine/export"}  # fmt: skip
+    (probe,) = next_lines(training(fake, None))
+    assert probe == ["train-probe", "--student", "runs/students/mine", "--store", str(own.path)]
+
+
+@pytest.mark.parametrize("flags", [[], ["--layer", "3", "--corpus", "my text.txt", "--teacher", "some/where"]])
+def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    settings = cli.parse("learn-dictionary", cli.VERBS["learn-dictionary"], [*flags, "--min-characters", "5"]).settings
+    report = {"dictionary": "runs/dictionaries/d-1", "layer": settings.layer[0], "k": 64, "width": 8, "dead_atoms": 0,
+              "objective": 0.1, "explained_variance": 0.5, "nnz": 3.0, "vectors": 9, "epoch": 1.0, "stopped": "so",
+              "finished_before": False}  # fmt: skip
+    (line,) = next_lines(dictionaries([report], settings))
+    encode = cli.parse("encode-lsp", cli.VERBS["encode-lsp"], line[1:] if "--recipe" not in line else line[3:],
+                       line[2] if "--recipe" in line else None).settings  # fmt: skip
+    for name in ("corpus", "teacher", "layer", "min_characters", "max_tokens", "max_length", "unit_tokens"):
+        assert getattr(encode, name) == getattr(settings, name)
+    assert encode.dictionary == Path("runs/dictionaries/d-1") and encode.recipe == settings.recipe
+
+
+def test_a_recipe_is_not_applied_from_python_to_another_encoder(tmp_path):
+    """The demonstration's rate and number of steps are for its own 2 x 128 encoder."""
+    store = keep_recipe(write_store(tmp_path / "store", k=24), "quickstart")
+    assert resolve(StudentConfig(store=store.path, encoder="bert-2x128"), store).config.max_steps == 500
+    other = resolve(StudentConfig(store=store.path, encoder="bert-12x768"), store).config
+    assert (other.max_steps, other.lr) == (2000, 1e-4)
