@@ -25,6 +25,7 @@ import time
 import warnings
 from typing import NamedTuple
 
+from common.errors import EXIT_INPUT, EXIT_QUARANTINE, EXIT_STORE, EXIT_WRITE, PeerError, exit_code
 from common.invocation import program
 from common.settings import convert_field, flag_of
 from common.streams import guard_standard_streams, loss
@@ -46,7 +47,6 @@ OTHER_NAMES = {    # of settings, as transformers, sentence-transformers and oth
     "dataset": ("corpus", "store"), "train_file": ("corpus",), "lambda": ("lam",), "alpha": ("lam",),
     "n_components": ("k",), "tol": ("tolerance",), "fp16": ("dtype",), "bf16": ("dtype",),
 }  # fmt: skip
-EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
 def is_follower():
@@ -241,7 +241,7 @@ def main(argv=None):
     except Exception as error:
         if debug:
             raise
-        code = _exit_code(error)
+        code = exit_code(error)
         if not (is_follower() and _is_told(error, code)):
             _complain(_one_line(error), code)
     sys.stdout.flush()
@@ -493,8 +493,8 @@ def _store_of(name, settings):
 
     Nothing is chosen, and there is no store, where none can be read: the command itself says why.
     """
+    from common.errors import ShardError, StoreError
     from shards.reader import Store
-    from shards.schema import ShardError, StoreError
 
     choice = None
     try:
@@ -704,19 +704,6 @@ def _passing_on_notes(progress):
 # -- errors -----------------------------------------------------------------------------------------------
 
 
-def _exit_code(error):
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "RequestError" in kinds:
-        return EXIT_INPUT
-    if kinds & {"StoreError", "ShardError"}:
-        return EXIT_STORE
-    if "TrainingError" in kinds:
-        return EXIT_TRAINING
-    if isinstance(error, ValueError | FileNotFoundError):
-        return EXIT_INPUT
-    return EXIT_WRITE if isinstance(error, OSError) else EXIT_FAULT
-
-
 def _one_line(error):
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):
@@ -727,7 +714,7 @@ def _one_line(error):
 def _is_told(error, code):
     """Whether the first process of this machine tells a follower's error, too."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
-    return same_for_all or type(error).__name__ == "PeerError"
+    return same_for_all or isinstance(error, PeerError)
 
 
 def _complain_of_quarantine(reports, advice):

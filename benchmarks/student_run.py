@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.data import conditions
 from benchmarks.student_step import CONFIG, write_store
+from common.errors import Interrupted
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.errors import Interrupted
 from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import build_optimizer

@@ -15,6 +15,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_number, optional, or_null
 from shards.disk import read_file
@@ -45,10 +46,6 @@ LINEAGE = {     # of lineage.json, as far as it is read
         "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
     })),
 }  # fmt: skip
-
-
-class LineageError(ValueError):
-    """A lineage.json that cannot be read; the message names file and field."""
 
 
 def read_lineage(file):

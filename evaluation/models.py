@@ -11,15 +11,12 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
+from common.errors import ModelError
 from common.invocation import program
 from pipeline.teacher import BUNDLED
 from student.checkpoint import checkpoints_in
 from student.export import EXPORT_FILES
 from student.lsp_model import export_of
-
-
-class ModelError(ValueError):
-    """There is no such model, or it is not of the kind that can be evaluated; the message says what to do next."""
 
 
 def directories(names, step: str | None = None) -> list[Path]:

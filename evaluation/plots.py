@@ -13,6 +13,7 @@ import logging
 import textwrap
 from pathlib import Path
 
+from common.errors import PlotError
 from pipeline.files import appearing_whole
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,6 @@ STYLE = {
     "svg.fonttype": "none",    # text stays text: searchable, small
     "svg.hashsalt": "mlsm",    # otherwise ids are random
 }
-
-
-class PlotError(ValueError):
-    """matplotlib is not there."""
 
 
 def new_figure(width=1.0, rows=1, columns=1):

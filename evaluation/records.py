@@ -25,8 +25,9 @@ import platform
 import re
 from pathlib import Path
 
+from common.errors import LineageError, RecordError
 from common.invocation import program
-from evaluation.lineage import TAIL, LineageError, lineage
+from evaluation.lineage import TAIL, lineage
 from shards import disk
 from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
 from shards.manifest import canonical_json, file_sha256, make_directories, replace_json
@@ -47,10 +48,6 @@ METRICS = {
     "stsb": ("pearson", "spearman"),
     "wic": ("accuracy",),
 }
-
-
-class RecordError(ValueError):
-    """A record that is not one; the message names file and field."""
 
 
 def describe(path, name=None):

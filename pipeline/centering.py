@@ -26,16 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import CenteringError
 from pipeline.files import appearing_whole
 from shards.disk import read_file
 from shards.members import read_array
 
 LEAST_TOKENS = 100  # of a position that has a mean of its own
 MOST_LEFT_OUT = 0.1  # share of the sampled tokens that may be at positions without one
-
-
-class CenteringError(ValueError):
-    """Hidden states that cannot be centred as asked."""
 
 
 @dataclass(frozen=True, eq=False)

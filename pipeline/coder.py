@@ -43,6 +43,7 @@ import numpy as np
 import torch
 
 from common.documents import positions_in_documents
+from common.errors import EncodeError, PrecisionError
 from pipeline.centering import centred_unit_rows
 from pipeline.corpus import join_windows
 from pipeline.lanes import open_lane
@@ -62,14 +63,6 @@ COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # of the solver then, so that 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
 MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")  # in errors of no class of their own
 UNIT_END = object()  # comes after the blocks of a unit
-
-
-class EncodeError(ValueError):
-    """An encoding that cannot give useful shards."""
-
-
-class PrecisionError(EncodeError):
-    """Hidden states or logits that the teacher's dtype cannot hold: the fault of the dtype, not of any document."""
 
 
 class Reading(NamedTuple):

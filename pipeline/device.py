@@ -2,9 +2,7 @@
 
 import torch
 
-
-class DeviceError(ValueError):
-    """A device that does not exist or cannot be used here."""
+from common.errors import DeviceError
 
 
 def choose_device(name):

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import DictionaryError
 from common.invocation import program
 from pipeline.centering import Center
 from pipeline.files import appearing_whole, fsync_directory
@@ -44,10 +45,6 @@ FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048        # vectors of a minibatch
 BATCHES_A_PASS = 128            # where that leaves a minibatch between them: see docs/benchmarks.md
 SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
-
-
-class DictionaryError(ValueError):
-    """A stored dictionary that cannot be used."""
 
 
 def silent(*args, **figures):

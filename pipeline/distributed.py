@@ -25,10 +25,10 @@ from distributed import Client, as_completed
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
+from common.errors import EncodeError
 from pipeline import plan as planning
 from pipeline import worker
 from pipeline.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
-from pipeline.coder import EncodeError
 
 KILLED = object()  # in place of a result: every worker that tried died
 REASON = "kills the worker process"

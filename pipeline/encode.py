@@ -22,8 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import EncodeError, ShardError, StoreError
 from common.paths import utf8_name
-from pipeline.coder import UNIT_END, Block, EncodeError, IdsCoder, LspCoder, Output, Reading
+from pipeline.coder import UNIT_END, Block, IdsCoder, LspCoder, Output, Reading
 from pipeline.config import HOW, plain, with_absolute_paths
 from pipeline.corpus import join_windows, silent
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
@@ -41,7 +42,7 @@ from pipeline.stages import Stages
 from shards import copies
 from shards.manifest import StoreFiles, differing, fingerprint, publish_directory, replace_json
 from shards.reader import Store
-from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardError, ShardMeta, StoreError, windows_per_block
+from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 
 logger = logging.getLogger(__name__)

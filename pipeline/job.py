@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import CorpusError, EncodeError, StoreError
 from pipeline import plan as planning
-from pipeline.coder import EncodeError
-from pipeline.corpus import CorpusError, TextFile, open_sources
+from pipeline.corpus import TextFile, open_sources
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.windows import drops_white_space
 from shards.manifest import fingerprint
-from shards.schema import LSP_OCTAVES, StoreError
+from shards.schema import LSP_OCTAVES
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")    # of the scan, in summaries
 LISTED_FILES = 5

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import EncodeError
 from common.invocation import program
 from pipeline import plan as planning
 from pipeline.centering import Center, HiddenSums
-from pipeline.coder import SOME_WINDOWS, EncodeError, Reading, describe, hidden_rows, may_be_the_texts_fault
+from pipeline.coder import SOME_WINDOWS, Reading, describe, hidden_rows, may_be_the_texts_fault
 from pipeline.config import LearnConfig
 from pipeline.corpus import silent
 from pipeline.files import growing_rows

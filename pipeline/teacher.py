@@ -32,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
+from common.errors import TeacherError
 from common.paths import utf8_name
 from pipeline.device import choose_device
 from pipeline.solvers import onednn
@@ -58,10 +59,6 @@ HUB_FILES = [
     "config.json", WEIGHTS, "model-*.safetensors", WEIGHTS_INDEX,
     "*token*.json", "vocab.*", "merges.txt", "*.model",
 ]  # fmt: skip
-
-
-class TeacherError(ValueError):
-    """A teacher or tokenizer that cannot be used; the message says what was found and what to do next."""
 
 
 class Teacher:

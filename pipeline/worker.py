@@ -19,9 +19,9 @@ from contextlib import contextmanager
 import numpy as np
 from distributed import WorkerPlugin, get_worker
 
+from common.errors import EncodeError
 from pipeline import encode as encoding
 from pipeline import plan as planning
-from pipeline.coder import EncodeError
 from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from pipeline.job import Job, check_same_teacher, load_teacher

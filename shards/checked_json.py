@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shards.schema import BLOCK_TOKENS, ShardError
+from common.errors import ShardError
+from shards.schema import BLOCK_TOKENS
 
 MAX_DEPTH = 64  # brackets inside one another; files of ours have fewer than ten
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size

@@ -32,9 +32,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import ShardError
 from common.invocation import program
 from shards.manifest import StoreFiles
-from shards.schema import ShardError
 
 SAFE_SECONDS = 3600
 COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk

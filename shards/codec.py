@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.errors import ShardError
 from shards.members import decode_block
-from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardError, ids_dtype
+from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ids_dtype
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common.errors import ShardError, StoreError
 from common.invocation import program
 from shards import disk
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.manifest import OF_THE_MACHINE
 from shards.members import read_array
-from shards.schema import ShardError, StoreError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

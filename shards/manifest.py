@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from common.paths import utf8
 from shards import checked_json, disk
-from shards.schema import FORMAT_VERSION, RequestError, ShardError, StoreError, repair_hint
+from shards.schema import FORMAT_VERSION, repair_hint
 
 TARGET_FIELDS = checked_json.TARGET.keys()
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0

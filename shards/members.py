@@ -16,7 +16,8 @@ from math import prod
 
 import numpy as np
 
-from shards.schema import ShardError, ids_dtype, index_bits
+from common.errors import ShardError
+from shards.schema import ids_dtype, index_bits
 
 WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}
 ROW_COLUMNS = {

@@ -16,8 +16,8 @@ The state is a small JSON object, of constant size. Left out: reading windows (r
 
 from dataclasses import dataclass
 
+from common.errors import StoreError
 from shards.manifest import differing
-from shards.schema import StoreError
 
 STATE_FORMAT = "mlsm-position-1"
 

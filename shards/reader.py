@@ -29,12 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from shards import codec, copies, counter, disk
 from shards.codec import SparseRows
 from shards.manifest import OF_THE_MACHINE, StoreFiles, differing
 from shards.members import check_columns, group_columns
-from shards.schema import RequestError, ShardError, ShardMeta, StoreError, kind_of
+from shards.schema import ShardMeta, kind_of
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 _KEPT_BLOCKS = 2 * SHUFFLE_BLOCKS

@@ -35,6 +35,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import PurePosixPath
 
+from common.errors import RefusedError, RemoteError, ShardError, StoreError, WholeError
 from shards import disk
 from shards.checked_json import parse_json
 from shards.manifest import (
@@ -48,8 +49,7 @@ from shards.manifest import (
     publish_directory,
     read_json,
 )
-from shards.schema import ShardError, StoreError
-from shards.source import RefusedError, Remote, RemoteError, RemoteFile, Source, WholeError, copy_again
+from shards.source import Remote, RemoteFile, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache

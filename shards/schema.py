@@ -49,19 +49,6 @@ NO_TAIL = 255
 SHARD_MTIME = 0
 
 
-class ShardError(ValueError):
-    """A shard that is damaged, cut, foreign or of a format we do not read."""
-
-
-class StoreError(ValueError):
-    """A store that is missing, unfinished or not the one that was asked for."""
-
-
-class RequestError(StoreError):
-    """Something that was asked for and is not there, though nothing is damaged or unfinished: there is no such store,
-    or the store has no such document, or fewer entries."""
-
-
 def repair_hint(store):
     """What to do about damage in a store, in words for an error."""
     return (

@@ -15,24 +15,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from common.errors import BlockError, ShardError
 from shards.checked_json import parse_json
 from shards.manifest import OF_THE_MACHINE
 from shards.members import check_columns, group_columns
-from shards.schema import ShardError, ShardMeta
+from shards.schema import ShardMeta
 
 _END_OF_ARCHIVE = bytes(1024)
-
-
-class BlockError(ShardError):
-    """A part of a shard that is not what its record says.
-
-    block           its name, None for the file as a whole
-    offset, length  its bytes in the shard
-    """
-
-    def __init__(self, problem, block=None, offset=0, length=0):
-        super().__init__(problem)
-        self.block, self.offset, self.length = block, offset, length
 
 
 class ShardFile:

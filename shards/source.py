@@ -28,34 +28,14 @@ from pathlib import Path
 import aiohttp
 import fsspec
 
+from common.errors import AnswerError, BudgetError, RefusedError, RemoteError, ShardError, StoreError, WholeError
 from common.invocation import program
 from common.text import redacted, without_credentials
-from shards.schema import ShardError, StoreError
 
 _AT_ONCE = 64
 _UNKNOWN = 32 << 20  # bytes that all answers of unknown size that are asked for at once may have
 _origins = {}  # scheme and host without credentials -> with those that this process was given
 _MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
-
-
-class RemoteError(StoreError):
-    """A remote store that does not answer, or not with what it should hold."""
-
-
-class RefusedError(RemoteError):
-    """An answer that will not be another one when it is asked for again: no access, above all."""
-
-
-class WholeError(RemoteError):
-    """A whole file is on its way where only a part of it was to be taken; nothing of it was read."""
-
-
-class AnswerError(OSError):
-    """An answer that is too long, too slow or compressed; the rest of it was not read."""
-
-
-class BudgetError(AnswerError):
-    """Answers of unknown size that have become too long together; one alone may be short enough."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from common.errors import StoreError
 from shards.manifest import differing
 from shards.position import STATE_FORMAT, Share, check_identity, identity
 from shards.reader import Store
-from shards.schema import StoreError
 
 _CHUNK = 256  # windows that samples are decoded in; about 10 MB
 _RANKS = 1024  # of one machine, at most

@@ -31,14 +31,15 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common.errors import BlockError, ShardError, StoreError
 from common.invocation import program
 from common.text import redacted
 from shards import codec, copies, disk
 from shards.manifest import OF_THE_MACHINE, Plan, StoreFiles, UnitRecord, differing, is_plan_file
 from shards.members import check_columns
 from shards.reader import is_url, plan_of
-from shards.schema import ShardError, ShardMeta, StoreError, index_bits, kind_of, repair_hint
-from shards.shard_file import BlockError, ShardFile
+from shards.schema import ShardMeta, index_bits, kind_of, repair_hint
+from shards.shard_file import ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")

@@ -24,11 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 
+from common.errors import RunError, WriteError
 from common.paths import utf8, utf8_name
 from shards import disk
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
 from shards.manifest import canonical_json, publish_directory
-from student.errors import RunError, WriteError
 
 logger = logging.getLogger(__name__)
 STATE = {       # of state.json, as far as a run takes it from there

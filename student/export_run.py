@@ -16,17 +16,16 @@ from tempfile import TemporaryDirectory
 from safetensors import SafetensorError
 from transformers import AutoConfig
 
+from common.errors import RunError, ShardError, StoreError, WriteError
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
 from shards.copies import write_files
 from shards.disk import read_file
 from shards.manifest import publish_directory
 from shards.reader import Store
-from shards.schema import ShardError, StoreError
 from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig
 from student.encoders import build_encoder
-from student.errors import RunError, WriteError
 from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
 from student.hub import Revision, push

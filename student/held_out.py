@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shards.schema import StoreError
+from common.errors import StoreError
 from student.batches import Loader, to_device
 
 logger = logging.getLogger(__name__)

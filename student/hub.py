@@ -11,7 +11,7 @@ from typing import NamedTuple
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from student.errors import RunError
+from common.errors import RunError
 
 PRIVATE_FILES = ["resume/*", "state.json"]    # of a checkpoint: for going on with a run, not for users
 _REFUSED = (401, 403)

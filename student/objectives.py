@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from common.errors import RunError
 from common.invocation import program
 from shards.positions import positions_in_documents
-from student.errors import RunError
 from student.losses import sparse_cross_entropy
 from student.position_marginals import position_marginals, position_sums, shrink
 

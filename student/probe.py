@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
+from common.errors import RunError
 from common.invocation import program
 from shards.checked_json import OBJECT, find_problem, optional
 from shards.disk import read_file
@@ -30,7 +31,6 @@ from shards.reader import is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders import vocabulary_of, weights_fingerprint
-from student.errors import RunError
 from student.export import (
     LINEAGE_FILE,
     LSP_LOADING,

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from student.errors import PeerError, RunError
+from common.errors import PeerError, RunError
 
 TIMEOUT = timedelta(minutes=30)    # longer than the first process takes over a checkpoint, which the others await
 

@@ -20,9 +20,9 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from common.errors import RunError
 from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from student.config import FOLLOWING, StudentConfig
-from student.errors import RunError
 from student.probe_config import ProbeConfig
 
 EPOCHS = 4

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.errors import RunError, WriteError
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
@@ -31,7 +32,6 @@ from shards import disk
 from shards.manifest import file_sha256, fingerprint
 from student.checkpoint import Checkpoints, remove_leftovers
 from student.config import StudentConfig
-from student.errors import RunError, WriteError
 
 logger = logging.getLogger(__name__)
 

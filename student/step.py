@@ -9,11 +9,11 @@ import math
 
 import torch
 
+from common.errors import RunError
 from shards.counter import hash_u64
 from student.batches import to_device
 from student.config import StudentConfig
 from student.dropout import use_fast_dropout
-from student.errors import RunError
 from student.memory import free_unused
 from student.ranks import Ranks
 

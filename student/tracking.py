@@ -20,8 +20,8 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
+from common.errors import RunError
 from common.json_lines import read_json_lines
-from student.errors import RunError
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from common.errors import Interrupted, RunError, TrainingError
 from common.invocation import program
 from shards.manifest import fingerprint, publish_directory
 from shards.reader import Store
@@ -24,7 +25,6 @@ from student.batches import Loader, pinned, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import Interrupted, RunError, TrainingError
 from student.held_out import HeldOut
 from student.masking import build_masking
 from student.memory import what_fits

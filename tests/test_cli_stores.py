@@ -102,14 +102,14 @@ def test_what_is_not_there_is_bad_input(place, monkeypatch, arguments):
     monkeypatch.chdir(place)
     with pytest.raises(ValueError) as caught:
         cli.run(list(arguments))
-    assert cli._exit_code(caught.value) == cli.EXIT_INPUT
+    assert cli.exit_code(caught.value) == cli.EXIT_INPUT
 
 
 def test_a_store_that_lost_its_target_is_damaged(place):
     (place / "runs" / "stores" / "lsp-tiny" / "target.json").unlink()
     with pytest.raises(ValueError, match="no target.json") as caught:
         show(place / "runs" / "stores" / "lsp-tiny")
-    assert cli._exit_code(caught.value) == cli.EXIT_STORE
+    assert cli.exit_code(caught.value) == cli.EXIT_STORE
 
 
 def test_a_store_behind_a_url(place, monkeypatch):

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.blimp.errors import BlimpError
+from common.errors import BlimpError
 
 HUB, REVISION = "nyu-mll/blimp", "877fba0801ffb7cbd8c39c1ff314a46f053f6036"
 

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.errors import BlimpError
 from common.invocation import program
 from evaluation import records
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
-from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.models import check_family, load
 from evaluation.blimp.scoring import Scorer
 from evaluation.models import directories

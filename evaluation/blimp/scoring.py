@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from evaluation.blimp.errors import BlimpError
+from common.errors import BlimpError
 from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta

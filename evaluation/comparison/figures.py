@@ -9,9 +9,10 @@ trajectories.py) and the paper's figures 1, 2 and 11, which show no scores.
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import PlotError
 from evaluation.comparison import sweeps, trajectories
 from evaluation.comparison.drawing import HEADER, Lacking
-from evaluation.plots import PlotError, save_figure
+from evaluation.plots import save_figure
 
 
 @dataclass(frozen=True)

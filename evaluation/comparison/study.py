@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
 from evaluation.records import METRICS, path_of
 
@@ -28,10 +29,6 @@ FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "ru
 _RECORDED_LATE = ("dropout", "segments", "unread_words")    # settings that records of 1837c65 do not have
 _SHORT = {"objective": "{}", "encoder": "{}", "teacher": "of {}", "layer": "l {}", "k": "k {}", "lambda": "λ {}",
           "kappa": "κ {}", "run_seed": "run seed {}"}
-
-
-class ComparisonError(ValueError):
-    """Records that cannot be compared; the message says which."""
 
 
 @dataclass

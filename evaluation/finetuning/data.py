@@ -9,7 +9,8 @@ Left out: formats (formats.py), the table of tasks (tasks.py).
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.finetuning.formats import DataError, Example
+from common.errors import DataError
+from evaluation.finetuning.formats import Example
 from shards.manifest import file_sha256
 
 

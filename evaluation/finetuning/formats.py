@@ -9,9 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-
-class DataError(ValueError):
-    """A file of a task is missing or malformed; the message names file, line and format."""
+from common.errors import DataError
 
 
 class Example(NamedTuple):

@@ -23,9 +23,9 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from common.errors import ModelError
 from common.invocation import program
 from evaluation.finetuning.batches import task_number
-from evaluation.models import ModelError
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
 from shards.manifest import fingerprint, make_directories, replace_bytes
@@ -42,7 +42,7 @@ DEVIATION = 0.02              # of BERT's initialiser
 class Backbone:
     """The encoder of a directory, from which models with heads are made.
 
-    Raises  ModelError, pipeline.teacher.TeacherError where it cannot be loaded or lacks weights
+    Raises  ModelError, TeacherError where it cannot be loaded or lacks weights
     """
 
     def __init__(self, directory):

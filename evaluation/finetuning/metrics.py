@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from evaluation.finetuning.formats import DataError
+from common.errors import DataError
 from evaluation.records import METRICS
 
 UNREAD = -1    # instead of a label, of a word that the model did not read

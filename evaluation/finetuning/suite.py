@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from common.errors import ModelError, StudyError
 from evaluation import records
 from evaluation.finetuning import metrics, training
 from evaluation.finetuning.batches import choose, encode, order_digest
@@ -31,7 +32,7 @@ from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.finetuning.miniature import write_miniatures
 from evaluation.finetuning.tasks import TASKS
-from evaluation.models import ModelError, directories
+from evaluation.models import directories
 from pipeline.corpus import silent
 from pipeline.device import choose_device
 from pipeline.teacher import load_tokenizer
@@ -39,10 +40,6 @@ from pipeline.teacher import load_tokenizer
 logger = logging.getLogger(__name__)
 LONGEST = 512    # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
 UNREAD_WORDS = {"unread_words": "errors"}    # of records whose words have labels; 1837c65 took unread words as O
-
-
-class StudyError(ValueError):
-    """Records that were made with other settings, or one model given twice."""
 
 
 class Candidate(NamedTuple):

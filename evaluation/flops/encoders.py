@@ -11,7 +11,7 @@ import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.flops.errors import FlopsError
+from common.errors import FlopsError
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 CASED_VOCABULARY = 28_996    # of bert-base-cased, the paper's teacher

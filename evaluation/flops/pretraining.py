@@ -13,8 +13,8 @@ and the sparse solver of the official code, 100 FISTA steps at masked positions.
 
 from typing import NamedTuple
 
+from common.errors import FlopsError
 from evaluation.flops.encoders import Encoder
-from evaluation.flops.errors import FlopsError
 from evaluation.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"

@@ -10,8 +10,8 @@ dictionary: those of another one would name other LSPs, so the fingerprint decid
 import json
 from pathlib import Path
 
+from common.errors import InspectionError
 from common.invocation import program
-from evaluation.lsps.sample import InspectionError
 from shards.disk import read_file
 
 PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",

@@ -19,10 +19,10 @@ import shutil
 import stat
 from pathlib import Path
 
+from common.errors import InspectionError
 from common.text import printable
 from evaluation.lsps import words
 from evaluation.lsps.labels import short
-from evaluation.lsps.sample import InspectionError
 from shards.manifest import file_sha256, publish_directory
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -17,15 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
+from common.errors import InspectionError, StoreError
 from pipeline.solvers.parallel import kernel
-from shards.schema import StoreError
 
 SEED = 0
 WINDOWS_AT_ONCE = 512
-
-
-class InspectionError(ValueError):
-    """Something was asked of a store, dictionary or student that it does not hold."""
 
 
 @dataclass(frozen=True)

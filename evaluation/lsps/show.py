@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import InspectionError
 from evaluation.lsps import pages, texts
 from evaluation.lsps.labels import asked_labels, find_labels, short
 from evaluation.lsps.neighbours import nearest_atoms, unit
-from evaluation.lsps.sample import InspectionError
 from evaluation.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.lsps.sample import InspectionError
+from common.errors import InspectionError
 from shards.codec import SparseRows
 
 

@@ -14,12 +14,13 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from common.errors import InspectionError
 from evaluation.lsps import figures, words
 from evaluation.lsps.contexts import context, lsp_contexts
 from evaluation.lsps.labels import asked_labels, find_labels, short
 from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.lsps.positions import position_profiles, word_information
-from evaluation.lsps.sample import InspectionError, by_lsp, draw
+from evaluation.lsps.sample import by_lsp, draw
 from evaluation.lsps.vocabulary import Vocabulary
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary

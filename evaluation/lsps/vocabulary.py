@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from student.errors import RunError
+from common.errors import RunError
 from student.words import continuation_flags
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")

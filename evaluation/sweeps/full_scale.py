@@ -5,10 +5,10 @@ students, 100,000 updates of 1,024 x 128 tokens. Every window is counted as enco
 encoding can cost. A corpus that a run reads E times costs 1/E of it. Left out: data loading, evaluation.
 """
 
+from common.errors import SweepError
 from evaluation.flops.config import CountFlopsConfig
 from evaluation.flops.pretraining import Setting, dictionary_flops, pretraining_flops, student_flops, teacher_flops
 from evaluation.flops.solver import solver_flops
-from evaluation.sweeps.errors import SweepError
 
 LAYERS = (2, 4, 6, 8, 9, 10, 11, 12)
 SIZES = (768, 1536, 3072, 6144, 12288)

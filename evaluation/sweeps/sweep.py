@@ -15,12 +15,12 @@ import math
 from itertools import product
 from pathlib import Path
 
+from common.errors import SweepError
 from evaluation.comparison.identity import SAME_MASS
 from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
 from evaluation.plots import drawn, new_figure, save_figure, save_table, write_caption
 from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
 from evaluation.sweeps.summary import full_scale_lines
 from evaluation.word_senses.report import read_result

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from common.errors import WsdDataError
 from evaluation.word_senses.data import WsdData, data_fingerprint
-from evaluation.word_senses.framework import WsdDataError
 from evaluation.word_senses.labels import name_lsps
 from evaluation.word_senses.report import finetuning_averages, summarise, write_report
 from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums

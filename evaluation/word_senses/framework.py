@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
+from common.errors import WsdDataError
+
 SEMCOR = Path("Training_Corpora/SemCor/semcor")
 TEST_SETS = {
     name: Path(f"Evaluation_Datasets/{name}/{name}")
@@ -23,10 +25,6 @@ TEST_SETS = {
 }
 SENSE_INDEX = Path("wordnet3.0/index.sense")
 PARTS_OF_SPEECH = {"NOUN": "n", "VERB": "v", "ADJ": "as", "ADV": "r"}  # WordNet's letters; s is a satellite adjective
-
-
-class WsdDataError(ValueError):
-    """Sense-annotated data that cannot be used; the message names the file, the line, and what was expected."""
 
 
 class Instance(NamedTuple):

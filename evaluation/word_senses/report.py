@@ -18,11 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
 from evaluation.summaries import duration, table
 from evaluation.word_senses.data import EXPECTED
-from evaluation.word_senses.framework import TEST_SETS, WsdDataError
+from evaluation.word_senses.framework import TEST_SETS
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
 

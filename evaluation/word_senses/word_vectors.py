@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pipeline.coder import EncodeError
+from common.errors import EncodeError
 
 WIDTHS = 4  # windows are padded to a multiple: fewer shapes, for each of which oneDNN compiles
 

@@ -12,11 +12,12 @@ such a file first. Left out: which documents are held out and units of work (pla
 import glob
 from pathlib import Path
 
+from common.errors import CorpusError
 from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.hub import PREFIX, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, CorpusError, kind_of, silent
+from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, kind_of, silent
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 

@@ -17,7 +17,8 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import unquote
 
-from pipeline.corpus.source import KINDS, CorpusError, kind_of
+from common.errors import CorpusError
+from pipeline.corpus.source import KINDS, kind_of
 
 PREFIX = "hf://datasets/"
 _FORM = re.compile(r"([^/@*]+/[^/@*]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")

@@ -8,7 +8,8 @@ memory, about six times its bytes.
 import json
 from dataclasses import dataclass
 
-from pipeline.corpus.source import CorpusError, Piece, Source, parts, reading, stored_hash
+from common.errors import CorpusError
+from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeline.corpus.source import CorpusError, Piece, Source, parts, stored, stored_hash, unreadable
+from common.errors import CorpusError
+from pipeline.corpus.source import Piece, Source, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch in memory, at most, as far as the row group's average says
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group

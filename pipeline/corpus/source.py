@@ -21,27 +21,14 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import CorpusError, NotUtf8Error
+
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
 KINDS = (".txt", ".parquet", *JSON_LINES)  # taken from a directory; others, such as README.md, only by name
 _BUFFER = 1 << 18  # bytes read at once
 _SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-class CorpusError(ValueError):
-    """A corpus that cannot be read, or holds no text."""
-
-
-class NotUtf8Error(CorpusError):
-    """Text that is not UTF-8, or holds a lone surrogate.
-
-    place  the file, and what is wrong where in it
-    """
-
-    def __init__(self, place, remedy):
-        super().__init__(f"{place}. {remedy}; or choose --invalid-utf8 replace or skip.")
-        self.place = place
 
 
 class Piece(NamedTuple):

@@ -263,8 +263,8 @@ def make_stores(out):
 
 
 def is_finished(path):
+    from common.errors import StoreError
     from shards.reader import Store
-    from shards.schema import StoreError
 
     try:
         Store.open(path)

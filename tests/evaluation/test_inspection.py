@@ -8,10 +8,11 @@ import pytest
 from make_store import SPECIAL, make_store, truth_windows
 from tiny_store import write_store
 
+from common.errors import StoreError
 from evaluation import inspection, store_summaries
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, ShardMeta, StoreError
+from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
 
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from evaluation.plots import PlotError, new_figure, save_figure
+from common.errors import PlotError
+from evaluation.plots import new_figure, save_figure
 
 
 def draw(stem):

@@ -9,6 +9,7 @@ import pytest
 from tiny_store import write_store
 from tiny_teacher import standard_text, tiny_teacher
 
+from common.errors import RecordError
 from evaluation import records
 from evaluation.lineage import FIELDS, lineage
 from pipeline.teacher import teacher_fingerprint
@@ -53,7 +54,7 @@ def test_records_of_the_first_schema_are_read(tmp_path):
     assert {r["identity"] for r in found} == {None}
     assert records.path_of(tmp_path, found[0]).name == "mrpc-seed0.json"
     (tmp_path / "mrpc-seed0.json").write_text(json.dumps(old | {"diverged": True}))
-    with pytest.raises(records.RecordError, match="field diverged"):
+    with pytest.raises(RecordError, match="field diverged"):
         records.read([tmp_path])
 
 
@@ -87,10 +88,10 @@ MALFORMED = [
 def test_a_malformed_record_names_file_and_field(tmp_path, changes, field):
     file = tmp_path / "mrpc-seed0.json"
     file.write_text(json.dumps(record(**changes)))
-    with pytest.raises(records.RecordError) as caught:
+    with pytest.raises(RecordError) as caught:
         records.read([tmp_path])
     assert str(file) in str(caught.value) and f"field {field}:" in str(caught.value)
-    with pytest.raises(records.RecordError):
+    with pytest.raises(RecordError):
         records.write(tmp_path / "new", record(**changes))
     assert not (tmp_path / "new").exists()
 
@@ -99,15 +100,15 @@ def test_a_missing_field_a_cut_file_and_no_records(tmp_path):
     cut = record()
     del cut["weights"]
     (tmp_path / "a.json").write_text(json.dumps(cut))
-    with pytest.raises(records.RecordError, match="a.json: field weights is missing"):
+    with pytest.raises(RecordError, match="a.json: field weights is missing"):
         records.read([tmp_path])
     (tmp_path / "a.json").write_text(json.dumps(record())[:100])
-    with pytest.raises(records.RecordError, match="a.json: expected a record as JSON"):
+    with pytest.raises(RecordError, match="a.json: expected a record as JSON"):
         records.read([tmp_path])
     (tmp_path / "a.json").unlink()
-    with pytest.raises(records.RecordError, match="no records in"):
+    with pytest.raises(RecordError, match="no records in"):
         records.read([tmp_path])
-    with pytest.raises(records.RecordError, match="no such file"):
+    with pytest.raises(RecordError, match="no such file"):
         records.read([tmp_path / "nowhere"])
 
 
@@ -117,7 +118,7 @@ def test_weights_are_told_by_content_alone(tmp_path):
         (tmp_path / name / "model.safetensors").write_bytes(content)
     digests = {name: records.weights_sha256(tmp_path / name) for name in "abc"}
     assert digests["a"] == digests["b"] != digests["c"] and len(digests["a"]) == 64
-    with pytest.raises(records.RecordError, match="no safetensors"):
+    with pytest.raises(RecordError, match="no safetensors"):
         records.weights_sha256(tmp_path)
 
 

@@ -39,6 +39,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import (
+    BlimpError,
+    ComparisonError,
+    DictionaryError,
+    InspectionError,
+    ModelError,
+    RecordError,
+    RunError,
+    ShardError,
+    StoreError,
+    TeacherError,
+    TrainingError,
+    WriteError,
+)
+
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2]), *(str(HERE.parents[1] / name) for name in (".", "faults", "shards"))]
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -55,27 +70,21 @@ from test_foreign_stores import named_store
 from tiny_records import a_blimp_record, a_record
 from tiny_store import write_store
 
-from evaluation import models, records
-from evaluation.blimp.errors import BlimpError
+from evaluation import records
 from evaluation.comparison import report as comparison_report
 from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.study import ComparisonError
 from evaluation.inspection import show as show_shards
 from evaluation.lsps import show as lsps_show
 from evaluation.lsps import terminal
 from evaluation.lsps.config import LspConfig
-from evaluation.lsps.sample import InspectionError
 from evaluation.store_summaries import verification, view
-from pipeline.dictionary import Dictionary, DictionaryError
-from pipeline.teacher import TeacherError
+from pipeline.dictionary import Dictionary
 from shards.clean import clean
 from shards.derive import derive
 from shards.reader import Store, newest_store
-from shards.schema import ShardError, StoreError
 from shards.source import Remote
 from shards.verify import verify
 from student.config import StudentConfig
-from student.errors import RunError, TrainingError, WriteError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel
@@ -84,8 +93,8 @@ from student.trainer import silent, train
 SECONDS = 20            # of one use; those of a server that drips take most
 MEMORY = 400 << 20      # bytes that a case may need beside what the imports take
 ADDRESSES = 4 << 30     # bytes of address space beside them: an array of absurd size is a MemoryError
-TYPED = (StoreError, ShardError, RunError, DictionaryError, records.RecordError, ComparisonError, InspectionError,
-         models.ModelError, BlimpError, TeacherError, TrainingError, WriteError)  # fmt: skip
+TYPED = (StoreError, ShardError, RunError, DictionaryError, RecordError, ComparisonError, InspectionError,
+         ModelError, BlimpError, TeacherError, TrainingError, WriteError)  # fmt: skip
 LSPS = {"samples": 2000}
 TRAINING = {"objective": "mlsm", "encoder": "bert-1x16", "max_steps": 4, "batch_windows": 12, "micro_batch": 12,
             "lr": 1e-3, "seed": 1, "eval_windows": 8, "save_every": 1, "eval_every": 0, "keep_last": 2,

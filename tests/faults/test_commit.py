@@ -18,10 +18,11 @@ import pytest
 from faulty_disk import forked, raising_at, recorded, watched
 from make_store import SPECIAL, make_store, random_block
 
+from common.errors import StoreError
 from shards import disk
 from shards.manifest import Plan, PlannedUnit, StoreFiles, file_sha256, fingerprint, publish_directory
 from shards.reader import Store
-from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, StoreError
+from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
 
 ROOT = Path(__file__).resolve().parents[2]

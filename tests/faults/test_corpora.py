@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kinds import KINDS, LINES_AS_RECORDS, write
 
+from common.errors import CorpusError
 from pipeline.config import EncodeIdsConfig
-from pipeline.corpus import CorpusError
 from pipeline.encode import encode_ids
 from shards.reader import Store
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from make_store import make_store
 from test_commit import write
 
+from common.errors import ShardError, StoreError
 from shards.manifest import StoreFiles, UnitRecord, file_sha256
 from shards.reader import Store, newest_store
-from shards.schema import ShardError, StoreError
 
 CASES = int(os.environ.get("MLSM_FAULT_CASES", 60))  # `make faults` asks for more
 thorough = settings(

@@ -21,11 +21,12 @@ import webdataset as wds
 from faulty_disk import forked
 from transformers import AutoTokenizer
 
+from common.errors import DictionaryError, Interrupted, RecordError, ShardError, StoreError
 from evaluation import records
 from evaluation.inspection import token_texts
 from evaluation.lsps.view import StoreView
 from pipeline.config import EncodeConfig
-from pipeline.dictionary import Dictionary, DictionaryError
+from pipeline.dictionary import Dictionary
 from pipeline.encode import OpenStore, encode_lsp, lsp_coder
 from pipeline.job import teacher_job
 from pipeline.learn import load_dictionary
@@ -35,12 +36,11 @@ from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint, with_checksum
 from shards.members import decode_block
 from shards.reader import Store, newest_store
-from shards.schema import LSP_OCTAVES, ShardError, ShardMeta, StoreError
+from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
 from student.checkpoint import Checkpoints
 from student.config import StudentConfig
-from student.errors import Interrupted
 from student.export import write_papers
 from student.trainer import train
 
@@ -679,11 +679,11 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
 
 def test_a_crafted_evaluation_record_is_refused(tmp_path):
     (tmp_path / "deep.json").write_text(deep())
-    with pytest.raises(records.RecordError, match=r"deep.json: expected a record as JSON"):
+    with pytest.raises(RecordError, match=r"deep.json: expected a record as JSON"):
         records.read([tmp_path])
     (tmp_path / "deep.json").unlink()
     os.mkfifo(tmp_path / "pipe.json")
-    with within_seconds(20), pytest.raises(records.RecordError, match="a pipe, not a file"):
+    with within_seconds(20), pytest.raises(RecordError, match="a pipe, not a file"):
         records.read_file(tmp_path / "pipe.json")
 
 

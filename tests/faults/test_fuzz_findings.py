@@ -15,16 +15,15 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
+from common.errors import DictionaryError, RecordError, RunError, ShardError, StoreError, TrainingError
 from evaluation import models, records
 from evaluation.inspection import document_tokens, show
-from pipeline.dictionary import Dictionary, DictionaryError
+from pipeline.dictionary import Dictionary
 from shards.derive import derive
 from shards.manifest import StoreFiles
 from shards.reader import Store
-from shards.schema import ShardError, StoreError
 from shards.verify import verify
 from student.config import StudentConfig
-from student.errors import RunError, TrainingError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.hub import Revision, push
@@ -243,7 +242,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
     (export / name).unlink()
     with chdir(export):
         put(name)
-    with within_seconds(20), pytest.raises(records.RecordError, match=name):
+    with within_seconds(20), pytest.raises(RecordError, match=name):
         records.describe(export)
 
 
@@ -254,7 +253,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
 )  # fmt: skip
 def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
     (subjects / "export" / "lineage.json").write_text(text)
-    with pytest.raises(records.RecordError, match="export/lineage.json"):
+    with pytest.raises(RecordError, match="export/lineage.json"):
         records.describe(subjects / "export")
 
 
@@ -268,7 +267,7 @@ def test_an_identity_of_the_wrong_form(subjects, field, value):
     record = json.loads(file.read_text())
     record["identity"][field] = value
     file.write_text(json.dumps(record))
-    with pytest.raises(records.RecordError, match=f"{file.name}: field identity.{field}"):
+    with pytest.raises(RecordError, match=f"{file.name}: field identity.{field}"):
         records.read([subjects / "records"])
 
 

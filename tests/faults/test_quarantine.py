@@ -14,9 +14,10 @@ import pytest
 import torch
 from stored import shards
 
+from common.errors import EncodeError
 from pipeline import coder as coding
 from pipeline import encode as encoding
-from pipeline.coder import LAYOUTS, EncodeError
+from pipeline.coder import LAYOUTS
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp

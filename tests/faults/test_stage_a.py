@@ -19,13 +19,12 @@ from stored import shards
 from test_commit import temporaries
 from test_interruption import start
 
+from common.errors import CorpusError, StoreError
 from pipeline import encode as encoding
 from pipeline.config import EncodeConfig, EncodeIdsConfig
-from pipeline.corpus import CorpusError
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
-from shards.schema import StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 

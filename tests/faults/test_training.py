@@ -20,9 +20,9 @@ from tiny_store import log_of, write_store
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cli
+from common.errors import RunError
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
-from student.errors import RunError
 from student.trainer import train
 
 SETTINGS = {

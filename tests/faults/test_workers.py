@@ -25,8 +25,8 @@ from test_commit import temporaries, visible_units_are_whole
 from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
 
+from common.errors import EncodeError
 from pipeline.cluster import event_loop, local_cluster, quiet
-from pipeline.coder import EncodeError
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.distributed import REASON, Crew

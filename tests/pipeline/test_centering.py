@@ -10,19 +10,20 @@ import pytest
 from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
+from common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
 from evaluation.lsps.texts import teacher_lsps
 from evaluation.word_senses.word_vectors import Reading as WordReading
 from evaluation.word_senses.word_vectors import word_vectors
 from pipeline import learn as learning
 from pipeline import learning_checkpoint
-from pipeline.centering import LEAST_TOKENS, CenteringError, HiddenSums
-from pipeline.coder import EncodeError, Reading, hidden_rows
+from pipeline.centering import LEAST_TOKENS, HiddenSums
+from pipeline.coder import Reading, hidden_rows
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, DictionaryError
+from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
 from pipeline.job import load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
-from pipeline.teacher import TeacherError, check_position_means
+from pipeline.teacher import check_position_means
 from shards.reader import Store
 
 SETTINGS = ("mean", "position")

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import documents
 
-from pipeline.corpus import CorpusError, JsonLines, TextFile, docstrings, join_windows, open_corpus
+from common.errors import CorpusError
+from pipeline.corpus import JsonLines, TextFile, docstrings, join_windows, open_corpus
 from pipeline.corpus.source import PIECE_CHARACTERS
 from pipeline.corpus.windows import Window, packed_windows
 

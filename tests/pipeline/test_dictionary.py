@@ -8,7 +8,8 @@ import pytest
 from data import bench_file
 from planted import planted, unit_rows
 
-from pipeline.dictionary import Dictionary, DictionaryError, learn_dictionary
+from common.errors import DictionaryError
+from pipeline.dictionary import Dictionary, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import refuse_unusable, unit_length

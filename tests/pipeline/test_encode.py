@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline.config import EncodeConfig, EncodeIdsConfig
-from pipeline.corpus import CorpusError
 from pipeline.dictionary import Dictionary
-from pipeline.encode import EncodeError, encode_ids, encode_lsp
-from pipeline.teacher import TeacherError
+from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
-from shards.schema import StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,9 @@ from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, Rep
 from kinds import documents, write
 from test_plan import RULES, SPECIAL, WordTokenizer
 
+from common.errors import CorpusError
 from pipeline import plan as planning
-from pipeline.corpus import CorpusError, open_corpus
+from pipeline.corpus import open_corpus
 
 COMMIT = "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"
 TEXTS = [f"{n} {n}" for n in range(1000, 1060)]

@@ -9,12 +9,11 @@ import pytest
 import torch
 from planted import planted
 
+from common.errors import DeviceError, EncodeError
 from pipeline import device as device_module
 from pipeline import learn as learning
 from pipeline import learning_checkpoint, training_vectors
-from pipeline.coder import EncodeError
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.device import DeviceError
 from pipeline.dictionary import Dictionary, minibatch_size
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.learn import learn_dictionary

@@ -16,17 +16,17 @@ from stored import shards
 from tiny_families import LAYERS, edit_weights, tiny_model, windows
 from transformers import AutoModelForMaskedLM
 
+from common.errors import EncodeError, RunError, TeacherError
 from pipeline import logits as logits_module
-from pipeline.coder import LAYOUTS, EncodeError
+from pipeline.coder import LAYOUTS
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits
 from pipeline.logits import MaskedLm, most_probable
-from pipeline.teacher import FAMILIES, Teacher, TeacherError, teacher_fingerprint
+from pipeline.teacher import FAMILIES, Teacher, teacher_fingerprint
 from shards.derive import derive
 from shards.reader import Store
 from shards.schema import LOGITS_OCTAVES
 from shards.verify import verify
-from student.errors import RunError
 from student.objectives import Mlsm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from stored import shards
 
+from common.errors import CorpusError, EncodeError, ShardError, TeacherError
 from pipeline import coder as coding
 from pipeline import encode as encoding
-from pipeline.coder import LAYOUTS, EncodeError, hidden_rows, make_batch, unit_rows
+from pipeline.coder import LAYOUTS, hidden_rows, make_batch, unit_rows
 from pipeline.config import EncodeConfig
-from pipeline.corpus import CorpusError, Window
+from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
 from pipeline.encode import StoreInWork, encode_lsp
 from pipeline.job import Job, teacher_job
 from pipeline.lanes import HostLane
 from pipeline.solvers import Codes
-from pipeline.teacher import Teacher, TeacherError, load_tokenizer, special_ids
+from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from shards.reader import Store
-from shards.schema import ShardError
 from shards.writer import UnitWriter
 
 ALONE = dict.fromkeys(LAYOUTS["cpu"], 0)

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from kinds import KINDS, opened, write, write_bytes
 
+from common.errors import CorpusError
 from pipeline import plan as planning
-from pipeline.corpus import CorpusError, JsonLines, TextFile
+from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
 from shards.manifest import Plan, PlannedUnit
 

@@ -16,6 +16,7 @@ from stored import shards
 from tiny_families import tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from common.errors import EncodeError, PrecisionError, TeacherError
 from evaluation.flops.solver import fista_flops, solver_flops
 from evaluation.flops.stores import store_flops
 from evaluation.inspection import statistics
@@ -25,7 +26,7 @@ from evaluation.summaries import encoding
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.sweep import _encoding
 from pipeline import estimate as estimating
-from pipeline.coder import EncodeError, PrecisionError, total_variation
+from pipeline.coder import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_logits, encode_lsp, lsp_coder
@@ -33,7 +34,7 @@ from pipeline.job import teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
-from pipeline.teacher import TeacherError, torch_dtype
+from pipeline.teacher import torch_dtype
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify

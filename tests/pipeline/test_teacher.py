@@ -12,12 +12,11 @@ from tiny_families import LAYERS, LAYOUTS, VOCABULARY, edit_weights, tiny_model,
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
+from common.errors import DeviceError, TeacherError
 from pipeline import teacher as teacher_module
-from pipeline.device import DeviceError
 from pipeline.teacher import (
     FAMILIES,
     Teacher,
-    TeacherError,
     check_documents_apart,
     load_tokenizer,
     locate,

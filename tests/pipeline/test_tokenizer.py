@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from common.errors import CorpusError
 from pipeline.config import TokenizerConfig
-from pipeline.corpus import CorpusError, silent
+from pipeline.corpus import silent
 from pipeline.tokenizer import run
 
 

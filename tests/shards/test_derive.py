@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from make_store import make_store, random_block
 
+from common.errors import ShardError, StoreError
 from pipeline.lsp import distributions
 from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, ShardError, ShardMeta, StoreError
+from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.shard_file import blocks
 from shards.verify import verify
 from shards.writer import UnitWriter

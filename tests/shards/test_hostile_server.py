@@ -11,11 +11,11 @@ import pytest
 from http_store import HOSTILE, serving
 from make_store import make_store
 
+from common.errors import RemoteError, StoreError
 from shards import source
 from shards.reader import Store
 from shards.remote import gopen
-from shards.schema import StoreError
-from shards.source import Remote, RemoteError, Source
+from shards.source import Remote, Source
 from shards.verify import verify
 
 SECRET = "hunter2"

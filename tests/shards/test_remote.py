@@ -24,13 +24,13 @@ from make_store import make_store
 from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
+from common.errors import RemoteError, ShardError, StoreError
 from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import with_checksum
 from shards.reader import Store
 from shards.remote import RemoteFiles, gopen
-from shards.schema import ShardError, StoreError
-from shards.source import Remote, RemoteError, Source
+from shards.source import Remote, Source
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
 

@@ -11,11 +11,11 @@ import pytest
 import webdataset as wds
 from make_store import make_store, truth_windows
 
+from common.errors import ShardError, StoreError
 from shards import codec
 from shards.manifest import StoreFiles
 from shards.members import decode_block
 from shards.reader import Store
-from shards.schema import ShardError, StoreError
 from shards.verify import verify
 from shards.writer import FIDELITY_STRIDE
 

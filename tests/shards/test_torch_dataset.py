@@ -22,9 +22,9 @@ from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from common.errors import ShardError, StoreError
 from shards.codec import block_windows
 from shards.reader import Store
-from shards.schema import ShardError, StoreError
 from shards.torch_dataset import LspDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital' is deprecated")

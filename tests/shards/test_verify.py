@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
 
+from common.errors import ShardError, StoreError
 from shards import codec, verify
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store
-from shards.schema import ShardError, ShardMeta, StoreError
+from shards.schema import ShardMeta
 
 UNITS = ("train", "train", "held_out")
 

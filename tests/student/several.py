@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import student.ranks
+from common.errors import Interrupted
 from student.config import StudentConfig
-from student.errors import Interrupted
 from student.step import Stepper
 from student.trainer import train
 

@@ -9,8 +9,8 @@ from faulty_disk import killed_at, raising_at, recorded
 from safetensors import SafetensorError
 from torch import nn
 
+from common.errors import WriteError
 from student.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
-from student.errors import WriteError
 
 
 class Model(nn.Module):

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
+from common.errors import RunError
 from evaluation.lineage import flops_until
 from shards.manifest import canonical_json
 from student import tracking
 from student.checkpoint import _checksum
 from student.config import StudentConfig
-from student.errors import RunError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.trainer import train

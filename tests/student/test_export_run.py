@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from common.errors import RunError, WriteError
 from evaluation.lineage import lineage
 from evaluation.summaries import exported as show_export
 from student import export_run as exporting
 from student.config import StudentConfig
 from student.encoders import encoder_config
-from student.errors import RunError, WriteError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel

@@ -5,8 +5,8 @@ from fnmatch import fnmatch
 import pytest
 from huggingface_hub import HfApi, errors
 
+from common.errors import RunError
 from student.config import StudentConfig
-from student.errors import RunError
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.trainer import train

@@ -5,8 +5,8 @@ import torch
 from huggingface_hub import constants
 from tiny_exports import ATTENTION, IDS, WHERE, exported
 
+from common.errors import RunError
 from student.config import StudentConfig
-from student.errors import RunError
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl, NaiveMlsm
 from student.trainer import train

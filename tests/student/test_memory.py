@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_store import log_of
 
+from common.errors import TrainingError
 from student.config import StudentConfig
-from student.errors import TrainingError
 from student.held_out import HeldOut
 from student.memory import largest_that_fits, peak_memory
 from student.model import Student

@@ -7,9 +7,9 @@ from safetensors.torch import load_file, save_file
 from tiny_store import write_tokenizer
 from transformers import BertConfig, GPT2Config
 
+from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config, weights_fingerprint
-from student.errors import RunError
 from student.model import Student, build_student
 from student.objectives import Mlm, Mlsm
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_store import teacher_says, write_store
 
+from common.errors import RunError
 from shards.codec import SparseRows
 from student.batches import Loader
-from student.errors import RunError
 from student.held_out import MASK_SEED, HeldOut
 from student.masking import Masking
 from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm

@@ -14,9 +14,9 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from cli import VERBS, parse_settings
+from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import RunError
 from student.export import HEAD_LAYOUTS
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl

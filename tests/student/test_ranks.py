@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
+from common.errors import Interrupted
 from student.config import StudentConfig
-from student.errors import Interrupted
 from student.ranks import Ranks
 from student.trainer import train
 

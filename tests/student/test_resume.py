@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
+from common.errors import Interrupted, RunError
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.errors import Interrupted, RunError
 from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.ranks import Ranks

@@ -5,9 +5,8 @@ import pytest
 import torch
 from tiny_store import write_store
 
-from shards.schema import StoreError
+from common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
-from student.errors import RunError, WriteError
 from student.run import Run, default_name, read_json, run_identity
 from student.step import resolved_dtype
 from student.trainer import train

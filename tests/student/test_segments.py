@@ -9,10 +9,10 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
+from common.errors import RunError
 from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders import encoder_config, token_types
-from student.errors import RunError
 from student.export import masked_lm
 from student.export_config import ExportConfig
 from student.export_run import export_run

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import student.step
+from common.errors import Interrupted
 from student.config import StudentConfig
-from student.errors import Interrupted
 from student.step import Stepper
 from student.trainer import train
 

@@ -8,9 +8,9 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from tiny_store import log_of
 from transformers import AutoModelForMaskedLM
 
+from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import RunError
 from student.export import has_known_head, masked_lm
 from student.export_config import ExportConfig
 from student.export_run import export_run

@@ -14,8 +14,8 @@ import pytest
 from tiny_store import log_of
 
 import student.tracking
+from common.errors import RunError
 from student.config import TRACKERS, StudentConfig
-from student.errors import RunError
 from student.tracking import Trackers, _id, _tensorboard, figures_of
 from student.trainer import train
 

@@ -14,9 +14,9 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel
 
 import student.trainer
+from common.errors import Interrupted, RunError, TrainingError
 from student.config import OBJECTIVES, StudentConfig
 from student.encoders import weights_fingerprint
-from student.errors import Interrupted, RunError, TrainingError
 from student.model import build_student
 from student.objectives import Mlm
 from student.step import build_optimizer, learning_rate

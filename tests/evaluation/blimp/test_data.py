@@ -7,8 +7,8 @@ import shutil
 import pytest
 from data import data_path
 
+from common.errors import BlimpError
 from evaluation.blimp.data import PARADIGMS, PHENOMENA, Paradigm, read, subset
-from evaluation.blimp.errors import BlimpError
 
 
 @pytest.fixture

@@ -20,16 +20,14 @@ from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import cli
+from common.errors import BlimpError, ModelError, RunError
 from evaluation import records
 from evaluation.blimp import evaluate as evaluating
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PARADIGMS, PHENOMENA
-from evaluation.blimp.errors import BlimpError
 from evaluation.blimp.evaluate import evaluate
 from evaluation.blimp.summary import blimp
-from evaluation.models import ModelError
 from student.config import StudentConfig
-from student.errors import RunError
 from student.objectives import Mlm, Mlsm
 from student.probe import train_probe
 from student.probe_config import ProbeConfig

@@ -7,7 +7,7 @@ import torch
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_tokenizer
 
-from evaluation.blimp.errors import BlimpError
+from common.errors import BlimpError
 from evaluation.blimp.models import load
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 from test_cli import error_line, mlsm
 from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
 
+from common.errors import RecordError, WsdDataError
 from evaluation.comparison import published
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import tick_values
@@ -18,8 +19,7 @@ from evaluation.comparison.report import compare
 from evaluation.comparison.study import SUITE
 from evaluation.comparison.summary import comparison
 from evaluation.plots import new_figure
-from evaluation.records import METRICS, RecordError
-from evaluation.word_senses.framework import WsdDataError
+from evaluation.records import METRICS
 from pipeline.corpus import silent
 
 TEACHER = {"name": "a teacher", "fingerprint": "f"}

@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 from tiny_records import a_blimp_record, a_record, digest, of_table
 
+from common.errors import ComparisonError
 from evaluation.comparison import published
 from evaluation.comparison.significance import compare_on_blimp, matrices
 from evaluation.comparison.study import (
     SUITE,
-    ComparisonError,
     average,
     blimp_average,
     checkpoint_name,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from tiny_families import tiny_model
 
+from common.errors import StudyError
 from evaluation import records
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.heads import Backbone
-from evaluation.finetuning.suite import StudyError, finetune
+from evaluation.finetuning.suite import finetune
 from evaluation.finetuning.summary import summary
 from evaluation.finetuning.tasks import TASKS
 

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 from data import data_path
 
+from common.errors import DataError
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.data import load_task
-from evaluation.finetuning.formats import DataError, Tsv, conll, json_pairs, wic
+from evaluation.finetuning.formats import Tsv, conll, json_pairs, wic
 from evaluation.finetuning.miniature import DEV, TRAIN
 from evaluation.finetuning.tasks import ENTITIES, TASKS
 

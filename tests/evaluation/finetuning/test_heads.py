@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 from tiny_families import edit_weights, tiny_model, windows
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from evaluation.finetuning.heads import Backbone, ModelError
+from common.errors import ModelError, TeacherError
+from evaluation.finetuning.heads import Backbone
 from evaluation.finetuning.tasks import TASKS
-from pipeline.teacher import TeacherError
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
 

@@ -14,13 +14,11 @@ from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
-from evaluation.finetuning.formats import DataError
-from evaluation.finetuning.suite import StudyError, finetune
+from evaluation.finetuning.suite import finetune
 from evaluation.finetuning.summary import summary
-from evaluation.models import ModelError
-from pipeline.teacher import TeacherError
 from student.config import StudentConfig
 from student.trainer import train
 
@@ -152,7 +150,7 @@ def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
     with pytest.raises(StudyError, match="weights"):
         finetune(settings)
     file.write_text("{")
-    with pytest.raises(records.RecordError, match="mrpc-seed0.json: expected a record"):
+    with pytest.raises(RecordError, match="mrpc-seed0.json: expected a record"):
         finetune(settings)
 
 

@@ -9,9 +9,10 @@ import torch
 from data import ROOT, data_path
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
+from common.errors import FlopsError
 from evaluation.flops.config import CountFlopsConfig
 from evaluation.flops.count import as_printed, count_flops, short_flops
-from evaluation.flops.encoders import Encoder, FlopsError, measured_head, measured_student
+from evaluation.flops.encoders import Encoder, measured_head, measured_student
 from evaluation.flops.pretraining import (
     FISTA,
     Setting,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InspectionError
 from evaluation.lsps import pages
-from evaluation.lsps.sample import InspectionError
 from shards import clean, disk
 from shards.manifest import file_sha256
 

@@ -5,8 +5,9 @@ import pytest
 from make_store import make_store
 from tiny_store import write_store
 
+from common.errors import InspectionError
 from evaluation.inspection import window_tokens
-from evaluation.lsps.sample import InspectionError, by_lsp, draw
+from evaluation.lsps.sample import by_lsp, draw
 from pipeline.corpus import silent
 from shards.reader import Store
 

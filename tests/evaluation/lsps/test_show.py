@@ -11,9 +11,9 @@ import pytest
 from http_store import serving
 from tiny_exports import exported
 
+from common.errors import InspectionError
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.labels import find_labels
-from evaluation.lsps.sample import InspectionError
 from evaluation.lsps.show import show
 from evaluation.lsps.terminal import summary
 from pipeline.corpus import silent

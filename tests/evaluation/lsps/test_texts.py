@@ -9,9 +9,9 @@ from scipy.sparse import csr_array
 from scipy.stats import entropy
 from tiny_exports import exported
 
+from common.errors import InspectionError
 from evaluation.lsps import texts
 from evaluation.lsps.config import LspConfig
-from evaluation.lsps.sample import InspectionError
 from evaluation.lsps.show import show
 from evaluation.lsps.terminal import summary
 from pipeline.corpus import silent

@@ -15,13 +15,12 @@ from data import ROOT
 from tiny_store import log_of
 
 import cli
+from common.errors import SweepError, WsdDataError
 from evaluation.sweeps import sweep as sweeping
 from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.errors import SweepError
 from evaluation.sweeps.full_scale import full_scale
 from evaluation.sweeps.summary import swept
 from evaluation.sweeps.sweep import sweep
-from evaluation.word_senses.framework import WsdDataError
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 

@@ -13,17 +13,16 @@ from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
 import cli
+from common.errors import TeacherError, WsdDataError
 from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
-from evaluation.word_senses.framework import WsdDataError
 from evaluation.word_senses.report import layers
 from pipeline.config import DictionaryConfig
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
-from pipeline.teacher import TeacherError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
 ROOT = Path(__file__).resolve().parents[3]

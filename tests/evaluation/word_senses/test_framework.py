@@ -8,8 +8,9 @@ import pytest
 from data import data_path
 from tiny_senses import SETS, write_miniature
 
+from common.errors import WsdDataError
 from evaluation.word_senses.data import WsdData, data_fingerprint
-from evaluation.word_senses.framework import SEMCOR, WsdDataError, read_annotated
+from evaluation.word_senses.framework import SEMCOR, read_annotated
 from evaluation.word_senses.wordnet import WordNet
 from pipeline.corpus import silent
 

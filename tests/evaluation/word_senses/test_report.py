@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from evaluation.word_senses.framework import WsdDataError
+from common.errors import WsdDataError
 from evaluation.word_senses.report import (
     GROUPS,
     correlate,

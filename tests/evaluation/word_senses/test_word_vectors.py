@@ -6,9 +6,9 @@ import torch
 from minilm import minilm_dir
 from tiny_senses import plain_vectors
 
+from common.errors import EncodeError
 from evaluation.word_senses.framework import Instance, Sentence
 from evaluation.word_senses.word_vectors import Readings, batches, word_vectors
-from pipeline.coder import EncodeError
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
 SENTENCES = [
