@@ -157,9 +157,10 @@ def _load_config(name: str):
     from pipeline.teacher import locate
 
     try:
-        config = AutoConfig.from_pretrained(locate(name) if name == "bundled" or Path(name).is_dir() else name)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0].rstrip(".")
+        place = locate(name) if name == "bundled" or Path(name).is_dir() else name
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # transformers raises many classes at a damaged configuration
+        first = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise FlopsError(
             f"{name}: no configuration found there ({first}). Give a named encoder such as bert-base or bert-6x384, a "
             "directory with config.json, or a Hub id (network or cache)."

@@ -496,7 +496,7 @@ class Fuzzer:
         """What came of one use: done with a result, refused with a typed error, or a finding."""
         before, began = None if may_change else snapshot(place.subject, place.healthy), time.monotonic()
         try:
-            with _within(SECONDS), _quiet():
+            with _within(SECONDS * max(1, os.getloadavg()[0] / os.cpu_count())), _quiet():    # others may be busy here
                 outcome = {"outcome": "done", "result": json.loads(json.dumps(use(place)))}
         except TYPED as error:
             outcome = {"outcome": "refused", "error": f"{type(error).__name__}: {error}"[:2000]}
@@ -553,7 +553,7 @@ def snapshot(*directories):
 @contextlib.contextmanager
 def _within(seconds):
     def stop(*_):
-        raise Finding(f"still at work after {seconds} s")
+        raise Finding(f"still at work after {seconds:.0f} s")
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1)

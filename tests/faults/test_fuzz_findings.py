@@ -15,8 +15,9 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
-from common.errors import DictionaryError, RecordError, RunError, ShardError, StoreError, TrainingError
+from common.errors import DictionaryError, FlopsError, RecordError, RunError, ShardError, StoreError, TrainingError
 from evaluation import models, records
+from evaluation.flops.encoders import Encoder
 from evaluation.inspection import document_tokens, show
 from pipeline.dictionary import Dictionary
 from shards.derive import derive
@@ -255,6 +256,20 @@ def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
     (subjects / "export" / "lineage.json").write_text(text)
     with pytest.raises(RecordError, match="export/lineage.json"):
         records.describe(subjects / "export")
+
+
+@pytest.mark.parametrize("field", [{"auto_map": 3}, {"num_hidden_layers": "two"}, {"layer_types": 1}])
+def test_a_configuration_that_transformers_cannot_read(subjects, field):
+    """It is asked for a dropout that the lineage leaves open, and for the operations of a model."""
+    export = subjects / "export"
+    for file, changes in ((export / "config.json", field), (export / "lineage.json", {})):
+        known = json.loads(file.read_text()) | changes
+        known.get("settings", {}).pop("dropout", None)
+        known.setdefault("settings", {})["dropout"] = None
+        file.write_text(json.dumps(known))
+    records.describe(export)
+    with pytest.raises(FlopsError, match="no configuration found there"):
+        Encoder.find(str(export))
 
 
 @pytest.mark.parametrize(
