@@ -88,9 +88,12 @@ def measure(settings, directory):
 
 def encode(settings, workers):
     """Encode with so many workers; returns when every unit was answered, and its tokens."""
-    from pipeline import encode as encoding
-    from pipeline.distributed import Crew
-    from pipeline.job import teacher_job
+    from pipeline.coder import Output
+    from pipeline.encode import make_lsp_store, run
+    from pipeline.executors.dask import WorkerPool
+    from pipeline.job import load_teacher, teacher_job
+    from pipeline.kinds import KINDS
+    from pipeline.learn import load_dictionary
 
     answers = []
 
@@ -99,10 +102,11 @@ def encode(settings, workers):
             answers.append((time.perf_counter(), done - sum(tokens for _, tokens in answers)))
 
     job = teacher_job(replace(settings, workers=workers), progress)
-    dictionary = encoding.load_dictionary(settings, settings.dictionary, encoding.load_teacher(job))
-    store = encoding._lsp_store(job, encoding.load_teacher(job), encoding.Output(LAYER, dictionary))
-    with Crew(job) as job.crew:  # also of one worker, which the command would not start
-        encoding.run(job, [store], encoding.lsp_coder)
+    teacher = load_teacher(job)
+    dictionary = load_dictionary(settings, settings.dictionary, teacher)
+    store = make_lsp_store(job, teacher, Output(LAYER, dictionary))
+    with WorkerPool(job) as pool:  # also of one worker, which the command would not start
+        run(pool, [store], KINDS["lsp"])
     return answers
 
 

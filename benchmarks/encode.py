@@ -27,8 +27,8 @@ from pipeline.corpus import TextFile, join_windows
 from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.windows import packed_windows, tokenised
 from pipeline.dictionary import Dictionary
-from pipeline.encode import write_units
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
+from pipeline.units import write_units
 from shards.manifest import PlannedUnit, StoreFiles
 from shards.schema import ShardMeta, windows_per_block
 from shards.writer import UnitWriter
@@ -93,7 +93,8 @@ def measure(windows, coder, directory):
 
     clock = time.perf_counter()
     tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), [0])]
-    write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
+    for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
+        pass
     encode_seconds = time.perf_counter() - clock
     record = writers[0].record
     return {

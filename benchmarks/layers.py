@@ -26,9 +26,9 @@ from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
 from pipeline.coder import LspCoder, Output, hidden_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import learn_dictionary
-from pipeline.encode import write_units
 from pipeline.solvers import nonneg_lasso
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
+from pipeline.units import write_units
 from shards.manifest import PlannedUnit, StoreFiles
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter
@@ -125,7 +125,8 @@ def time_encoding(windows, coder, directory):
 
     clock = time.perf_counter()
     tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), list(range(len(stores))))]
-    write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer, lambda *_: None)
+    for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
+        pass
     return time.perf_counter() - clock
 
 

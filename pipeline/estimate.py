@@ -1,6 +1,6 @@
 """What an encoding will take, before it begins: tokens, bytes, hours, room on the disk.
 
-    estimate(job, coder, targets, write_units)  # --dry-run: measures for some seconds; nothing stays
+    estimate(job, coder, targets)               # --dry-run: measures for some seconds; nothing stays
     warn_of_disk(output, bytes)                 # before an encoding: a warning when it is not likely to fit
 
 The measurement is the work itself: the first windows of the plan go through the real stages into temporary stores,
@@ -24,6 +24,7 @@ from pipeline.centering import HiddenSums
 from pipeline.coder import LspCoder, Output, Reading, hidden_rows
 from pipeline.corpus.windows import packed_tokens
 from pipeline.learn import load_dictionary, wanted_dictionaries
+from pipeline.units import write_units
 from shards.manifest import StoreFiles
 from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
@@ -39,15 +40,14 @@ USUAL_ENTRIES = 30  # of a token, whatever n: more than real codes keep at the u
 FISTA_ENTRIES = 75  # the same of 100 FISTA steps
 
 
-def estimate(job, coder, targets, write_units):
+def estimate(job, coder, targets):
     """Encode the beginning of the plan into temporary stores, one for every output of the coder, and extrapolate.
 
-    targets      contents of target.json
-    write_units  that of encode.py
-    Returns      dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
-                 tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
+    targets  contents of target.json
+    Returns  dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
+             tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
     """
-    records, seconds = _measured(job, coder, targets, write_units)
+    records, seconds = _measured(job, coder, targets)
     total, measured = tokens_by_sample(job), records[0].tokens
     size = sum(_bytes_in_all(record, total, len(job.plan.units)) for record in records)
     busy = {
@@ -76,7 +76,7 @@ def _bytes_in_all(record, tokens, units):
     return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * (record.bytes - blocks))
 
 
-def estimate_lsp(job, teacher, write_units):
+def estimate_lsp(job, teacher):
     """The same for the LSP stores of the settings; adds learning_seconds, of the dictionaries that are lacking."""
     from pipeline.dictionary import Dictionary
 
@@ -91,7 +91,7 @@ def estimate_lsp(job, teacher, write_units):
         outputs.append(Output(entry.layer, dictionary))
     targets = [job.target({"top_n": config.top_n}, {}, len(output.dictionary.atoms_Kd)) for output in outputs]
     coder = LspCoder(teacher, outputs, config, job.special_ids)
-    found = estimate(job, coder, targets, write_units)
+    found = estimate(job, coder, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])
     visits = tokens * config.dictionary_epochs * LEARNING_COST * len(lacking) / len(outputs)
     learning = visits * found["solver_seconds"] + (tokens * found["teacher_seconds"] if lacking else 0)
@@ -175,19 +175,19 @@ def likely_bytes(target):
     return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
 
 
-def _measured(job, coder, targets, write_units):
+def _measured(job, coder, targets):
     """Records of the longest measurement, one a target, and its seconds."""
     unit = next(unit for unit in job.plan.units if unit.split == "train")
-    _encode_some(job, coder, targets, write_units, unit, FEWEST_WINDOWS)  # compiles, and fills the caches
+    _encode_some(job, coder, targets, unit, FEWEST_WINDOWS)  # compiles, and fills the caches
     windows = FEWEST_WINDOWS
     while True:
-        records, seconds = _encode_some(job, coder, targets, write_units, unit, windows)
+        records, seconds = _encode_some(job, coder, targets, unit, windows)
         if seconds >= SECONDS or records[0].windows < windows:
             return records, seconds
         windows *= 2
 
 
-def _encode_some(job, coder, targets, write_units, unit, windows):
+def _encode_some(job, coder, targets, unit, windows):
     """Encode the first windows of a unit into stores that do not stay; their records, and the seconds."""
     with tempfile.TemporaryDirectory() as directory:
         opened = []
@@ -198,12 +198,13 @@ def _encode_some(job, coder, targets, write_units, unit, windows):
                              target["weight_octaves"])  # fmt: skip
             opened.append(UnitWriter(files, meta))
         began = time.perf_counter()
-        write_units(
+        written = write_units(
             [(unit, list(range(len(targets))))],
             lambda unit: islice(job.windows(unit), windows),
             coder,
             job.config.max_length,
             lambda unit, output: opened[output],
-            lambda block, writer: None,
         )
+        for _ in written:
+            pass
         return [writer.record for writer in opened], time.perf_counter() - began

@@ -1,85 +1,52 @@
-"""What one command of stage A works on: sources, tokenizer, plan, and where its output goes.
+"""What one command of stage A works on: settings, tokenizer, plan and sources.
 
     job = teacher_job(config, progress)
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
 
-The corpus is scanned once, when the job is made; a worker process makes the same job from what that found. Left out:
-dictionaries (learn.py), encoding (encode.py), the workers (distributed.py).
+A Job is never changed, and can be sent to other processes: `scan_corpus` makes it, once in a command.
+Left out: dictionaries (learn.py), encoding (units.py), who does the work (executors/).
 """
 
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import CorpusError, EncodeError, StoreError
 from pipeline import plan as planning
-from pipeline.corpus import TextFile, open_sources
+from pipeline.corpus import TextFile, open_sources, silent
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.windows import drops_white_space
 from shards.manifest import fingerprint
 from shards.schema import LSP_OCTAVES
 
-COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")    # of the scan, in summaries
+COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, in summaries
 LISTED_FILES = 5
-PARAGRAPHS = 50    # documents of a text file, on average: above, they may be paragraphs of one text
+PARAGRAPHS = 50  # documents of a text file, on average: above, they may be paragraphs of one text
 
 
-class Planned(NamedTuple):
-    """What the scan of a corpus found.
-
-    sources  name to reader
-    stamps   name to what says that the source is still the one that was scanned
-    """
-
-    sources: dict
-    stamps: dict
-    plan: planning.Plan
-
-
+@dataclass(frozen=True, eq=False)
 class Job:
     """Sources, tokenizer and plan of one command.
 
-    planned  what an earlier scan found; the corpus is scanned without it
-    crew     the workers that help, inside `helped`
-    teacher  once it is loaded
-    Raises   CorpusError, StoreError
+    config       its settings
+    special_ids  dict of `teacher.special_ids`
+    rules        dict of `plan.windowing`
+    sources      name to reader;  stamps  name to what says that the source is still the one that was scanned
+    progress     called with what the command is doing; a process that the job is sent to says nothing
     """
 
-    crew = teacher = None
+    config: object
+    tokenizer: object
+    special_ids: dict
+    rules: dict
+    plan: planning.Plan
+    sources: dict
+    stamps: dict
+    progress: Callable = silent
 
-    def __init__(self, config, tokenizer, progress, planned=None):
-        from pipeline.teacher import special_ids, tokenizer_fingerprint
-
-        self.config, self.tokenizer, self.progress = config, tokenizer, progress
-        refuse_foreign_output(config.output)
-        self.special_ids = special_ids(tokenizer)
-        self.rules = planning.windowing(
-            tokenizer_fingerprint(tokenizer),
-            config.max_length,
-            config.packing,
-            whole_documents=not drops_white_space(tokenizer),
-            held_out_by=config.held_out_by,
-        )
-        self.planned = planned or self._scan()
-        self.sources, self._stamps, self.plan = self.planned
-        if planned is None:
-            self.check_sources()
-
-    def _scan(self):
-        config = self.config
-        sources = open_sources(config, self.progress)
-        stamps = {source.name: source.stamp() for source in sources}
-        plan = planning.scan(
-            sources,
-            self.tokenizer,
-            self.special_ids,
-            self.rules,
-            unit_tokens=config.unit_tokens,
-            max_tokens=config.max_tokens,
-            selection=Selection.of(config),
-            progress=self.progress,
-        )
-        return Planned({source.name: source for source in sources}, stamps, plan)
+    def __reduce__(self):
+        fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
+        return Job, fields
 
     def check_sources(self):
         """Raise CorpusError if a source is no longer the file that was scanned."""
@@ -88,7 +55,7 @@ class Job:
 
     def check_unchanged(self, name):
         """The same of one source."""
-        if self.sources[name].stamp() != self._stamps[name]:
+        if self.sources[name].stamp() != self.stamps[name]:
             raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
     def describe_corpus(self):
@@ -142,6 +109,40 @@ class Job:
         return planning.unit_windows(unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.rules)
 
 
+def scan_corpus(config, tokenizer, progress):
+    """Scan the corpus of the settings; returns the Job.
+
+    Raises  CorpusError, StoreError
+    """
+    from pipeline.teacher import special_ids, tokenizer_fingerprint
+
+    refuse_foreign_output(config.output)
+    specials = special_ids(tokenizer)
+    rules = planning.windowing(
+        tokenizer_fingerprint(tokenizer),
+        config.max_length,
+        config.packing,
+        whole_documents=not drops_white_space(tokenizer),
+        held_out_by=config.held_out_by,
+    )
+    sources = open_sources(config, progress)
+    stamps = {source.name: source.stamp() for source in sources}
+    plan = planning.scan(
+        sources,
+        tokenizer,
+        specials,
+        rules,
+        unit_tokens=config.unit_tokens,
+        max_tokens=config.max_tokens,
+        selection=Selection.of(config),
+        progress=progress,
+    )
+    by_name = {source.name: source for source in sources}
+    job = Job(config, tokenizer, specials, rules, plan, by_name, stamps, progress)
+    job.check_sources()
+    return job
+
+
 def teacher_job(config, progress):
     """The Job of a command that has a teacher; a layer it lacks is refused before the corpus is read."""
     from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
@@ -151,32 +152,22 @@ def teacher_job(config, progress):
         check_position_means(config.teacher)
     if config.documents_apart:
         check_documents_apart(config.teacher)
-    return Job(config, load_tokenizer(config.teacher), progress)
-
-
-@contextmanager
-def helped(job):
-    """Let the workers that the settings ask for, if any, help with the job in this block, as `job.crew`."""
-    if job.config.workers == 1 and job.config.scheduler is None:
-        yield
-        return
-    from pipeline.distributed import Crew
-
-    try:
-        with Crew(job) as job.crew:
-            yield
-    finally:
-        job.crew = None
+    return scan_corpus(config, load_tokenizer(config.teacher), progress)
 
 
 def load_teacher(job):
-    """The teacher of the settings, cut after the deepest of their layers; loaded once in a job.
+    """The teacher of the settings, cut after the deepest of their layers.
 
     Raises  TeacherError, DeviceError; EncodeError when the windows are too long or a GPU has no solver
     """
-    if job.teacher is None:
-        job.teacher = _load_teacher(job)
-    return job.teacher
+    from pipeline.teacher import Teacher
+
+    config = job.config
+    teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
+    if teacher.device.type == "cuda":
+        require_gpu_solver()
+    check_teacher(job, teacher)
+    return teacher
 
 
 def check_same_teacher(teacher, fingerprint, dtype):
@@ -187,17 +178,6 @@ def check_same_teacher(teacher, fingerprint, dtype):
         raise EncodeError(
             f"a worker {what} as the command that was given. Let all see the same files, and give --dtype and --device."
         )
-
-
-def _load_teacher(job):
-    from pipeline.teacher import Teacher
-
-    config = job.config
-    teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
-    if teacher.device.type == "cuda":
-        require_gpu_solver()
-    check_teacher(job, teacher)
-    return teacher
 
 
 def check_teacher(job, teacher):

@@ -159,19 +159,6 @@ def _if_of_split(document, split):
         yield from chain(head, document)
 
 
-def sample_windows(plan, windows_of, tokens, seed):
-    """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
-
-    windows_of  function from a unit to its windows
-    Returns     list of windows in the order of their hash
-    """
-    sample = WindowSample(plan, tokens)
-    for unit in plan.units:
-        if unit.split == "train":
-            sample.add(candidates(unit, windows_of(unit), seed, sample.bound))
-    return sample.windows()
-
-
 def candidates(unit, windows, seed, bound):
     """A unit's windows with a hash below a bound: triples (hash, (unit's id, number in the unit), window).
 

@@ -17,7 +17,8 @@ ALLOWED = {
     "pipeline": {"pipeline", "shards", "common"},
     "evaluation": OURS - {"cli", "benchmarks"},
 }
-SHARDS_USERS = {"encode", "estimate", "job", "learn", "plan", "worker"}  # who writes, names or plans shards
+SHARDS_USERS = {"encode", "estimate", "job", "kinds", "learn", "plan", "stores", "units"}  # who writes, names or plans
+SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SHARDS_USERS |= {"coder"}  # which tells the teacher a pair's segments, as shards derives them from the ids
 SHARDS_USERS |= {"centering", "dictionary", "teacher"}  # of what stores keep copies, and compare with fingerprints
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)

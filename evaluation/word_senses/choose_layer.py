@@ -30,9 +30,10 @@ from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_
 from evaluation.word_senses.word_vectors import Readings, word_vectors
 from pipeline.coder import center_on
 from pipeline.corpus import silent
+from pipeline.executors import open_executor
 from pipeline.files import appearing_whole
-from pipeline.job import helped, load_teacher, named_by_content, teacher_job
-from pipeline.learn import batch_key, dictionaries, minibatch_of_sample, wanted_dictionaries
+from pipeline.job import load_teacher, named_by_content, teacher_job
+from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.learning_checkpoint import workplace
 from pipeline.solvers import nonneg_lasso
 from shards.manifest import fingerprint, publish_directory
@@ -136,8 +137,8 @@ def _dictionaries(job, teacher, lacking):
     from pipeline.dictionary import Dictionary
 
     started = time.perf_counter()
-    with helped(job):
-        reports = dictionaries(job, teacher)
+    with open_executor(job, teacher) as executor:
+        reports = provide_dictionaries(executor, teacher)
     seconds, new = time.perf_counter() - started, sum(not report["finished_before"] for report in reports)
     return {
         (report["layer"], report["k"]): (

@@ -303,7 +303,7 @@ def describe(path):
 
 def interrupted_in_unit(number):
     """Ctrl-C while the unit of that number is being written."""
-    from pipeline.encode import OpenStore
+    from pipeline.stores import OpenStore
 
     whole, begun = OpenStore.writer, []
 
@@ -442,11 +442,11 @@ def demonstration(places):
     one, with what the demonstration's command keeps beside its plan.
     """
     import cli
-    from pipeline.encode import _kept
+    from pipeline.encode import select_settings
 
     encode, train = DEMONSTRATION
     settings, _ = cli.parse_settings("encode-lsp", cli.VERBS["encode-lsp"], encode[1:])
-    kept = {"encode-lsp": _kept(settings)}
+    kept = {"encode-lsp": select_settings(settings)}
     shutil.rmtree("runs/students")
     for path in Path("runs/stores").iterdir():
         if str(path) != places["lsp"]:

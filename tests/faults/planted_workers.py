@@ -59,19 +59,20 @@ class AfterCommit(Patched):
         self._mark = Path(mark)
 
     def where(self):
-        from pipeline import encode
+        from pipeline import units
 
-        return encode, "encode_unit"
+        return units, "encode_units"
 
     def changed(self, works):
-        def encode_unit(job, stores, unit, *rest):
-            answer = works(job, stores, unit, *rest)
-            if not self._mark.exists():
-                self._mark.write_text(unit.id)
-                die()
-            return answer
+        def encode_units(context, items, **given):
+            items = list(items)
+            for (number, *_), answer in zip(items, works(context, iter(items), **given), strict=True):
+                if not self._mark.exists():
+                    self._mark.write_text(context.job.plan.units[number].id)
+                    die()
+                yield answer
 
-        return encode_unit
+        return encode_units
 
 
 class Slow(Patched):

@@ -16,7 +16,7 @@ from stored import shards
 
 from common.errors import EncodeError
 from pipeline import coder as coding
-from pipeline import encode as encoding
+from pipeline import stores
 from pipeline.coder import LAYOUTS
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
@@ -190,7 +190,7 @@ def test_most_of_a_batch_is_no_documents_fault(place, clean, tmp_path, monkeypat
 def test_too_many_documents_are_no_documents_fault(place, clean, tmp_path, monkeypatch):
     """Here and there over the first units; the count goes on over a resume."""
     plant(monkeypatch, [row[0] for row in rows_of(clean)[::30]], "teacher")
-    monkeypatch.setattr(encoding, "QUARANTINE_SHARE", 0)
+    monkeypatch.setattr(stores, "QUARANTINE_SHARE", 0)
     kept = []
     for _ in range(2):
         with pytest.raises(EncodeError, match=r"documents could not be coded, more than the 10 .* chokes on this"):

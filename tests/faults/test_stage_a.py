@@ -25,6 +25,7 @@ from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
+from shards.writer import UnitWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,15 +56,15 @@ def ids_of(text, place, output, **settings):
 @pytest.mark.parametrize("seed", range(4))
 def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, tmp_path, monkeypatch, seed):
     dice = random.Random(seed)
-    write = encoding.UnitWriter.write_block
+    write = UnitWriter.write_block
 
     def fails_at_times(writer, **columns):
         if dice.random() < 0.2:
             raise OSError(5, "Input/output error")
         return write(writer, **columns)
 
-    monkeypatch.setattr(encoding.UnitWriter, "write_block", fails_at_times)
-    monkeypatch.setattr(encoding, "run", in_shuffled_order(encoding.run, dice))
+    monkeypatch.setattr(UnitWriter, "write_block", fails_at_times)
+    monkeypatch.setattr(encoding, "encode_missing", in_shuffled_order(encoding.encode_missing, dice))
     attempts = 0
     while True:
         attempts += 1
@@ -75,24 +76,13 @@ def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, 
     assert shards(report["store"]) == shards(whole["store"])
 
 
-def in_shuffled_order(run, dice):
-    """run, which encodes missing units in another order than the plan's."""
+def in_shuffled_order(encode_missing, dice):
+    """encode_missing, which takes missing units in another order than the plan's."""
 
-    def shuffled_run(*arguments):
-        works = encoding.write_units
+    def shuffled(executor, tasks, *rest):
+        return encode_missing(executor, dice.sample(tasks, len(tasks)), *rest)
 
-        def write_units(tasks, *rest):
-            tasks = list(tasks)
-            dice.shuffle(tasks)
-            return works(tasks, *rest)
-
-        encoding.write_units = write_units
-        try:
-            return run(*arguments)
-        finally:
-            encoding.write_units = works
-
-    return shuffled_run
+    return shuffled
 
 
 def test_two_commands_at_once(place, whole, tmp_path):
@@ -215,7 +205,7 @@ def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
     def fails(writer, **columns):
         raise RuntimeError("the writer fails")
 
-    monkeypatch.setattr(encoding.UnitWriter, "write_block", fails)
+    monkeypatch.setattr(UnitWriter, "write_block", fails)
     with pytest.raises(RuntimeError, match="the writer fails"):
         encode_lsp(replace(place, output=tmp_path))
     assert not list(tmp_path.glob("stores/*/units/*")) and not temporaries(tmp_path)

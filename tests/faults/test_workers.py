@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,11 +25,13 @@ from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
 
 from common.errors import EncodeError
-from pipeline.cluster import event_loop, local_cluster, quiet
 from pipeline.config import EncodeConfig
+from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
-from pipeline.distributed import REASON, Crew
-from pipeline.encode import QUARANTINE_SHARE, encode_lsp
+from pipeline.encode import encode_lsp
+from pipeline.executors.cluster import event_loop, local_cluster, quiet
+from pipeline.executors.killers import REASON, find_killers
+from pipeline.stores import QUARANTINE_SHARE
 from shards.reader import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,20 +145,19 @@ def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
 
 @given(st.sets(st.integers(0, 999), max_size=5), st.integers(0, 1000))
 def test_killers_are_found_wherever_they_are(killers, count):
-    crew = Crew(SimpleNamespace(progress=lambda *_, **__: None))
-    crew._survives = lambda task, range_, trials: not killers & set(range(*range_))
-    assert crew._killers(None, lambda *range_: range_, count) == sorted(k for k in killers if k < count)
+    def survives(first, stop, trials):
+        return not killers & set(range(first, stop))
+
+    assert find_killers(survives, count, silent) == sorted(k for k in killers if k < count)
 
 
 def test_the_search_ends_when_it_is_no_texts_fault():
-    deaths, crew = [], Crew(SimpleNamespace(progress=lambda *_, **__: None))
-    crew._survives = lambda task, range_, trials: deaths.append(range_)
+    deaths = []
     with pytest.raises(EncodeError, match="workers die before they code any text. Do they have too little memory"):
-        crew._killers(None, lambda *range_: range_, 8192)
-    assert deaths == [(0, 0)]
-    crew._survives = lambda task, range_, trials: deaths.append(range_) or range_[0] == range_[1]
+        find_killers(lambda *tried: deaths.append(tried), 8192, silent)
+    assert deaths == [(0, 0, 2)]
     with pytest.raises(EncodeError, match="more than 32 windows, so it is hardly their fault"):
-        crew._killers(None, lambda *range_: range_, 8192)
+        find_killers(lambda *tried: deaths.append(tried) or tried[0] == tried[1], 8192, silent)
     assert len(deaths) < 100
 
 

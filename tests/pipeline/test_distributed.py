@@ -19,12 +19,12 @@ from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
 
 from common.errors import CorpusError, EncodeError
-from pipeline.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
-from pipeline.distributed import Crew
 from pipeline.encode import encode_ids, encode_lsp
+from pipeline.executors.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
+from pipeline.executors.dask import WorkerPool
 from pipeline.job import check_same_teacher, load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
 
@@ -128,14 +128,15 @@ def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_
 
 
 def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, caplog):
-    def chatty(work):
-        logging.getLogger("pipeline.coder").warning("a batch of %s", len(work.job.plan.units))
-        warnings.warn("workers warn of this", stacklevel=1)
-        return "well"
+    def chatty(context, items):
+        for item in items:
+            logging.getLogger("pipeline.coder").warning("a batch of %s", len(context.job.plan.units))
+            warnings.warn("workers warn of this", stacklevel=1)
+            yield f"{item} is well"
 
     job = teacher_job(spread, silent)
-    with caplog.at_level("INFO"), Crew(job) as crew, pytest.warns(UserWarning, match="workers warn of this"):
-        assert list(crew._results(chatty, [()])) == [((), "well")]
+    with caplog.at_level("INFO"), WorkerPool(job) as pool, pytest.warns(UserWarning, match="workers warn of this"):
+        assert list(pool.map(chatty, ["one"])) == [("one", "one is well")]
     assert f"a batch of {len(job.plan.units)}" in caplog.messages
     with pytest.raises(EncodeError, match="empties the code of every one of the first"):
         encode_lsp(replace(spread, lam=0.999, tolerance=0.9, output=tmp_path))
@@ -197,14 +198,14 @@ def test_a_scheduler_that_goes(spread, tmp_path, monkeypatch):
     def gone():
         raise CommClosedError("connection reset by peer")
 
-    with Crew(teacher_job(replace(spread, output=tmp_path), silent)) as crew:
-        crew._start()
-        monkeypatch.setattr(crew._client, "nthreads", gone)
+    with WorkerPool(teacher_job(replace(spread, output=tmp_path), silent)) as pool:
+        pool._start()
+        monkeypatch.setattr(pool._client, "nthreads", gone)
         with pytest.raises(ConnectionError, match="the scheduler is gone; finished units are kept"):
-            list(crew._results(print, [()]))
+            list(pool.map(print, [()]))
 
 
 def test_no_scheduler_there(spread, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.distributed.SECONDS_TO_ANSWER", 0.5)
+    monkeypatch.setattr("pipeline.executors.dask.SECONDS_TO_ANSWER", 0.5)
     with pytest.raises(EncodeError, match="no scheduler answers there"):
         encode_lsp(replace(spread, scheduler="tcp://127.0.0.1:9", output=tmp_path))

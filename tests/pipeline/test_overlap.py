@@ -17,14 +17,16 @@ from stored import shards
 from common.errors import CorpusError, EncodeError, ShardError, TeacherError
 from pipeline import coder as coding
 from pipeline import encode as encoding
+from pipeline import units
 from pipeline.coder import LAYOUTS, hidden_rows, make_batch, unit_rows
 from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
-from pipeline.encode import StoreInWork, encode_lsp
+from pipeline.encode import encode_lsp
 from pipeline.job import Job, teacher_job
 from pipeline.lanes import HostLane
 from pipeline.solvers import Codes
+from pipeline.stores import TargetStore
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from shards.reader import Store
 from shards.writer import UnitWriter
@@ -92,7 +94,7 @@ def test_the_same_bytes_and_figures_whatever_overlaps(place, alone, layout, tmp_
 
 def test_several_blocks_and_a_unit_without_windows(place, tmp_path, monkeypatch):
     """Blocks of four windows: the last of a unit is short, and one unit has none at all."""
-    monkeypatch.setattr(encoding, "windows_per_block", lambda max_length: 100)
+    monkeypatch.setattr(units, "windows_per_block", lambda max_length: 100)
     windows = Job.windows
     bytes_of = {}
     for name, layout in {"alone": ALONE, "gpu": GPU_LAYOUT, "cpu": LAYOUTS["cpu"]}.items():
@@ -170,9 +172,9 @@ def test_an_error_of_any_stage_is_the_callers(place, alone, layout, tmp_path, mo
         assert caught.value is error and time.monotonic() - times[0] < 10
     names = [frame.name for frame in caught.traceback]
     assert names[-1] == "fails" and "write_units" in names
-    units = next(tmp_path.glob("stores/*/units"))
-    kept = shards(units.parent)
-    assert len(kept) == len(list(units.iterdir())) / 2 == 2, "two finished units with their records, no temporary"
+    directory = next(tmp_path.glob("stores/*/units"))
+    kept = shards(directory.parent)
+    assert len(kept) == len(list(directory.iterdir())) / 2 == 2, "two finished units with their records, no temporary"
     assert kept.items() <= shards(alone.path).items()
     assert shards(encode_lsp(given)[0]["store"]) == shards(alone.path)
 
@@ -206,9 +208,9 @@ def test_ctrl_c_while_the_caller_waits(place, alone, layout, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         encode_lsp(replace(place, output=tmp_path))
     assert time.monotonic() - begun[0] < 2
-    units = next(tmp_path.glob("stores/*/units"))
-    kept = shards(units.parent)
-    assert len(kept) <= 2 and not list(units.glob(".*")) and kept.items() <= shards(alone.path).items()
+    directory = next(tmp_path.glob("stores/*/units"))
+    kept = shards(directory.parent)
+    assert len(kept) <= 2 and not list(directory.glob(".*")) and kept.items() <= shards(alone.path).items()
 
 
 def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
@@ -219,17 +221,16 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
     teacher = Teacher.load(place.teacher, 2)
     outputs = [coding.Output(2, Dictionary.load(place.dictionary))]
     coder = coding.LspCoder(teacher, outputs, place, job.special_ids)
-    store = StoreInWork(job, "store", job.target({}, {}, k=48), {})
+    store = TargetStore(job, "store", job.target({}, {}, k=48), {})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        encoding.write_units(
+        list(units.write_units(
             [(unit, [0]) for unit in job.plan.units],
             job.windows,
             coder,
             place.max_length,
             lambda unit, output: store.writer(unit, {}),
-            lambda block, writer: None,
-        )
+        ))  # fmt: skip
     assert not list(store.files.units.iterdir())
 
 

@@ -8,8 +8,10 @@ from kinds import KINDS, opened, write, write_bytes
 
 from common.errors import CorpusError
 from pipeline import plan as planning
-from pipeline.corpus import JsonLines, TextFile
+from pipeline.corpus import JsonLines, TextFile, silent
 from pipeline.corpus.documents import Selection
+from pipeline.executors.inline import Inline
+from pipeline.sample import sample_windows
 from shards.manifest import Plan, PlannedUnit
 
 SPECIAL = {"cls": 1, "sep": 2, "pad": 0, "mask": 3, "all": [0, 1, 2, 3]}
@@ -146,14 +148,15 @@ def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_tex
     def windows_of(unit):
         return planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, RULES)
 
-    sample = planning.sample_windows(plan, windows_of, 2000, seed=1)
+    executor = Inline(SimpleNamespace(plan=plan, windows=windows_of, check_sources=silent, progress=silent))
+    sample = sample_windows(executor, 2000, seed=1)
     tokens = [token for window in sample for token in window.ids if token > 3]
     assert 1500 < len(tokens) < 2200
     assert set(tokens) <= set(tokens_of(plan, sources, "train"))
     share = sum(token % 100_000 < 10_000 for token in tokens) / len(tokens)
     assert 0.4 < share < 0.6, "both files in their proportion"
-    assert planning.sample_windows(plan, windows_of, 2000, seed=1) == sample
-    assert planning.sample_windows(plan, windows_of, 2000, seed=2) != sample
+    assert sample_windows(executor, 2000, seed=1) == sample
+    assert sample_windows(executor, 2000, seed=2) != sample
 
 
 # -- whole files held out ------------------------------------------------------------------------------------

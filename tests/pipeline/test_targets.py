@@ -29,8 +29,10 @@ from pipeline import estimate as estimating
 from pipeline.coder import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_logits, encode_lsp, lsp_coder
+from pipeline.encode import encode_logits, encode_lsp
+from pipeline.executors.base import Context
 from pipeline.job import teacher_job
+from pipeline.kinds import KINDS
 from pipeline.learn import learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
@@ -232,7 +234,7 @@ def test_a_resume_with_other_settings_is_refused(place, plain):
     for change in ({"solver": "fista"}, {"documents_apart": True}, {"lam": 0.2}, {"top_n": 4}, {"tolerance": 1e-5}):
         job = teacher_job(replace(place, **change), lambda *_, **__: None)
         with pytest.raises(EncodeError, match="made with other settings than those of this command: "):
-            lsp_coder(job, [Given])
+            KINDS["lsp"].open_coder(Context(job), [Given])
 
 
 # ---- every non-zero

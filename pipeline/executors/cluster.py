@@ -5,7 +5,7 @@
 
 Each worker is a process with one task at a time and its share of the cores; where there are GPUs, each sees one of
 them, in turn. A worker that dies is started anew, and its task is reported as failed at once: who tries again, and
-when, is distributed.py's to decide. Left out: clusters of several machines, which --scheduler names (docs/clusters.md).
+when, is dask.py's to decide. Left out: clusters of several machines, which --scheduler names (docs/clusters.md).
 """
 
 import asyncio

@@ -1,0 +1,21 @@
+"""Who does the work: this process alone (inline.py), or Dask workers (dask.py, cluster.py, worker.py).
+
+    with open_executor(job, teacher) as executor:
+        for item, result in executor.map(function, items): ...
+
+What an executor is says base.py; killers.py finds the text at which workers die.
+"""
+
+from pipeline.executors.inline import Inline
+
+
+def open_executor(job, teacher=None):
+    """The executor that the settings ask for, as a context manager.
+
+    teacher  the teacher of the job, where it is loaded already
+    """
+    if job.config.workers == 1 and job.config.scheduler is None:
+        return Inline(job, teacher)
+    from pipeline.executors.dask import WorkerPool  # takes half a second to import
+
+    return WorkerPool(job)

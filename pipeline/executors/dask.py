@@ -1,0 +1,138 @@
+"""A job's work shared among Dask workers.
+
+    with WorkerPool(job) as pool:
+        for item, result in pool.map(function, items): ...
+
+Workers are processes of this machine (--workers; cluster.py) or those of a running scheduler (--scheduler). Each item
+is one task, and what a worker does for it is in worker.py. A task may run twice or die anywhere, so functions must
+bear being applied to an item again. Errors come back to the driver.
+Left out: what follows when an item kills workers (units.py, sample.py), and how the text that does it is found
+(killers.py).
+"""
+
+import logging
+import time
+import uuid
+import warnings
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, suppress
+from itertools import islice
+
+from distributed import Client, as_completed
+from distributed.comm import CommClosedError
+from distributed.scheduler import KilledWorker
+
+from common.errors import EncodeError
+from pipeline.corpus import silent
+from pipeline.executors.base import KILLED, Executor
+from pipeline.executors.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
+from pipeline.executors.worker import Work, perform
+
+SECONDS_TO_ANSWER = 10  # that a scheduler has
+SECONDS_BETWEEN_LOOKS = 0.02
+logger = logging.getLogger(__name__)
+
+
+class WorkerPool(Executor):
+    """The workers of one command: started at the first item there is, gone with the `with` block."""
+
+    grain = 8
+
+    def __init__(self, job):
+        super().__init__(job)
+        self._name = f"mlsm-{uuid.uuid4().hex}"
+        self._client = self._cluster = None  # the cluster only if it is ours
+
+    def __enter__(self):
+        self._opened = ExitStack()
+        return self
+
+    def __exit__(self, *error):
+        with self._opened:
+            if self._client:
+                with suppress(Exception):  # it may be the cluster's loss that brought us here
+                    forget = self._client._unregister_worker_plugin  # workers end what they do and forget the job
+                    self._client.sync(forget, self._name, callback_timeout=SECONDS_TO_STOP)
+
+    def map(self, function, items, *, trials=2, report=silent):
+        """As of Executor, in the order in which workers end. What functions report on their way is not heard."""
+        try:
+            yield from self._map_as_they_end(function, iter(items), trials)
+        except (CancelledError, CommClosedError) as error:
+            raise ConnectionError(
+                "the scheduler is gone; finished units are kept. Run the same command to go on"
+            ) from error
+
+    def _map_as_they_end(self, function, items, trials):
+        first = list(islice(items, 1))
+        if not first:
+            return  # without an item no worker is started
+        self._start()
+        running, ended = {}, as_completed(loop=self._client.loop)
+
+        def submit(item, trial=1):
+            future = self._client.submit(perform, self._name, function, item, pure=False)
+            running[future] = item, trial
+            ended.add(future)
+
+        def fill():
+            room = 2 * sum(self._client.nthreads().values()) + 4
+            for item in islice(items, max(0, room - len(running))):
+                submit(item)
+
+        submit(*first)
+        fill()
+        while running:
+            future = self._next(ended)
+            item, trial = running.pop(future)
+            try:
+                notes, result = future.result()
+            except KilledWorker:
+                if trial < trials:
+                    submit(item, trial + 1)
+                    continue
+                result = KILLED
+            except Exception as error:
+                _pass_on(getattr(error, "worker_notes", ()))
+                raise
+            else:
+                _pass_on(notes)
+            yield item, result
+            fill()
+
+    def _start(self):
+        if self._client is None:
+            self._client = self._connect()
+            self._client.register_plugin(Work(self.job), name=self._name)
+            logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
+
+    def _connect(self):
+        config, enter = self.job.config, self._opened.enter_context
+        enter(quiet())
+        loop = enter(event_loop())
+        if config.scheduler is None:
+            self._cluster = enter(local_cluster(config.workers, getattr(config, "device", "cpu"), loop))
+        address = config.scheduler or self._cluster.scheduler_address
+        try:
+            return enter(Client(address, loop=loop, set_as_default=False, timeout=SECONDS_TO_ANSWER))
+        except (OSError, ValueError) as error:
+            raise EncodeError(
+                f"--scheduler {address}: no scheduler answers there ({error}). Start one with: dask scheduler"
+            ) from error
+
+    def _next(self, ended):
+        """The next future that ends. Raises ChildProcessError if there is nobody left to end it."""
+        while not ended.has_ready():
+            if self._cluster and is_lost(self._cluster):
+                raise ChildProcessError("no worker is left and none can be started; finished units are kept")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return next(ended)
+
+
+def _pass_on(notes):
+    """Log and warn here of what was logged and warned of during a task."""
+    for name, kind, text in notes:
+        if name is None:
+            warnings.warn(text, kind, stacklevel=2)
+        else:
+            logging.getLogger(name).log(kind, "%s", text)

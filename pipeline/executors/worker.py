@@ -1,0 +1,112 @@
+"""What a Dask worker does for a job: one item at a time, on what it keeps from item to item.
+
+    client.register_plugin(Work(job), name)
+    client.submit(perform, name, function, item)
+
+The plugin carries the job to every worker, once, also to those that join later. What we log or warn of during a task
+comes back with its result. Left out: which items there are, and what follows from a worker's death (dask.py).
+"""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+from distributed import WorkerPlugin, get_worker
+
+from common.errors import EncodeError
+from pipeline.executors.base import PART, Context
+from pipeline.files import appearing_whole
+from shards.disk import discard_all
+
+OURS = ("pipeline", "shards")  # loggers whose lines are passed on
+_one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
+
+
+class Dismissed(Exception):
+    """Ends a task whose driver has gone."""
+
+
+def perform(name, function, item):
+    """Apply a function to an item with the Work of that name in this process. Returns its notes and its result."""
+    return get_worker().plugins[name].perform(function, item)
+
+
+class Work(WorkerPlugin):
+    """A job as a worker knows it; made by the driver, in whose working directory relative paths are seen."""
+
+    def __init__(self, job):
+        self._job, self._directory = job, os.getcwd()
+        self._is_ours = job.config.scheduler is None  # the driver started this process and nobody else uses it
+
+    def setup(self, worker):
+        self._stopped = threading.Event()
+        self._context = WorkerContext(self._job, self._stopped)
+
+    def teardown(self, worker):
+        """End the task in flight at its next window. A process of ours may be killed before: nothing shall stay."""
+        self._stopped.set()
+        if self._is_ours:
+            discard_all()
+
+    def perform(self, function, item):
+        """The notes and the result of a task; an error carries its notes as `worker_notes`."""
+        with _one_task, _collect_notes() as notes:
+            try:
+                self._go_to_directory()
+                (result,) = function(self._context, iter([item]))
+                return notes, result
+            except Exception as error:
+                error.worker_notes = notes
+                raise
+
+    def _go_to_directory(self):
+        try:
+            os.chdir(self._directory)  # each time: the process may serve other commands as well
+        except OSError as error:
+            raise EncodeError(
+                f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "
+                "need the driver's files under the same names."
+            ) from None
+
+
+class WorkerContext(Context):
+    """A worker's Context: its arrays travel in files, and it stops when the driver has gone."""
+
+    def __init__(self, job, stopped):
+        super().__init__(job)
+        self._stopped = stopped
+
+    def check_wanted(self):
+        if self._stopped.is_set():
+            raise Dismissed
+
+    def pack(self, array, place):
+        path = place / f"{PART}{uuid.uuid4().hex}.npy"
+        with appearing_whole(path) as file:
+            np.save(file, array)
+        return path
+
+
+@contextmanager
+def _collect_notes():
+    """A list of what is logged and warned of in the block: (logger's name, level, text) or (None, category, text)."""
+    notes, handler = [], logging.Handler(logging.INFO)
+    handler.emit = lambda record: notes.append((record.name, record.levelno, record.getMessage()))
+    loggers = [logging.getLogger(name) for name in OURS]
+    for ours in loggers:
+        ours.setLevel(logging.INFO)
+        ours.propagate = False
+        ours.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default", UserWarning)
+            yield notes
+        notes += [(None, w.category, str(w.message)) for w in caught if issubclass(w.category, UserWarning)]
+    finally:
+        for ours in loggers:
+            ours.removeHandler(handler)

@@ -1,0 +1,286 @@
+"""The sample that dictionaries are learned from: hidden states of training windows, chosen uniformly by a hash.
+
+    hidden_Nd, ... = sample_hidden(executor, teacher, places)
+
+Windows at which the teacher fails, or a worker dies, are left out. Left out: which dictionaries are learned (learn.py),
+the learning (dictionary.py).
+
+Shapes: N vectors of the sample, n of a part of it, d hidden width.
+"""
+
+import logging
+from contextlib import ExitStack, closing
+from functools import partial
+
+import numpy as np
+
+from common.errors import EncodeError
+from pipeline import plan as planning
+from pipeline.centering import HiddenSums
+from pipeline.coder import SOME_WINDOWS, Reading, describe, hidden_rows, may_be_the_texts_fault
+from pipeline.executors.base import KILLED, PART, unpack
+from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
+from pipeline.files import growing_rows
+from pipeline.job import check_same_teacher, load_teacher
+from pipeline.units import read_windows
+
+SAMPLE, RAW_SAMPLE = "sample.npy", "raw.npy"
+ROWS_AT_ONCE = 65_536
+logger = logging.getLogger(__name__)
+
+
+def sample_hidden(executor, teacher, places):
+    """Unit-length hidden states of a uniform sample of training windows: one float16 (N, d) map for every place.
+
+    They go to sample.npy in each place batch by batch; the file appears when it is complete, and one that is there
+    already is used. Places of one layer share its file. With --center they come as the teacher gives them to raw.npy
+    first, in float32 with their positions; then the means are taken, and sample.npy and center.npy follow from both.
+
+    places  pairs (Wanted, directory)
+    """
+    job = executor.job
+    centred = job.config.center != "none"
+    place_of = {entry.layer: place for entry, place in places}
+    place_of |= {entry.layer: place for entry, place in places if (place / SAMPLE).is_file()}
+    first = RAW_SAMPLE if centred else SAMPLE
+    new = {layer: place / first for layer, place in place_of.items()
+           if not (place / SAMPLE).is_file() and not (place / first).is_file()}  # fmt: skip
+    if new:
+        windows, count = _choose_windows(executor, max(entry.k for entry, _ in places))
+        _write_samples(new, executor, teacher, windows, count)
+    for place in place_of.values():
+        if not (place / SAMPLE).is_file():
+            _center_sample(place, job.config.center)
+    names = (SAMPLE, "center.npy", "center.json") if centred else (SAMPLE,)
+    for entry, place in places:
+        for name in names:
+            if not (place / name).is_file():
+                (place / name).hardlink_to(place_of[entry.layer] / name)
+    return [np.load(place / SAMPLE, mmap_mode="r") for _, place in places]
+
+
+def _center_sample(place, kind):
+    """raw.npy of a place to center.npy, center.json and, last, sample.npy."""
+    raw_N = np.load(place / RAW_SAMPLE, mmap_mode="r")
+    shape, starts = raw_N["row"].shape, range(0, len(raw_N), ROWS_AT_ONCE)
+    sums = HiddenSums(shape[1])
+    for start in starts:
+        rows_n = raw_N[start : start + ROWS_AT_ONCE]
+        sums.add(rows_n["position"], rows_n["row"])
+    center = sums.center(kind)
+    center.save(place)
+    with growing_rows(place / SAMPLE, shape, np.float16) as add:
+        for start in starts:
+            rows_n = raw_N[start : start + ROWS_AT_ONCE]
+            rows_nd = center.subtracted(rows_n["row"], rows_n["position"])
+            add(rows_nd / np.maximum(np.linalg.norm(rows_nd, axis=1, keepdims=True), 1e-12))
+    (place / RAW_SAMPLE).unlink()
+
+
+def sample_dtype(job, teacher):
+    """Of the rows that a sample is made of: with --center a raw one and its position."""
+    if job.config.center == "none":
+        return np.dtype((np.float16, (teacher.hidden_size,)))
+    return np.dtype([("position", "<i4"), ("row", "<f4", (teacher.hidden_size,))])
+
+
+def _choose_windows(executor, k):
+    """The windows of the sample, and how many vectors it is to have."""
+    job, config = executor.job, executor.job.config
+    windows = sample_windows(executor, config.dictionary_tokens, config.seed)
+    job.check_sources()
+    special = job.special_ids["all"]
+    count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
+    if count <= k:
+        raise EncodeError(
+            f"--k {k} atoms need more training vectors than that, but the sample has "
+            f"{count:,}. Use a smaller --k, more text or more --dictionary-tokens."
+        )
+    return windows, count
+
+
+def sample_windows(executor, tokens, seed):
+    """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
+
+    Returns  list of windows in the order of their hash
+    """
+    job, suspects = executor.job, []
+    sample = planning.WindowSample(job.plan, tokens)
+    training = [number for number, unit in enumerate(job.plan.units) if unit.split == "train"]
+    find = partial(find_candidates, seed=seed)
+    with closing(executor.map(find, ((number, sample.bound) for number in training))) as results:
+        for done, ((number, _), found) in enumerate(results, start=1):
+            if found is KILLED:
+                suspects.append(number)
+                continue
+            sample.add(found)
+            job.progress("choose", done, len(training), unit="units")
+    for number in suspects:  # alone: another's death may have been laid at its door
+        ((_, found),) = executor.map(find, [(number, sample.bound)])
+        if found is KILLED:
+            raise EncodeError(f"workers die when they read {job.plan.units[number].source}. Leave it out.")
+        sample.add(found)
+    return sample.windows()
+
+
+def _write_samples(path_of, executor, teacher, windows, count):
+    """Write the sample of every layer in one pass of the teacher."""
+    job, layers = executor.job, tuple(path_of)
+    batch, dtype = max(1, job.config.batch_tokens // job.config.max_length), sample_dtype(job, teacher)
+    batches = [windows[i : i + batch] for i in range(0, len(windows), batch)]
+    with ExitStack() as files:
+        shape = (count, *dtype.shape)
+        add = {layer: files.enter_context(growing_rows(path, shape, dtype.base)) for layer, path in path_of.items()}
+        done = dict.fromkeys(path_of, 0)
+        place = next(iter(path_of.values())).parent
+        for rows in files.enter_context(closing(_read_hidden(executor, teacher, batches, layers, place))):
+            for layer, rows_nd in zip(layers, rows, strict=True):
+                rows_nd = rows_nd[: count - done[layer]]
+                done[layer] += len(rows_nd)
+                add[layer](rows_nd)
+            job.progress("sample", max(done.values()), count)
+
+
+def _read_hidden(executor, teacher, batches, layers, place):
+    """Hidden states of batches of windows, in order; the teacher's as this process has it.
+
+    place   directory for the files of other processes, which are gone when this ends
+    Yields  lists of rows as the sample holds them (sample_dtype), one for a layer
+    """
+    expected = teacher.fingerprint, str(teacher.dtype).removeprefix("torch.")
+    starts = range(0, len(batches), executor.grain)
+    items = [(number, batches[i : i + executor.grain]) for number, i in enumerate(starts)]
+    read = partial(read_hidden, layers=layers, place=place, expected=expected)
+    ready, wanted = {}, 0
+    try:
+        for number, packed in _map_without_killers(executor, read, items, layers):
+            ready[number] = packed
+            while wanted in ready:
+                yield [unpack(rows) for rows in ready.pop(wanted)]
+                wanted += 1
+    finally:
+        for path in place.glob(f"*{PART}*"):
+            path.unlink(missing_ok=True)
+
+
+def _map_without_killers(executor, read, items, layers):
+    """Pairs (number of an item, its result), as they come; windows that kill workers are left out."""
+    suspects = []
+    with closing(executor.map(read, items)) as results:
+        for item, packed in results:
+            if packed is KILLED:
+                suspects.append(item)
+            else:
+                yield item[0], packed
+    for number, batches in suspects:
+        spared = [_leave_out_killers(executor, windows, layers) for windows in batches]
+        ((_, packed),) = executor.map(read, [(number, spared)])
+        if packed is KILLED:
+            raise EncodeError(f"workers die at the dictionary's sample. {TOO_LITTLE_MEMORY}")
+        yield number, packed
+
+
+def _leave_out_killers(executor, windows, layers):
+    """The windows at which no worker dies."""
+    probe = partial(probe_hidden, layers=layers)
+    killers = find_killers(
+        lambda first, stop, trials: executor.survives(probe, (windows[first:stop],), trials),
+        len(windows),
+        executor.job.progress,
+    )
+    for _ in killers:
+        logger.warning("a window is left out of the dictionary's sample: %s", REASON)
+    return [window for number, window in enumerate(windows) if number not in killers]
+
+
+# -- functions for executors -------------------------------------------------------------------------------
+
+
+def find_candidates(context, items, *, seed):
+    """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound)."""
+    for number, bound in items:
+        unit = context.job.plan.units[number]
+        yield list(planning.candidates(unit, read_windows(context, unit), seed, bound))
+
+
+def read_hidden(context, items, *, layers, place, expected):
+    """The hidden states of some batches, as the sample holds them.
+
+    items     pairs (number, list of batches, which are lists of windows)
+    expected  fingerprint and precision of the driver's teacher
+    Yields    lists of rows, packed, one for a layer
+    """
+    job = context.job
+    teacher = context.keep("teacher", partial(load_teacher, job))
+    check_same_teacher(teacher, *expected)
+    dtype = sample_dtype(job, teacher).base
+    for _, batches in items:
+        rows = [rows_of_batch(job, teacher, layers, windows) for windows in batches]
+        yield [
+            context.pack(np.concatenate([of_layer[i] for of_layer in rows]).astype(dtype), place)
+            for i in range(len(layers))
+        ]
+
+
+def probe_hidden(context, items, *, layers):
+    """The same of some windows, and keep nothing: only whether this process survives it counts."""
+    for (windows,) in items:
+        try:
+            rows_of_batch(context.job, context.keep("teacher", partial(load_teacher, context.job)), layers, windows)
+        except Exception:
+            logger.debug("raises, and so does not kill", exc_info=True)
+        yield None
+
+
+# -- one batch ---------------------------------------------------------------------------------------------
+
+
+def rows_of_batch(job, teacher, layers, windows):
+    """Hidden states of the windows of one forward pass, those left out at which the teacher fails.
+
+    Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
+    Raises   EncodeError when it fails at most of them
+    """
+    batch, found = max(1, job.config.batch_tokens // job.config.max_length), []
+    if not windows:
+        return [_no_rows(job, teacher)] * len(layers)
+    for layer, (rows_nd, failing) in zip(layers, _usable_rows(job, teacher, layers, windows, batch), strict=True):
+        if failing > max(SOME_WINDOWS, len(windows) // 2):
+            raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
+        found.append(rows_nd)
+    return found
+
+
+def _usable_rows(job, teacher, layers, windows, batch):
+    """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does.
+
+    These are found by halving.
+    """
+    try:
+        reading = Reading.of(job.config, teacher)
+        raw = job.config.center != "none"
+        rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, reading, raw)
+        return [(_recorded(found, sample_dtype(job, teacher)) if raw else found, 0) for found in rows]
+    except Exception as error:
+        if not may_be_the_texts_fault(error):
+            raise
+        if len(layers) > 1:  # it may be the fault of one, and the others' samples must not know of that one
+            return [_usable_rows(job, teacher, (layer,), windows, batch)[0] for layer in layers]
+        if len(windows) == 1:
+            logger.warning("a window is left out of the dictionary's sample: %s", describe(error))
+            return [(_no_rows(job, teacher), 1)]
+    half = len(windows) // 2
+    parts = [_usable_rows(job, teacher, layers, part, batch)[0] for part in (windows[:half], windows[half:])]
+    return [(np.concatenate([rows_nd for rows_nd, _ in parts]), sum(failing for _, failing in parts))]
+
+
+def _recorded(found, dtype):
+    """HiddenRows as an array of records."""
+    records_n = np.empty(len(found.rows_Nd), dtype)
+    records_n["row"], records_n["position"] = found.rows_Nd, found.position_N
+    return records_n
+
+
+def _no_rows(job, teacher):
+    dtype = sample_dtype(job, teacher)
+    return np.zeros((0, *dtype.shape), np.float32 if dtype.shape else dtype)

@@ -1,0 +1,133 @@
+"""A store that units of a job are written into, and what a command keeps beside them.
+
+    store = TargetStore(job, name, target, command, dictionary)   # in the command's process: made, or found
+    with OpenStore(job, store.files.path).writer(unit, environment) as writer: ...   # in every process that encodes
+
+Left out: the content of the units (units.py), what a store of each kind needs (kinds.py).
+"""
+
+import logging
+import os
+from contextlib import contextmanager
+
+from common.errors import EncodeError, StoreError
+from common.paths import utf8_name
+from pipeline.job import named_by_content
+from shards import copies
+from shards.manifest import StoreFiles, publish_directory, replace_json
+from shards.reader import Store
+from shards.schema import ShardMeta
+from shards.writer import UnitWriter
+
+logger = logging.getLogger(__name__)
+QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
+QUARANTINE_LEAST = 10  # documents that may fail in a plan however small
+
+
+class OpenStore:
+    """A store as a process sees it that writes units of a job into it."""
+
+    def __init__(self, job, path):
+        self.job, self.files = job, StoreFiles(path)
+        self.target = self.files.target()
+
+    def finished(self, unit):
+        """The record of a unit; None if it is to be encoded, for the first time or again."""
+        record = self.files.record(unit.id)
+        return None if record and record.quarantined and self.job.config.retry_quarantine else record
+
+    @contextmanager
+    def writer(self, unit, environment):
+        """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
+        target = self.target
+        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"],
+                         target["weight_octaves"])  # fmt: skip
+        with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
+            yield writer
+            self.job.check_unchanged(unit.source)
+            self.check_quarantine(unit, writer.quarantined)
+
+    def check_quarantine(self, unit, quarantined):
+        """Raise EncodeError when too many documents failed, this unit's and those of all records there are."""
+        if not quarantined:
+            return
+        plan = self.job.plan
+        records = (self.files.record(other.id) for other in plan.units if other.id != unit.id)
+        count = len(quarantined) + sum(len(record.quarantined) for record in records if record)
+        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * plan.corpus["documents"]))
+        if count > allowed:
+            raise EncodeError(
+                f"{self.files.path.name}: {count} documents could not be coded, more than the {allowed} that may be "
+                f"in quarantine, so the fault is hardly theirs. The last one: {quarantined[-1]['reason']}"
+            )
+
+
+class TargetStore(OpenStore):
+    """A store that a command adds to: made where it is not there, which units it wants, and what was done.
+
+    command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
+    wanted   ids of the units that it lacks, or that are to be tried again
+    done     tokens of the units that are finished;  new_tokens  of those that this command finished
+    """
+
+    def __init__(self, job, name, target, command, dictionary=None):
+        files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
+        files.create(target)
+        super().__init__(job, files.path)
+
+        def save_tokenizer(directory):
+            with utf8_name(directory) as place:
+                job.tokenizer.save_pretrained(place)
+
+        _keep_copy(files.tokenizer, lambda: copies.read_tokenizer(files), save_tokenizer)
+        if dictionary is not None:
+            _keep_copy(files.dictionary, lambda: copies.read_dictionary(files), dictionary.save)
+        files.publish_plan(job.plan)
+        # What trains on the store starts from that recipe. A command that finds the store by flags does not change it.
+        kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
+        replace_json(files.plans / f"{job.plan.id}.yaml", kept)  # JSON is YAML; the corpus may have moved
+        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
+        self.done = self.new_tokens = 0
+        for unit in job.plan.units:
+            record = None if unit.id in self.wanted else self.finished(unit)
+            if record is None:
+                self.wanted.add(unit.id)
+            else:
+                self.done += record.tokens
+
+    def note(self, unit, tokens, quarantined):
+        """Note that a unit was committed. Raises EncodeError when too many documents failed: whoever committed it could
+        not see what others were about to commit."""
+        self.new_tokens += tokens
+        self.check_quarantine(unit, quarantined)
+
+    def report(self, seconds):
+        """What was made, with the store's statistics."""
+        store = Store.open(self.files.path, self.job.plan.id)
+        return {
+            "store": str(self.files.path),
+            "plan": self.job.plan.id,
+            "finished_before": not self.wanted,
+            "new_units": len(self.wanted),
+            "new_tokens": self.new_tokens,
+            "seconds": seconds,
+            "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
+            "corpus": self.job.describe_corpus(),
+            **store.report(),
+        }
+
+
+def _keep_copy(directory, read, write):
+    """Write a store's copy of a tokenizer or dictionary where it is not there, or is not the one of its target.
+
+    read   raises StoreError unless the copy is the right one
+    write  called with a directory to fill
+    """
+    there = os.path.lexists(directory)
+    if there:
+        try:
+            read()
+            return
+        except StoreError as error:
+            logger.warning("%s It is restored now.", error)
+    publish_directory(directory, write, replace=there)
