@@ -30,8 +30,8 @@ from common.invocation import program
 from common.settings import convert_field, flag_of
 from common.streams import guard_standard_streams, loss
 from common.text import printable, printable_values, redacted
-from evaluation.progress import Progress
 from recipes.reading import DEMONSTRATION, names_of, recipe_settings, recipe_to_keep
+from terminal.progress import Progress
 
 OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 TRAINING = ("train-student", "train-probe")
@@ -70,124 +70,124 @@ VERBS = {
         "text -> teacher -> sparse codes -> LSP shards",
         "pipeline.config:EncodeConfig",
         "pipeline.encode:encode_lsp",
-        "evaluation.summaries:encoding",
+        "terminal.encoding:encoding",
     ),
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
         "cli:train_student",
-        "evaluation.summaries:training",
+        "terminal.training:training",
     ),
     "train-probe": Verb(
         "words from the LSPs of a frozen student: a linear probe, for BLiMP",
         "student.probe_config:ProbeConfig",
         "cli:train_probe",
-        "evaluation.summaries:probing",
+        "terminal.training:probing",
     ),
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
         "pipeline.learn:learn_dictionary",
-        "evaluation.summaries:dictionaries",
+        "terminal.dictionaries:dictionaries",
     ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
         "pipeline.config:TokenizerConfig",
         "pipeline.tokenizer:run",
-        "evaluation.summaries:paths",
+        "terminal.tables:paths",
     ),
     "encode-ids": Verb(
         "text -> shards of token ids only, for the mlm objective",
         "pipeline.config:EncodeIdsConfig",
         "pipeline.encode:encode_ids",
-        "evaluation.summaries:encoding",
+        "terminal.encoding:encoding",
     ),
     "encode-logits": Verb(
         "text -> teacher -> its most probable words at every token, for distillation",
         "pipeline.config:EncodeLogitsConfig",
         "pipeline.encode:encode_logits",
-        "evaluation.summaries:encoding",
+        "terminal.encoding:encoding",
     ),
     "choose-layer": Verb(
         "which layer to take: word-sense disambiguation with every layer's LSPs",
         "evaluation.word_senses.config:ChooseLayerConfig",
         "evaluation.word_senses.choose_layer:choose_layer",
-        "evaluation.word_senses.report:layers",
+        "terminal.layers:layers",
     ),
     "sweep": Verb(
         "a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k",
         "evaluation.sweeps.config:SweepConfig",
         "evaluation.sweeps.sweep:sweep",
-        "evaluation.sweeps.summary:swept",
+        "terminal.sweeps:swept",
     ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
         "student.export_run:export_run",
-        "evaluation.summaries:exported",
+        "terminal.training:exported",
         recipes=False,
     ),
     "evaluate-blimp": Verb(
         "which of two sentences do masked language models find likelier? BLiMP's 67 paradigms",
         "evaluation.blimp.config:BlimpConfig",
         "evaluation.blimp.evaluate:evaluate",
-        "evaluation.blimp.summary:blimp",
+        "terminal.blimp:blimp",
         recipes=False,
     ),
     "finetune": Verb(
         "models on ten tasks, with paired heads: one record a task and seed",
         "evaluation.finetuning.config:FinetuneConfig",
         "evaluation.finetuning.suite:finetune",
-        "evaluation.finetuning.summary:summary",
+        "terminal.finetuning:summary",
         recipes=False,
     ),
     "compare": Verb(
         "models by their evaluations: averages, Wilcoxon's test, win rates, the paper's figures",
         "evaluation.comparison.config:CompareConfig",
         "evaluation.comparison.report:compare",
-        "evaluation.comparison.summary:comparison",
+        "terminal.comparison:comparison",
         recipes=False,
     ),
     "show-lsp": Verb(
         "what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse",
         "evaluation.lsps.config:LspConfig",
         "cli:show_lsp",
-        "evaluation.lsps.terminal:summary",
+        "terminal.lsps:summary",
         recipes=False,
     ),
     "count-flops": Verb(
         "operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses",
         "evaluation.flops.config:CountFlopsConfig",
         "evaluation.flops.count:count_flops",
-        "evaluation.flops.summary:counted",
+        "terminal.flops:counted",
         recipes=False,
     ),
     "derive-shards": Verb(
         "a store with fewer entries a token from a stored one, without the teacher",
         "shards.config:DeriveConfig",
         "cli:derive_shards",
-        "evaluation.summaries:encoding",
+        "terminal.encoding:encoding",
         recipes=False,
     ),
     "verify-shards": Verb(
         "is a store whole? names what is damaged and what encodes it again",
         "shards.config:VerifyConfig",
         "cli:verify_shards",
-        "evaluation.store_summaries:verification",
+        "terminal.stores:verification",
         recipes=False,
     ),
     "show-shards": Verb(
         "what a store holds: statistics, a document with its targets, the settings of two stores",
         "shards.config:ShowConfig",
         "cli:show_shards",
-        "evaluation.store_summaries:view",
+        "terminal.stores:view",
         recipes=False,
     ),
     "clean": Verb(
         "remove what killed processes left behind",
         "shards.config:CleanConfig",
         "cli:clean",
-        "evaluation.store_summaries:cleaning",
+        "terminal.stores:cleaning",
         recipes=False,
     ),
 }

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes"}
+OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes", "terminal"}
 ALLOWED = {
     "common": {"common"},
     "recipes": {"recipes", "common"},
     "shards": {"shards", "common"},
     "student": {"student", "shards", "recipes", "common"},    # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "common"},
-    "evaluation": OURS - {"cli", "benchmarks"},
+    "evaluation": OURS - {"cli", "benchmarks", "terminal"},
+    "terminal": OURS - {"cli", "benchmarks"},
 }
 SHARDS_USERS = {"encode", "estimate", "job", "learn", "plan", "worker"}  # who writes, names or plans shards
 SHARDS_USERS |= {"coder"}  # which tells the teacher a pair's segments, as shards derives them from the ids

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_data_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    packages = ("common", "evaluation", "pipeline", "pipeline/solvers", "shards", "student", "recipes")
+    packages = ("common", "evaluation", "pipeline", "pipeline/solvers", "shards", "student", "recipes", "terminal")
     modules = {path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.py")}
     assert modules | {"cli.py"} <= names
     recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}

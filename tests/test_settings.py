@@ -15,8 +15,6 @@ from tiny_store import write_store
 
 import cli
 from evaluation.finetuning.config import FinetuneConfig
-from evaluation.progress import Progress
-from evaluation.summaries import dictionaries, encoding, training
 from evaluation.sweeps.config import SweepConfig
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
 from recipes.reading import recipe_of_store, recipe_to_keep
@@ -27,6 +25,10 @@ from student.probe_config import ProbeConfig
 from student.resolve import batch_for, rate_for_width, resolve
 from student.run import Run
 from student.task import student_task
+from terminal.dictionaries import dictionaries
+from terminal.encoding import encoding
+from terminal.progress import Progress
+from terminal.training import training
 
 
 @pytest.fixture(scope="module")

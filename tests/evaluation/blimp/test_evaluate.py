@@ -26,12 +26,12 @@ from evaluation.blimp import evaluate as evaluating
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PARADIGMS, PHENOMENA
 from evaluation.blimp.evaluate import evaluate
-from evaluation.blimp.summary import blimp
 from student.config import StudentConfig
 from student.objectives import Mlm, Mlsm
 from student.probe import train_probe
 from student.probe_config import ProbeConfig
 from student.trainer import train
+from terminal.blimp import blimp
 
 ROOT = Path(__file__).resolve().parents[3]
 

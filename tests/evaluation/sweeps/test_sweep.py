@@ -19,10 +19,10 @@ from common.errors import SweepError, WsdDataError
 from evaluation.sweeps import sweep as sweeping
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.full_scale import full_scale
-from evaluation.sweeps.summary import swept
 from evaluation.sweeps.sweep import sweep
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
+from terminal.sweeps import swept
 
 VARYING = ("store", "run", "tokens_per_second", "finished_before")
 

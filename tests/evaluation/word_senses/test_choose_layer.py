@@ -18,11 +18,11 @@ from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
-from evaluation.word_senses.report import layers
 from pipeline.config import DictionaryConfig
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
+from terminal.layers import layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
 ROOT = Path(__file__).resolve().parents[3]
