@@ -1,4 +1,4 @@
-"""What show-lsp says on a terminal: the dicts of evaluation/lsps/show.py as lines of text. Tokens in context stand in «».
+"""What show-lsp says on a terminal: the dicts of evaluation/lsps/show.py as text. Tokens in context stand in «».
 
 One function a view. Left out: the pages (evaluation/lsps/pages.py).
 """

@@ -2,8 +2,8 @@
 
 The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
 the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
-other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the scores themselves
-(choose_layer.py), and what is printed (terminal/layers.py).
+other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the
+scores themselves (choose_layer.py), and what is printed (terminal/layers.py).
 
 Shapes: V variants, Q test words.
 """
