@@ -27,6 +27,12 @@ TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
 
 
+def show_shards(settings, progress=None):
+    """What a ShowConfig asks for: one of the views below. Raises RequestError where the store does not hold it."""
+    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
+    return show(settings.store, **asked_for)
+
+
 def show(path, *, document=None, window=None, split="train", top=5, tokens=512, against=None):
     """What `mlsm show-shards` was asked for: one of the views below."""
     store = Store.open(path)
