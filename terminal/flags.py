@@ -142,11 +142,19 @@ def _with_hyphens(word):
 
 def _unknown_flag(word, fields):
     flag = word.partition("=")[0]
-    name = flag.lstrip("-").replace("-", "_")
+    meant = meant_by(flag.lstrip("-"), fields)
+    return f"there is no flag {flag}." + (f" Did you mean --{meant.replace('_', '-')}?" if meant else "")
+
+
+def meant_by(name: str, fields) -> str | None:
+    """The setting that an unknown name probably means, maybe with its value: `lr`, `dtype bfloat16`; None for none.
+
+    fields  names of the settings that there are
+    """
+    name = name.replace("-", "_")
     known = [meant for meant in OTHER_NAMES.get(name, ()) if meant.split()[0] in fields]
     known = known or difflib.get_close_matches(name, fields, n=1) or [one for one in fields if one.startswith(name)]
-    meant = f" Did you mean --{known[0].replace('_', '-')}?" if known else ""
-    return f"there is no flag {flag}.{meant}"
+    return known[0] if known else None
 
 
 def take_flag(argv: list[str], flag: str) -> bool:

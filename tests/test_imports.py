@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes", "terminal"}
+OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes", "terminal", "mlsm"}
 ALLOWED = {
     "common": {"common"},
     "recipes": {"recipes", "common"},
     "shards": {"shards", "common"},
     "student": {"student", "shards", "recipes", "common"},    # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "common"},
-    "evaluation": OURS - {"cli", "benchmarks", "terminal"},
-    "terminal": OURS - {"cli", "benchmarks"},
+    "evaluation": OURS - {"cli", "mlsm", "benchmarks", "terminal"},
+    "terminal": OURS - {"cli", "mlsm", "benchmarks"},
+    "mlsm": OURS - {"benchmarks"},
 }
 SHARDS_USERS = {"encode", "estimate", "job", "learn", "plan", "worker"}  # who writes, names or plans shards
 SHARDS_USERS |= {"coder"}  # which tells the teacher a pair's segments, as shards derives them from the ids
@@ -72,7 +73,10 @@ def test_shards_need_torch_in_one_file_at_most():
     assert users <= {"torch_dataset.py"}
 
 
-@pytest.mark.parametrize("module", ["cli", "pipeline.config", "student.config"])
+LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config", "student.probe_config")
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_nothing_heavy(module):
     heavy = {"torch", "transformers", "numba", "numpy", "webdataset", "tyro", "dask", "distributed"}
     code = f"import sys, {module}; print(sorted(set(sys.modules) & {heavy}))"
