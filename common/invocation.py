@@ -1,6 +1,6 @@
 """How this program was called, for the commands that messages tell the user to type.
 
-    f"Make one:  {program()} encode-lsp"        # "mlsm encode-lsp", "python cli.py encode-lsp", ...
+    f"Make one:  {program()} encode-lsp"    # "mlsm encode-lsp", "python cli.py encode-lsp", "python -m mlsm encode-lsp"
 
 Left out: the name in front of errors, which is always `mlsm`.
 """
@@ -20,6 +20,8 @@ def program():
     called = sys.argv[0] if sys.argv else ""
     if Path(called).name == "cli.py":
         return f"python {shlex.quote(called)}"
+    if Path(called).parts[-2:] == ("mlsm", "__main__.py"):
+        return "python -m mlsm"
     if Path(called).name == "mlsm" and shutil.which("mlsm") != called:
         return shlex.quote(called)
     return "mlsm"

@@ -7,7 +7,7 @@
     convert(tuple[int, ...], "1e1", text=True)    # (10,): a value as a YAML file has it
 
 A mistake is a ValueError of one sentence that begins with the flag's name, whoever made it. Left out: the range that a
-number must keep, which each settings class checks itself, and the reading of flags (cli.py) and of recipes
+number must keep, which each settings class checks itself, and the reading of flags (terminal/flags.py) and of recipes
 (recipes/reading.py).
 """
 
@@ -18,7 +18,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
+
+_Value = TypeVar("_Value")
+WORD = "a word of the command line, not a flag"
+Positional = Annotated[_Value, WORD]    # store: Positional[str | None] is STORE on the command line, not --store
 
 
 def check(settings) -> None:
@@ -43,14 +47,18 @@ def convert_field(field, value, text=False):
     try:
         return convert(field.type, value, text)
     except (ValueError, OverflowError):
-        hint = _plain_hint(field.type)
+        hint = plain_hint(field.type)
         raise ValueError(f"{flag_of(field)} takes {describe(hint)}, found {value!r}{_advice(hint, value)}") from None
 
 
 def flag_of(field) -> str:
     """What a field is called on the command line: --max-length, or STORE for a word without a flag."""
-    is_word = any("Positional" in repr(mark) for mark in getattr(field.type, "__metadata__", ()))
-    return field.name.upper() if is_word else f"--{field.name.replace('_', '-')}"
+    return field.name.upper() if is_word(field) else f"--{field.name.replace('_', '-')}"
+
+
+def is_word(field) -> bool:
+    """Whether a setting is a word of its own on the command line, marked as Positional."""
+    return WORD in getattr(field.type, "__metadata__", ())
 
 
 def convert(hint, value, text=False):
@@ -60,7 +68,7 @@ def convert(hint, value, text=False):
             and become the very type of the annotation
     Raises  ValueError, without words, where it is none
     """
-    hint = _plain_hint(hint)
+    hint = plain_hint(hint)
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
         values = value if isinstance(value, list | tuple) else [value]
@@ -103,8 +111,8 @@ def _same(values, converted):
     return all(one is other for one, other in zip(values, converted, strict=True))
 
 
-def _plain_hint(hint):
-    """The annotation without tyro's marks."""
+def plain_hint(hint):
+    """The annotation without the mark of Positional."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     return hint
@@ -112,7 +120,7 @@ def _plain_hint(hint):
 
 def describe(hint) -> str:
     """What a type takes, in words."""
-    hint = _plain_hint(hint)
+    hint = plain_hint(hint)
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
         return f"a list, each {describe(kinds[0])}"
@@ -139,7 +147,7 @@ def _advice(hint, value) -> str:
 
 
 def _choices(hint):
-    hint = _plain_hint(hint)
+    hint = plain_hint(hint)
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [choice for kind in get_args(hint) if kind is not Ellipsis for choice in _choices(kind)]

@@ -1,1 +1,1 @@
-"""What was made, looked at: summaries of commands, views into stores."""
+"""What was made, looked at and judged: views into stores and LSPs, tasks, comparisons, studies."""

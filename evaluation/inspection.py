@@ -3,7 +3,7 @@
     figures = statistics(Store.open(path))
     view = document_tokens(store, "train", 7, top=5)
 
-Functions return dicts that JSON can hold; evaluation/summaries.py makes them readable. Statistics come from the
+Functions return dicts that JSON can hold; terminal/stores.py makes them readable. Statistics come from the
 records and the sums that every shard ends with, so the blocks are not read. Left out: whether the store is whole
 (shards/verify.py).
 
@@ -25,6 +25,12 @@ from shards.shard_file import blocks, naming
 
 TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
+
+
+def show_shards(settings, progress=None):
+    """What a ShowConfig asks for: one of the views below. Raises RequestError where the store does not hold it."""
+    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
+    return show(settings.store, **asked_for)
 
 
 def show(path, *, document=None, window=None, split="train", top=5, tokens=512, against=None):

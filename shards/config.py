@@ -1,12 +1,10 @@
-"""Settings of the tools over finished stores. Imports tyro, whose marker makes STORE a word without a flag."""
+"""Settings of the tools over finished stores. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
-from common.settings import check
+from common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

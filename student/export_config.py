@@ -1,11 +1,9 @@
-"""Settings of export-student. Imports tyro, whose marker makes RUN a word without a flag."""
+"""Settings of export-student. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from common.settings import check
+from common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

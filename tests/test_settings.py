@@ -15,8 +15,6 @@ from tiny_store import write_store
 
 import cli
 from evaluation.finetuning.config import FinetuneConfig
-from evaluation.progress import Progress
-from evaluation.summaries import dictionaries, encoding, training
 from evaluation.sweeps.config import SweepConfig
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
 from recipes.reading import recipe_of_store, recipe_to_keep
@@ -27,6 +25,11 @@ from student.probe_config import ProbeConfig
 from student.resolve import batch_for, rate_for_width, resolve
 from student.run import Run
 from student.task import student_task
+from terminal.dictionaries import dictionaries
+from terminal.encoding import encoding
+from terminal.progress import Progress
+from terminal.settings import parse
+from terminal.training import training
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def test_epochs_and_steps_are_one_thing(own):
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 say the same thing twice"):
         StudentConfig(epochs=2, max_steps=9)
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9"):
-        cli.parse("train-student", cli.VERBS["train-student"],
+        parse("train-student", cli.VERBS["train-student"],
                   ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"])  # fmt: skip
 
 
@@ -155,7 +158,7 @@ def test_a_recipe_that_is_no_name_is_none(recipe, tmp_path):
 def test_a_recipe_of_ones_own_is_kept_as_a_path(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("encode-lsp: {}\ntrain-student: {max-steps: 7}\n")
-    settings = cli.parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(mine)).settings
+    settings = parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(mine)).settings
     assert settings.recipe == recipe_to_keep(str(mine)) == str(mine)
     store = keep_recipe(write_store(tmp_path / "store", k=24), str(mine))
     assert resolve(StudentConfig(store=store.path), store).config.max_steps == 7
@@ -179,7 +182,7 @@ def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):
 
 def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
     def shares(recipe):
-        return cli.parse_settings("train-student", cli.VERBS["train-student"], [], recipe)[0].checkpoints
+        return parse("train-student", cli.VERBS["train-student"], [], recipe)[0].checkpoints
 
     assert shares("paper") == (0.1, 0.25, 0.5, 1.0) and shares("scaled-up") == (0.1, 0.2, 0.25, 0.5, 1.0)
 
@@ -195,14 +198,14 @@ def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
 def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
     choices = f"a.txt is text of your own, and no --{name} is given. Give a Hub id.*a directory, or --{name} bundled"
     with pytest.raises(ValueError, match=choices):
-        cli.parse(verb, cli.VERBS[verb], ["--corpus", "a.txt"])
+        parse(verb, cli.VERBS[verb], ["--corpus", "a.txt"])
     for flags in (["--corpus", "a.txt", f"--{name}", "bundled"], [f"--{name}", "some/where"]):
-        settings = cli.parse(verb, cli.VERBS[verb], flags).settings
+        settings = parse(verb, cli.VERBS[verb], flags).settings
         assert getattr(settings, name) == flags[-1] and getattr(settings, "recipe", None) is None
     (tmp_path / "r.yaml").write_text(f"{verb}: {{corpus: [b.txt]}}\n")
     with pytest.raises(ValueError, match="b.txt is text of your own"):
-        cli.parse(verb, cli.VERBS[verb], [], str(tmp_path / "r.yaml"))
-    assert getattr(cli.parse(verb, cli.VERBS[verb], [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
+        parse(verb, cli.VERBS[verb], [], str(tmp_path / "r.yaml"))
+    assert getattr(parse(verb, cli.VERBS[verb], [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
 
 
 def test_own_text_without_a_teacher_is_refused_in_python():
@@ -260,7 +263,7 @@ def test_python_may_give_one_for_a_list_and_text_for_a_path():
 )  # fmt: skip
 def test_a_flag_of_another_program_is_understood(verb, flag, meant):
     with pytest.raises(ValueError, match=f"{flag}.* Did you mean {meant}\\?"):
-        cli.parse(verb, cli.VERBS[verb], [flag, "3"])
+        parse(verb, cli.VERBS[verb], [flag, "3"])
 
 
 # -- flags without effect, JSON, progress ------------------------------------------------------------------
@@ -273,12 +276,12 @@ def test_a_flag_of_another_program_is_understood(verb, flag, meant):
 )  # fmt: skip
 def test_flags_without_effect_are_taken_with_a_warning_and_not_shown(verb, flag, value, capsys):
     with pytest.warns(UserWarning, match=f"{flag} has no effect here and will be gone in the next version"):
-        cli.parse(verb, cli.VERBS[verb], [flag, value])
+        parse(verb, cli.VERBS[verb], [flag, value])
     with pytest.raises(SystemExit):
-        cli.parse(verb, cli.VERBS[verb], ["--help"])
+        parse(verb, cli.VERBS[verb], ["--help"])
     assert flag not in capsys.readouterr().out
     with pytest.raises(ValueError, match=f"{flag} takes"):
-        cli.parse(verb, cli.VERBS[verb], [flag, "x"])
+        parse(verb, cli.VERBS[verb], [flag, "x"])
 
 
 def test_what_an_earlier_store_keeps_of_them_is_no_reason_to_warn(tmp_path):
@@ -287,7 +290,7 @@ def test_what_an_earlier_store_keeps_of_them_is_no_reason_to_warn(tmp_path):
     kept.write_text(json.dumps({"encode-ids": {"seed": 42, "tokenizer": "bundled", "corpus": ["docstrings"]}}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        settings = cli.parse("encode-ids", cli.VERBS["encode-ids"], [], str(kept)).settings
+        settings = parse("encode-ids", cli.VERBS["encode-ids"], [], str(kept)).settings
     assert settings.recipe == "quickstart"
     for config in (TokenizerConfig(), EncodeIdsConfig(), EncodeLogitsConfig()):
         assert config.seed is None
@@ -357,12 +360,12 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
 @pytest.mark.parametrize("flags", [[], ["--layer", "3", "--corpus", "my text.txt", "--teacher", "some/where"]])
 def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, monkeypatch):
     monkeypatch.setattr("sys.argv", ["cli.py"])
-    settings = cli.parse("learn-dictionary", cli.VERBS["learn-dictionary"], [*flags, "--min-characters", "5"]).settings
+    settings = parse("learn-dictionary", cli.VERBS["learn-dictionary"], [*flags, "--min-characters", "5"]).settings
     report = {"dictionary": "runs/dictionaries/d-1", "layer": settings.layer[0], "k": 64, "width": 8, "dead_atoms": 0,
               "objective": 0.1, "explained_variance": 0.5, "nnz": 3.0, "vectors": 9, "epoch": 1.0, "stopped": "so",
               "finished_before": False}  # fmt: skip
     (line,) = next_lines(dictionaries([report], settings))
-    encode = cli.parse("encode-lsp", cli.VERBS["encode-lsp"], line[1:] if "--recipe" not in line else line[3:],
+    encode = parse("encode-lsp", cli.VERBS["encode-lsp"], line[1:] if "--recipe" not in line else line[3:],
                        line[2] if "--recipe" in line else None).settings  # fmt: skip
     for name in ("corpus", "teacher", "layer", "min_characters", "max_tokens", "max_length", "unit_tokens"):
         assert getattr(encode, name) == getattr(settings, name)

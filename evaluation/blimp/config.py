@@ -1,12 +1,10 @@
-"""Settings of evaluate-blimp. Imports tyro, whose marker makes MODEL a word without a flag."""
+"""Settings of evaluate-blimp. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
-from common.settings import check
+from common.settings import Positional, check
 
 METRICS = ("original", "within-word-l2r")
 

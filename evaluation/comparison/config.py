@@ -1,11 +1,9 @@
-"""Settings of `compare`. Imports tyro, whose marker makes RESULTS words without a flag."""
+"""Settings of `compare`. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from common.settings import check
+from common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,12 @@
-"""Settings of `finetune`. Imports tyro, whose marker makes MODEL a word without a flag."""
+"""Settings of `finetune`. Imports nothing heavy."""
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
 from common.invocation import program
-from common.settings import check
+from common.settings import Positional, check
 
 TASKS = ("cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic")
 SMOKE_MODEL = "bundled"

@@ -1,11 +1,9 @@
-"""Settings of show-lsp. Imports tyro, whose marker makes STORE a word without a flag."""
+"""Settings of show-lsp. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from common.settings import check
+from common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

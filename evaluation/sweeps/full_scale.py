@@ -35,6 +35,27 @@ def full_scale(over: str, gpu: str, mfu: float) -> dict:
     return {"over": over, "values": list(values), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
 
 
+def full_scale_lines(scale):
+    """What the paper's sweep costs, teacher passes shared, apart, and online."""
+    flops, hours = scale["flops"], scale["hours"]
+    varied = f"{scale['over']} {', '.join(f'{value:,}' for value in scale['values'])}"
+    lines = [
+        f"At full scale (the paper's setting, {varied}),",
+        f"on one {scale['gpu']} at {scale['mfu']:.0%} of its bfloat16 peak throughout:",
+    ]
+    for name, how in (
+        ("shared", f"one teacher pass for all stores ({flops['teacher_shared']:.1e} of teacher)"),
+        ("apart", f"a teacher pass for each store ({flops['teacher_apart']:.1e} of teacher)"),
+        ("online", "the official way, teacher and 100 FISTA steps in training"),
+    ):
+        lines.append(f"  {flops[name]:.2e} FLOPs, {hours[name]:>7,.0f} hours: {how}")
+    lines.append(
+        f"  Of these {len(scale['values'])} students {flops['students']:.1e}, coding {flops['solver']:.1e}, "
+        f"dictionaries {flops['dictionaries']:.1e}."
+    )
+    return [*lines, "  Every window is encoded once and read once, the most that encoding can cost."]
+
+
 def _setting(over, value):
     return Setting.of(CountFlopsConfig(**{over: value}))
 

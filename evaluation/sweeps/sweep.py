@@ -21,8 +21,7 @@ from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
 from evaluation.plots import drawn, new_figure, save_figure, save_table, write_caption
 from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.full_scale import full_scale
-from evaluation.sweeps.summary import full_scale_lines
+from evaluation.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.word_senses.report import read_result
 from pipeline.config import EncodeConfig
 from pipeline.corpus import silent

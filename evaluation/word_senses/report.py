@@ -1,9 +1,9 @@
-"""What the diagnostic of several layers says: which layer to take, correlations, tables, a figure.
+"""What the diagnostic of several layers concludes: which layer to take, correlations, tables, a figure.
 
 The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
 the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
-other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: making the figures
-(choose_layer.py).
+other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the
+scores themselves (choose_layer.py), and what is printed (terminal/layers.py).
 
 Shapes: V variants, Q test words.
 """
@@ -21,8 +21,6 @@ from scipy import stats
 from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
-from evaluation.summaries import duration, table
-from evaluation.word_senses.data import EXPECTED
 from evaluation.word_senses.framework import TEST_SETS
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
@@ -176,7 +174,7 @@ def read_result(path):
         ) from None
 
 
-# -- what is shown -------------------------------------------------------------------------------------------
+# -- what is written -------------------------------------------------------------------------------------------
 
 
 def write_report(result, directory):
@@ -221,62 +219,3 @@ def _figure(result, k, directory):
     header = ["layer", "f1", "f1_best_on_development", "f1_semeval2007", "relative_encoding", "first_sense"]
     rows = zip(layers, *columns.values(), [first_sense] * len(layers), strict=True)
     return save_figure(figure, directory / f"layers-k{k}", header, rows)
-
-
-def layers(result, settings):
-    """The summary of choose-layer for the terminal."""
-    first = result["first_sense"]
-    lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
-    lines += _lines(result)
-    lines.append(f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
-                 f"{result['counts']['ALL']:,} words")  # fmt: skip
-    share = result["counts"]["training_words"] / EXPECTED["training"]
-    is_conclusive = share >= LEAST_COVERAGE
-    if share < 1:
-        lines.append(f"  Learned from {result['counts']['training_words']:,} annotated words, {share:.1%} of SemCor's "
-                     f"{EXPECTED['training']:,}: figures do not compare with published ones.")  # fmt: skip
-    if not is_conclusive:
-        lines.append(f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
-                     "senses have too few examples, and F1 says more of that than of LSPs. Give all.")  # fmt: skip
-    elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
-        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
-    for best in result["recommended"]:
-        cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
-        verdict = "Recommended" if is_conclusive else "Best on this part"
-        lines.append(f"\n{verdict}{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
-                     f"{best['standard_error']:.1%})")  # fmt: skip
-        if is_conclusive and cheap["layer"] != best["layer"]:
-            lines.append(f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
-                         f"McNemar p = {cheap['p']:.2f})")  # fmt: skip
-    lines += _correlations(result["correlation"])
-    rows = [("time", duration(result["seconds"])), ("files", f"{result['directory']}: {', '.join(result['files'])}")]
-    return "\n".join([*lines, "", table(rows)])
-
-
-def _lines(result):
-    header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
-    rows = [header]
-    for entry in result["layers"]:
-        scores, best = entry["scores"][HEADLINE], entry["best_on_development"]
-        rows.append((
-            str(entry["layer"]), f"{entry['k']:,}", f"{entry['f1']:.1%}", f"{scores[DEVELOPMENT]:.1%}",
-            f"{scores['back_off']:.1%}", best["variant"], f"{best['f1']:.1%}",
-            f"{entry['costs']['nnz_per_word']:.1f}", f"{entry['costs']['relative_encoding']:.2f}",
-        ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _correlations(found):
-    lines = []
-    for entry in found or ():
-        layers_of = ", ".join(map(str, entry["layers"]))
-        lines.append(f"\nWith the fine-tuning averages of layers {layers_of} (k = {entry['k']}):")
-        for name in ("raw", "rounded"):
-            if not entry.get(name):
-                lines.append(f"  {name}: three layers or more that differ are needed for a correlation")
-                continue
-            parts = [f"{kind.capitalize()} {value['coefficient']:.3f} (p = {value['p']:.2g})"
-                     for kind, value in entry[name].items()]  # fmt: skip
-            lines.append(f"  {name:<8} {', '.join(parts)}")
-    return lines

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("/a b/cli.py", "/usr/bin/mlsm", "python '/a b/cli.py'"),
         ("/usr/bin/mlsm", "/usr/bin/mlsm", "mlsm"),
         (".venv/bin/mlsm", None, ".venv/bin/mlsm"),
+        ("/site-packages/mlsm/__main__.py", "/usr/bin/mlsm", "python -m mlsm"),
         ("", None, "mlsm"),
         ("my_script.py", None, "mlsm"),
     ],
@@ -30,7 +31,7 @@ def test_it_is_what_the_user_typed(called, on_the_path, said, monkeypatch):
 
 def test_no_message_says_it_otherwise():
     """Outside of docstrings, comments and usage lines, commands are never spelled out."""
-    packages = ("common", "evaluation", "pipeline", "recipes", "shards", "student")
+    packages = ("common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
     pattern = re.compile(r"""["' (](mlsm|python cli\.py) +(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|sweep)\b""")  # noqa: E501
     found = []
     for package in packages:

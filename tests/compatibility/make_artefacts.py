@@ -443,9 +443,10 @@ def demonstration(places):
     """
     import cli
     from pipeline.encode import select_settings
+    from terminal.settings import parse
 
     encode, train = DEMONSTRATION
-    settings, _ = cli.parse_settings("encode-lsp", cli.VERBS["encode-lsp"], encode[1:])
+    settings = parse("encode-lsp", cli.VERBS["encode-lsp"], encode[1:]).settings
     kept = {"encode-lsp": select_settings(settings)}
     shutil.rmtree("runs/students")
     for path in Path("runs/stores").iterdir():

@@ -9,11 +9,12 @@ from make_store import SPECIAL, make_store, truth_windows
 from tiny_store import write_store
 
 from common.errors import StoreError
-from evaluation import inspection, store_summaries
+from evaluation import inspection
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
+from terminal import stores
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_statistics_equal_plain_sums(made):
     assert figures["dead_atoms"] == 0
     assert figures["splits"]["train"]["units"] == 2 and figures["splits"]["held_out"]["units"] == 1
     assert json.loads(json.dumps(figures)) == figures
-    text = store_summaries.view(figures, None)
+    text = stores.view(figures, None)
     for words in ("dead atoms", "entropy", "most used", "4 to 7", "held_out"):
         assert words in text
 
@@ -68,7 +69,7 @@ def test_a_window_with_its_largest_lsps(made):
         assert [weight for _, weight in token["lsps"]] == pytest.approx(np.divide(largest, sum(weights)), rel=0.03)
         of_atom = dict(zip(indices.tolist(), weights / weights.sum() if len(weights) else weights, strict=True))
         assert all(weight == pytest.approx(of_atom[atom], rel=0.03) for atom, weight in token["lsps"])
-    assert "no code" in store_summaries.view(shown, None)
+    assert "no code" in stores.view(shown, None)
 
 
 def documents_store(path, k):
@@ -148,14 +149,14 @@ def test_the_settings_in_which_two_stores_differ(tmp_path):
     lsp, other, ids = (write_store(tmp_path / name, k=k) for name, k in (("a", 24), ("b", 30), ("c", 0)))
     shown = inspection.show(lsp.path, against=other.path)
     assert shown["differing"] == {"k": [24, 30]} and shown["same_plan"] and not shown["same_target"]
-    assert "24  |  30" in store_summaries.view(shown, None)
+    assert "24  |  30" in stores.view(shown, None)
     assert inspection.show(ids.path, against=ids.path)["differing"] == {}
 
 
 def test_histogram_bars():
-    lines = store_summaries.histogram([0, 10, 0, 5, *[0] * 252]).splitlines()
+    lines = stores.histogram([0, 10, 0, 5, *[0] * 252]).splitlines()
     assert [line.split() for line in lines] == [
         ["0", "0.0%"], ["1", "66.7%", "#" * 40], ["2", "0.0%"], ["3", "33.3%", "#" * 20],
     ]  # fmt: skip
-    assert len(store_summaries.histogram([1] * 256).splitlines()) == 10
-    assert "0.0%" in store_summaries.histogram([0] * 256)
+    assert len(stores.histogram([1] * 256).splitlines()) == 10
+    assert "0.0%" in stores.histogram([0] * 256)

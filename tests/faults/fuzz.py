@@ -75,9 +75,7 @@ from evaluation.comparison import report as comparison_report
 from evaluation.comparison.config import CompareConfig
 from evaluation.inspection import show as show_shards
 from evaluation.lsps import show as lsps_show
-from evaluation.lsps import terminal
 from evaluation.lsps.config import LspConfig
-from evaluation.store_summaries import verification, view
 from pipeline.dictionary import Dictionary
 from shards.clean import clean
 from shards.derive import derive
@@ -89,6 +87,8 @@ from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel
 from student.trainer import silent, train
+from terminal import lsps
+from terminal.stores import verification, view
 
 SECONDS = 20            # of one use; those of a server that drips take most
 MEMORY = 400 << 20      # bytes that a case may need beside what the imports take
@@ -203,7 +203,7 @@ def show_lsps(place):
 def _show_lsps(settings):
     shown = lsps_show.show(settings, silent)
     json.dumps(shown)
-    terminal.summary(shown, settings)
+    lsps.summary(shown, settings)
 
 
 def find_newest(place):

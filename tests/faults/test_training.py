@@ -24,6 +24,7 @@ from common.errors import RunError
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
 from student.trainer import train
+from terminal.settings import parse
 
 SETTINGS = {
     "encoder": "bert-1x32", "max_steps": 150, "batch_windows": 24, "micro_batch": 8, "seed": 1, "eval_windows": 8,
@@ -46,7 +47,7 @@ def flags_of(store, output):
 def config_of(store, output):
     """What the command line makes of these flags and its recipe."""
     verb, *flags = flags_of(store, output)
-    return cli.parse_settings(verb, cli.VERBS[verb], flags)[0]
+    return parse(verb, cli.VERBS[verb], flags)[0]
 
 
 @pytest.fixture(scope="module")

@@ -220,10 +220,11 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
 
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():
-    from cli import VERBS, parse_settings
+    from cli import VERBS
     from pipeline.teacher import BUNDLED, Teacher
+    from terminal.settings import parse
 
-    settings, recipe = parse_settings("encode-lsp", VERBS["encode-lsp"], [])
+    settings, recipe = parse("encode-lsp", VERBS["encode-lsp"], [])[:2]
     assert recipe == "quickstart" and settings.layer == (10,)
     teacher = Teacher.load("bundled", 10)
     assert teacher.num_layers == 12 and settings.max_length <= teacher.max_positions

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation.summaries import encoding, estimated
 from pipeline import estimate
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits, encode_lsp
+from terminal.encoding import encoding, estimated
 
 
 @pytest.fixture(autouse=True)

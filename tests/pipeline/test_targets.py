@@ -21,8 +21,6 @@ from evaluation.flops.solver import fista_flops, solver_flops
 from evaluation.flops.stores import store_flops
 from evaluation.inspection import statistics
 from evaluation.lsps.texts import teacher_lsps
-from evaluation.store_summaries import view
-from evaluation.summaries import encoding
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.sweep import _encoding
 from pipeline import estimate as estimating
@@ -42,6 +40,8 @@ from shards.reader import Store
 from shards.verify import verify
 from student.config import StudentConfig
 from student.task import student_task
+from terminal.encoding import encoding
+from terminal.stores import view
 
 COMMON = ("teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "batch_tokens", "device", "output")
 

@@ -14,7 +14,6 @@ from transformers import AutoModel, BertConfig
 
 from common.errors import RunError, WriteError
 from evaluation.lineage import lineage
-from evaluation.summaries import exported as show_export
 from student import export_run as exporting
 from student.config import StudentConfig
 from student.encoders import encoder_config
@@ -27,6 +26,7 @@ from student.probe import ProbedLspModel, train_probe
 from student.probe_config import ProbeConfig
 from student.run import Run, read_json, replace_json
 from student.trainer import train
+from terminal.training import exported as show_export
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 

@@ -7,7 +7,6 @@ import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
 from common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
-from evaluation.summaries import training
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.positions import teacher_positions
 from shards.reader import Store
@@ -20,6 +19,7 @@ from student.masking import build_masking
 from student.objectives import Mlsm, Mtl
 from student.position_marginals import position_marginals
 from student.trainer import train
+from terminal.training import training
 
 K = 8
 

@@ -13,7 +13,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from cli import VERBS, parse_settings
+from cli import VERBS
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -24,6 +24,7 @@ from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
 from student.run import read_json, replace_json
 from student.trainer import train
+from terminal.settings import parse
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
 
@@ -289,18 +290,18 @@ def test_settings_of_a_probe():
 def test_what_a_probe_has_not_is_neither_a_flag_nor_a_setting_of_a_recipe(tmp_path, capsys):
     fixed = {"objective": "kd", "kappa": "2", "encoder": "bert-2x32", "continue-from": "x", "dropout": "0.1"}
     with pytest.raises(SystemExit):
-        parse_settings("train-probe", VERBS["train-probe"], ["--help"])
+        parse("train-probe", VERBS["train-probe"], ["--help"])
     shown = capsys.readouterr().out
     assert "--student" in shown and not [name for name in fixed if f"--{name}" in shown]
     for name, value in fixed.items():
         for flag in ([f"--{name}", value], [f"--{name}={value}"]):
-            with pytest.raises(ValueError, match=f"Unrecognized options: --{name}"):
-                parse_settings("train-probe", VERBS["train-probe"], flag)
+            with pytest.raises(ValueError, match=f"there is no flag --{name}"):
+                parse("train-probe", VERBS["train-probe"], flag)
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(f"train-probe: {{{name}: {value}}}\n")
         with pytest.raises(ValueError, match=f"has no setting {name}"):
-            parse_settings("train-probe", VERBS["train-probe"], [], str(recipe))
-    settings, _ = parse_settings("train-probe", VERBS["train-probe"], ["--lr", "0.5"])
+            parse("train-probe", VERBS["train-probe"], [], str(recipe))
+    settings = parse("train-probe", VERBS["train-probe"], ["--lr", "0.5"]).settings
     assert (settings.objective, settings.encoder, settings.dropout, settings.lr) == ("mlm", "", None, 0.5)
 
 

@@ -26,12 +26,13 @@ from evaluation.blimp import evaluate as evaluating
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PARADIGMS, PHENOMENA
 from evaluation.blimp.evaluate import evaluate
-from evaluation.blimp.summary import blimp
 from student.config import StudentConfig
 from student.objectives import Mlm, Mlsm
 from student.probe import train_probe
 from student.probe_config import ProbeConfig
 from student.trainer import train
+from terminal import verb
+from terminal.blimp import blimp
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -262,8 +263,8 @@ def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
 @pytest.fixture(autouse=True)
 def no_traces(monkeypatch):
     """A command sets up its process, and this one is pytest's."""
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(cli, "_quiet_libraries", lambda downloads: None)
+    monkeypatch.setattr(cli, "end_on_signals", lambda: None)
+    monkeypatch.setattr(verb, "quiet_libraries", lambda downloads: None)
 
 
 def error_of(arguments, capsys):

@@ -17,10 +17,10 @@ from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import tick_values
 from evaluation.comparison.report import compare
 from evaluation.comparison.study import SUITE
-from evaluation.comparison.summary import comparison
 from evaluation.plots import new_figure
 from evaluation.records import METRICS
 from pipeline.corpus import silent
+from terminal.comparison import comparison
 
 TEACHER = {"name": "a teacher", "fingerprint": "f"}
 F1 = {8: 0.60, 10: 0.66, 12: 0.64}

@@ -13,8 +13,8 @@ from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.identity import KEPT, differences
 from evaluation.comparison.report import compare
 from evaluation.comparison.study import families, models_of
-from evaluation.comparison.summary import comparison
 from pipeline.corpus import silent
+from terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
 TARGET = {

@@ -13,8 +13,8 @@ from evaluation import records
 from evaluation.finetuning.config import FinetuneConfig
 from evaluation.finetuning.heads import Backbone
 from evaluation.finetuning.suite import finetune
-from evaluation.finetuning.summary import summary
 from evaluation.finetuning.tasks import TASKS
+from terminal.finetuning import summary
 
 
 @pytest.fixture

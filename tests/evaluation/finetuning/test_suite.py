@@ -18,9 +18,9 @@ from common.errors import DataError, ModelError, RecordError, StudyError, Teache
 from evaluation import records
 from evaluation.finetuning.config import TASKS, FinetuneConfig
 from evaluation.finetuning.suite import finetune
-from evaluation.finetuning.summary import summary
 from student.config import StudentConfig
 from student.trainer import train
+from terminal.finetuning import summary
 
 ROOT = Path(__file__).resolve().parents[3]
 

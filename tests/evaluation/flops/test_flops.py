@@ -24,7 +24,7 @@ from evaluation.flops.pretraining import (
     teacher_flops,
 )
 from evaluation.flops.solver import correlation_flops, fista_flops
-from evaluation.flops.summary import PAPER_TOTALS, counted
+from terminal.flops import PAPER_TOTALS, counted
 
 PAPER = {    # table 3; the totals apart
     "trained encoder": ("9.06e12", "9.06e12", "9.06e12", "9.06e12", "9.06e12"),

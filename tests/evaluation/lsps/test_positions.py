@@ -9,8 +9,8 @@ from evaluation.lsps.config import LspConfig
 from evaluation.lsps.pages import write
 from evaluation.lsps.positions import BINS, position_profiles, sparkline, word_information
 from evaluation.lsps.sample import Sample
-from evaluation.lsps.terminal import summary
 from evaluation.lsps.view import StoreView
+from terminal.lsps import summary
 
 K, LENGTH, WINDOWS, WORDS = 6, 62, 400, 40
 

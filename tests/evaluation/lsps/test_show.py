@@ -15,10 +15,10 @@ from common.errors import InspectionError
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.labels import find_labels
 from evaluation.lsps.show import show
-from evaluation.lsps.terminal import summary
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
+from terminal.lsps import summary
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,10 +13,10 @@ from common.errors import InspectionError
 from evaluation.lsps import texts
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.show import show
-from evaluation.lsps.terminal import summary
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
+from terminal.lsps import summary
 
 
 @pytest.fixture(scope="module")

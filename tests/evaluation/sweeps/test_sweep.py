@@ -14,15 +14,15 @@ import pytest
 from data import ROOT
 from tiny_store import log_of
 
-import cli
-from common.errors import SweepError, WsdDataError
+from common.errors import EXIT_QUARANTINE, SweepError, WsdDataError
 from evaluation.sweeps import sweep as sweeping
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.full_scale import full_scale
-from evaluation.sweeps.summary import swept
 from evaluation.sweeps.sweep import sweep
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
+from terminal.results import code_of_sweep
+from terminal.sweeps import swept
 
 VARYING = ("store", "run", "tokens_per_second", "finished_before")
 
@@ -134,10 +134,10 @@ def test_without_matplotlib_there_is_a_table(result, tmp_path, monkeypatch, capl
 
 def test_documents_that_could_not_be_coded_are_told(result, capsys):
     assert [row["quarantined"] for row in result["rows"]] == [0, 0]
-    assert cli._exit_code_of_result("sweep", result) == 0
+    assert code_of_sweep(result) == 0
     first, second = result["rows"]
     damaged = result | {"rows": [first, second | {"quarantined": 2}]}
-    assert cli._exit_code_of_result("sweep", damaged) == cli.EXIT_QUARANTINE
+    assert code_of_sweep(damaged) == EXIT_QUARANTINE
     assert f"2 documents could not be coded and carry no targets; the records in {second['store']}/units" in (
         capsys.readouterr().err
     )

@@ -18,11 +18,12 @@ from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
-from evaluation.word_senses.report import layers
 from pipeline.config import DictionaryConfig
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
+from terminal.layers import layers
+from terminal.settings import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,14 +202,14 @@ def test_flags_and_the_summary(settings, result, tmp_path):
     given = [f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
              for name, value in settings.items()]  # fmt: skip
     argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
-    config, _ = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], argv)
+    config, _ = parse("choose-layer", cli.VERBS["choose-layer"], argv)[:2]
     assert config.layer == "all"
     shown = layers(choose_layer(config), config)
     for words in ("was finished already", "Best on this part at k = 16:  --layer", "first sense: 75.0%",
                   "layers 1, 2, 3", result["directory"]):  # fmt: skip
         assert words in shown
     assert "Recommended" not in shown
-    demonstration, recipe = cli.parse_settings("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])
+    demonstration, recipe = parse("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])[:2]
     assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)
 
 
@@ -241,6 +242,6 @@ def test_a_part_of_semcor_is_a_diagnostic_of_its_own(settings, result):
 @pytest.mark.parametrize("recipe", ["quickstart", "paper"])
 def test_the_recipes_dictionaries_are_those_of_encode_lsp(recipe):
     verbs = ("choose-layer", "encode-lsp")
-    chosen, encoded = (cli.parse_settings(name, cli.VERBS[name], [], recipe)[0] for name in verbs)
+    chosen, encoded = (parse(name, cli.VERBS[name], [], recipe)[0] for name in verbs)
     names = [field.name for field in dataclasses.fields(DictionaryConfig) if field.name != "layer"]
     assert {name: getattr(chosen, name) for name in names} == {name: getattr(encoded, name) for name in names}

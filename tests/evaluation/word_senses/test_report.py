@@ -11,11 +11,11 @@ from evaluation.word_senses.report import (
     GROUPS,
     correlate,
     finetuning_averages,
-    layers,
     mcnemar,
     recommend,
     write_report,
 )
+from terminal.layers import layers
 
 QUESTIONS = 400
 

@@ -1,7 +1,4 @@
-"""What count-flops says: its result to lines of text.
-
-Left out: the counting (count.py).
-"""
+"""What count-flops says when it is done. Left out: the counting (evaluation/flops/count.py)."""
 
 from evaluation.flops.config import CountFlopsConfig
 from evaluation.flops.count import short_flops

@@ -1,11 +1,11 @@
-"""What show-lsp says on a terminal: the dicts of show.py to lines of text. Tokens in context stand in «».
+"""What show-lsp says on a terminal: the dicts of evaluation/lsps/show.py as text. Tokens in context stand in «».
 
-One function a view. Left out: the pages (pages.py).
+One function a view. Left out: the pages (evaluation/lsps/pages.py).
 """
 
 from common.invocation import program
 from evaluation.lsps.positions import sparkline
-from evaluation.summaries import table
+from terminal.tables import table
 
 
 def summary(result, settings):

@@ -2,7 +2,7 @@
 
 import io
 
-from evaluation.progress import Progress
+from terminal.progress import Progress
 
 HOSTILE = "[Errno 2] runs/[v2]/x :smile: [MASK] [/bold]"
 

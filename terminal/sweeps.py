@@ -1,7 +1,6 @@
-"""What a sweep says: its result to lines of text.
+"""What sweep says when it is done: the table of its students and what the paper's own sweeps would cost."""
 
-Left out: the sweep (sweep.py).
-"""
+from evaluation.sweeps.full_scale import full_scale_lines
 
 NOTE = """\
 Held-out KL is against each row's own distributions, so it is not comparable across layers or k. The share by which
@@ -18,27 +17,6 @@ def swept(result, settings):
     files = ["", f"Table and figure:  {result['directory']}/sweep.json, .csv, .svg, .png"]
     lines = [f"\nThe sweep over {result['over']} {state}.", "", *_table(result["rows"]), "", result["caption"], NOTE]
     return "\n".join([*lines, "", *scale, *files])
-
-
-def full_scale_lines(scale):
-    """What the paper's sweep costs, teacher passes shared, apart, and online."""
-    flops, hours = scale["flops"], scale["hours"]
-    varied = f"{scale['over']} {', '.join(f'{value:,}' for value in scale['values'])}"
-    lines = [
-        f"At full scale (the paper's setting, {varied}),",
-        f"on one {scale['gpu']} at {scale['mfu']:.0%} of its bfloat16 peak throughout:",
-    ]
-    for name, how in (
-        ("shared", f"one teacher pass for all stores ({flops['teacher_shared']:.1e} of teacher)"),
-        ("apart", f"a teacher pass for each store ({flops['teacher_apart']:.1e} of teacher)"),
-        ("online", "the official way, teacher and 100 FISTA steps in training"),
-    ):
-        lines.append(f"  {flops[name]:.2e} FLOPs, {hours[name]:>7,.0f} hours: {how}")
-    lines.append(
-        f"  Of these {len(scale['values'])} students {flops['students']:.1e}, coding {flops['solver']:.1e}, "
-        f"dictionaries {flops['dictionaries']:.1e}."
-    )
-    return [*lines, "  Every window is encoded once and read once, the most that encoding can cost."]
 
 
 def _table(rows):

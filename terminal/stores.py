@@ -1,10 +1,7 @@
-"""What the tools over stores say: reports of shards/ and evaluation/inspection.py to lines of text.
-
-One function a verb, named by cli.VERBS; cli.py prints. Left out: the other commands (summaries.py).
-"""
+"""What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection.py as text."""
 
 from common.invocation import program
-from evaluation.summaries import entries_name, store_rows, table
+from terminal.tables import entries_name, store_rows, table
 
 _LONGEST_LIST = 50
 _LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "solver", "tolerance",

@@ -1,6 +1,6 @@
 """What `compare` says on a terminal: models by number, then tables whose columns are those numbers.
 
-Wide tables are cut into blocks of columns that fit the terminal. Left out: the comparison itself (report.py).
+Wide tables are cut into blocks of columns that fit the terminal. Left out: the comparison (evaluation/comparison/).
 """
 
 import shutil

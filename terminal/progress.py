@@ -4,13 +4,13 @@
         progress("solver", done, total, unit="tokens", objective=0.31)
 
 A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work goes on. Text of
-others in stages, figures and notes cannot act on the terminal. Left out: results (summaries.py).
+others in stages, figures and notes cannot act on the terminal. Left out: results (the other modules of terminal/).
 """
 
 import time
 
 from common.text import printable, redacted
-from evaluation.summaries import duration
+from terminal.tables import duration
 
 
 class Progress:

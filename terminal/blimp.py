@@ -1,6 +1,6 @@
 """What evaluate-blimp says when it is done."""
 
-from evaluation.summaries import table
+from terminal.tables import table
 
 
 def blimp(result: dict, settings) -> str:

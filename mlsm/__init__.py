@@ -1,0 +1,111 @@
+"""MLSM from Python: what README, docs, model cards and notebooks import.
+
+    import mlsm
+
+    (store,) = mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
+    student = mlsm.train_student(store=store, encoder="bert-6x256")
+    model = mlsm.LspModel.from_pretrained(student)
+
+The commands of the command line are functions here: their flags are keyword arguments, their results small objects
+whose `report` is the dict that --json prints. Nothing is loaded before it is used, so that the import takes
+milliseconds. Left out: the rooms that do the work (pipeline, student, shards, evaluation), which may change.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evaluation.blimp.config import BlimpConfig as BlimpConfig
+    from evaluation.finetuning.config import FinetuneConfig as FinetuneConfig
+    from mlsm.commands import choose_layer as choose_layer
+    from mlsm.commands import clean as clean
+    from mlsm.commands import compare as compare
+    from mlsm.commands import count_flops as count_flops
+    from mlsm.commands import derive_shards as derive_shards
+    from mlsm.commands import encode_ids as encode_ids
+    from mlsm.commands import encode_logits as encode_logits
+    from mlsm.commands import encode_lsp as encode_lsp
+    from mlsm.commands import evaluate_blimp as evaluate_blimp
+    from mlsm.commands import export_student as export_student
+    from mlsm.commands import finetune as finetune
+    from mlsm.commands import learn_dictionary as learn_dictionary
+    from mlsm.commands import show_lsp as show_lsp
+    from mlsm.commands import show_shards as show_shards
+    from mlsm.commands import sweep as sweep
+    from mlsm.commands import train_probe as train_probe
+    from mlsm.commands import train_student as train_student
+    from mlsm.commands import train_tokenizer as train_tokenizer
+    from mlsm.commands import verify_shards as verify_shards
+    from pipeline.config import EncodeConfig as EncodeConfig
+    from pipeline.dictionary import Dictionary as Dictionary
+    from pipeline.solvers import nonneg_lasso as nonneg_lasso
+    from shards.codec import block_windows as block_windows
+    from shards.reader import Store as Store
+    from shards.source import Remote as Remote
+    from shards.torch_dataset import LspDataset as LspDataset
+    from student.config import StudentConfig as StudentConfig
+    from student.lsp_model import LspModel as LspModel
+    from student.probe import ProbedLspModel as ProbedLspModel
+    from student.probe_config import ProbeConfig as ProbeConfig
+
+ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
+COMMANDS = (
+    "choose_layer", "clean", "compare", "count_flops", "derive_shards", "encode_ids", "encode_logits", "encode_lsp",
+    "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "show_lsp", "show_shards", "sweep",
+    "train_probe", "train_student", "train_tokenizer", "verify_shards",
+)  # fmt: skip
+HOME = {
+    "BlimpConfig": "evaluation.blimp.config",
+    "Dictionary": "pipeline.dictionary",
+    "EncodeConfig": "pipeline.config",
+    "FinetuneConfig": "evaluation.finetuning.config",
+    "LspDataset": "shards.torch_dataset",
+    "LspModel": "student.lsp_model",
+    "ProbeConfig": "student.probe_config",
+    "ProbedLspModel": "student.probe",
+    "Remote": "shards.source",
+    "Store": "shards.reader",
+    "StudentConfig": "student.config",
+    "block_windows": "shards.codec",
+    "nonneg_lasso": "pipeline.solvers",
+} | dict.fromkeys(COMMANDS, "mlsm.commands")  # public name -> module
+
+__all__ = sorted(HOME)
+
+
+def _refuse_shadows() -> None:
+    """Raise ImportError where Python finds another package under the name of one of ours.
+
+    Their names are short, and Python takes the first that lies on its path.
+    """
+    root = Path(__file__).resolve().parent.parent
+    for name in ROOMS:
+        try:
+            spec = find_spec(name)
+        except ValueError:  # a module that was put into sys.modules by hand says nothing of where it is from
+            continue
+        origin = spec.origin if spec is not None else None
+        if origin is None:
+            raise ImportError(f"mlsm needs its package `{name}`, which is not beside it in {root}. Install mlsm again.")
+        path = Path(origin).resolve()
+        if root not in path.parents or len(path.relative_to(root).parts) > 2:
+            raise ImportError(
+                f"mlsm needs its own package `{name}`, but Python finds another one first: {origin}. Rename or remove "
+                f"that one, start Python elsewhere, or put ours before it:  PYTHONPATH={root}"
+            )
+
+
+_refuse_shadows()
+
+
+def __getattr__(name: str):
+    if name not in HOME:
+        raise AttributeError(f"module 'mlsm' has no attribute {name!r}. It has: {', '.join(__all__)}")
+    value = globals()[name] = getattr(import_module(HOME[name]), name)
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

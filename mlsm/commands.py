@@ -1,0 +1,173 @@
+"""The commands as functions: `mlsm.encode_lsp(teacher=..., layer=10)` is `mlsm encode-lsp --teacher ... --layer 10`.
+
+Each takes the settings of its command as keyword arguments (`mlsm help encode-lsp` lists them), or one settings object
+(`mlsm.EncodeConfig`), and two arguments more:
+
+    recipe    name of a recipe, or a YAML file, whose settings stand where no argument does. Unlike on the command line,
+              no recipe applies by itself, but for a training, which starts from the one that made its store
+    progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
+
+All raise ValueError on settings that do not fit, TypeError on an unknown one, and what common/errors.py lists: each
+class says what went wrong, its message what to do next. What command works on a store, a student or a run that is not
+named takes the newest that fits, as on the command line, and logs which.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mlsm.results import EncodedStore, Estimate, Exported, LearnedDictionary, Report, Result, TrainedStudent, Verified
+
+logger = logging.getLogger("mlsm")
+Progress = Callable[..., None] | None
+
+
+def encode_lsp(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+    """Encode a corpus into LSP shards: a store for each layer and k, from one pass of the teacher.
+
+    mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
+    With dry_run=True: a list of one Estimate, and nothing is kept.
+    """
+    return _stores(_run("encode-lsp", config, settings, recipe, progress))
+
+
+def encode_ids(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+    """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store."""
+    return _stores(_run("encode-ids", config, settings, recipe, progress))
+
+
+def encode_logits(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+    """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store."""
+    return _stores(_run("encode-logits", config, settings, recipe, progress))
+
+
+def derive_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> EncodedStore:
+    """Make a store with fewer entries a token from a stored one, without the teacher."""
+    return EncodedStore.of(_run("derive-shards", config, settings, None, progress)[0])
+
+
+def learn_dictionary(
+    config=None, /, *, recipe=None, progress: Progress = None, **settings: Any
+) -> list[LearnedDictionary]:
+    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
+    reports = _run("learn-dictionary", config, settings, recipe, progress)
+    return [LearnedDictionary.of(report) for report in reports]
+
+
+def train_tokenizer(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[str]:
+    """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
+    return [str(path) for path in _run("train-tokenizer", config, settings, recipe, progress)]
+
+
+def train_student(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> TrainedStudent:
+    """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
+
+    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
+    """
+    return TrainedStudent.of(_run("train-student", config, settings, recipe, progress))
+
+
+def train_probe(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> TrainedStudent:
+    """Train a linear probe that predicts words from the LSPs of a frozen student."""
+    return TrainedStudent.of(_run("train-probe", config, settings, recipe, progress))
+
+
+def export_student(config=None, /, *, progress: Progress = None, **settings: Any) -> Exported:
+    """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub."""
+    return Exported.of(_run("export-student", config, settings, None, progress))
+
+
+def verify_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> Verified:
+    """Check that a store is whole; with full=True every byte of it."""
+    return Verified.of(_run("verify-shards", config, settings, None, progress))
+
+
+def show_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """What a store holds: statistics, or one document or window with its targets."""
+    return Report.of(_run("show-shards", config, settings, None, progress))
+
+
+def show_lsp(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
+    return Report.of(_run("show-lsp", config, settings, None, progress))
+
+
+def choose_layer(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> Report:
+    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    return Report.of(_run("choose-layer", config, settings, recipe, progress))
+
+
+def sweep(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> Report:
+    """Train a student for every layer, or every k, from one pass of the teacher."""
+    return Report.of(_run("sweep", config, settings, recipe, progress))
+
+
+def evaluate_blimp(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Score masked language models on BLiMP's minimal pairs."""
+    return Report.of(_run("evaluate-blimp", config, settings, None, progress))
+
+
+def finetune(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
+    return Report.of(_run("finetune", config, settings, None, progress))
+
+
+def compare(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Compare models by the records of finetune and evaluate_blimp."""
+    return Report.of(_run("compare", config, settings, None, progress))
+
+
+def count_flops(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Count the operations of pre-training, from configurations alone."""
+    return Report.of(_run("count-flops", config, settings, None, progress))
+
+
+def clean(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Remove what killed processes left behind."""
+    return Report.of(_run("clean", config, settings, None, progress))
+
+
+def _stores(reports) -> list[Any]:
+    """Stores, or what a dry run estimated instead of making them."""
+    kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
+    return [kind.of(report) for kind, report in zip(kinds, reports, strict=True)]
+
+
+def _run(name, config, settings, recipe, progress):
+    """The report of a command, from its entry in the table of the command line."""
+    from cli import VERBS
+    from terminal.choice import choose, load
+
+    verb = VERBS[name]
+    if config is not None and (settings or recipe is not None):
+        raise TypeError(f"{name.replace('-', '_')}: give a settings object or keyword arguments, not both")
+    if config is None:
+        config = _configured(name, load(verb.settings), settings, recipe)
+    config, choice = choose(verb, config)
+    if choice is not None:
+        logger.info("%s", choice)
+    return load(verb.function)(config, progress or _say_nothing)
+
+
+def _configured(name, settings_class, settings, recipe):
+    from recipes.reading import recipe_settings, recipe_to_keep
+    from terminal.flags import meant_by, settable
+
+    fields = {field.name: field for field in settable(settings_class)}
+    for unknown in settings.keys() - fields.keys():
+        meant = meant_by(unknown, fields)
+        hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."
+        raise TypeError(f"{name.replace('-', '_')} has no setting {unknown!r}.{hint}")
+    values = {} if recipe is None else recipe_settings(str(recipe), name, settings_class, True)
+    if "max_steps" in fields and "epochs" in fields:
+        from student.resolve import without_rivals
+
+        values = without_rivals(values, settings)
+    config = settings_class(**values | settings)
+    if recipe is not None and hasattr(settings_class, "recipe"):
+        object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
+    return config
+
+
+def _say_nothing(*_, **__):
+    """The progress that nobody wants to see."""

@@ -1,0 +1,163 @@
+"""What the functions of `mlsm` return: the main figures as fields, the whole report as a dict.
+
+    student                       # TrainedStudent(run='runs/students/mlsm-...', steps=500, held_out_loss=3.508, ...)
+    student.report["baseline"]    # anything else that --json prints; also student["baseline"]
+
+What lies on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Mapping[str, Any]):
+    """A report. It reads like a dict, and its fields are the figures that one looks at first."""
+
+    report: dict[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, report: dict[str, Any]):
+        """The result of a report, whose keys are the fields' names."""
+        names = [entry.name for entry in fields(cls) if entry.name != "report"]
+        return cls(report=report, **{name: report.get(name) for name in names})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.report[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.report)
+
+    def __len__(self) -> int:
+        return len(self.report)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Result):
+    """A report without figures that stand out: what comparisons and views found."""
+
+    def __repr__(self):
+        return f"Report({', '.join(f'{name}={_short(value)}' for name, value in self.report.items())})"
+
+
+def _short(value):
+    if isinstance(value, list | tuple | dict):
+        return f"<{len(value)} {'entry' if len(value) == 1 else 'entries'}>"
+    return repr(value)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedStore(Result):
+    """A finished store."""
+
+    store: str
+    kind: str
+    tokens: int
+    windows: int
+    documents: int
+    bytes_per_token: float
+    quarantined: int | None
+    """documents that could not be coded and carry no targets"""
+    finished_before: bool
+
+    def __fspath__(self) -> str:
+        return self.store
+
+    def open(self):
+        """The open mlsm.Store."""
+        from shards.reader import Store
+
+        return Store.open(self.store)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate(Result):
+    """What an encoding with dry_run=True would take."""
+
+    tokens: int
+    units: int
+    bytes: int
+    seconds: float
+    """of one process"""
+    tokens_per_second: float
+    disk_free: int
+    """bytes"""
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedDictionary(Result):
+    """A learned dictionary of LSP atoms."""
+
+    dictionary: str
+    k: int
+    width: int
+    objective: float
+    """held-out mean of equation 2"""
+    explained_variance: float
+    nnz: float
+    """non-zeros of a code on average"""
+    dead_atoms: int
+    finished_before: bool
+
+    def __fspath__(self) -> str:
+        return self.dictionary
+
+    def open(self):
+        """The loaded mlsm.Dictionary."""
+        from pipeline.dictionary import Dictionary
+
+        return Dictionary.load(self.dictionary)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedStudent(Result):
+    """A finished training of a student or of a probe."""
+
+    run: str
+    """its directory: log, checkpoints, and the files for transformers in `export`"""
+    export: str
+    objective: str
+    encoder: str
+    parameters: int
+    steps: int
+    held_out_loss: float | None
+    """nats per masked token"""
+    improvement: float | None
+    """share by which it is below the loss of a constant prediction"""
+    already_finished: bool
+
+    def __fspath__(self) -> str:
+        return self.run
+
+
+@dataclass(frozen=True, eq=False)
+class Exported(Result):
+    """A checkpoint as files that transformers loads."""
+
+    export: str
+    run: str
+    step: int
+    dry_run: bool
+
+    def __fspath__(self) -> str:
+        return self.export
+
+
+@dataclass(frozen=True, eq=False)
+class Verified(Result):
+    """What a check of a store found."""
+
+    store: str
+    full: bool
+    units: int
+    damaged: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every unit is there and nothing is damaged."""
+        return not self.damaged and not self.missing

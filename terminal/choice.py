@@ -1,0 +1,88 @@
+"""What a command works on where nothing is named: the newest store, student or run that fits.
+
+    choose(verb, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/lsp-... (the newest ...")
+
+One function for each thing that can be chosen; the verb table (cli.py) names it. A function takes the settings and
+returns the candidates, the newest first, and raises StoreError or RunError where there are none.
+"""
+
+import dataclasses
+from importlib import import_module
+
+
+def load(reference: str):
+    """What a reference like student.trainer:train means. Imported when it is needed, so that --help answers at once."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def choose(verb, settings):
+    """The settings with what the command works on, and the line that says what was chosen; None if it was named."""
+    if verb.chooses is None or getattr(settings, verb.works_on) is not None:
+        return settings, None
+    found = load(verb.chooses)(settings)
+    which = "one" if verb.works_on == "run" else "finished one"    # a run may be exported before it ends
+    why = f"the only {which}" if len(found) == 1 else f"the newest {which} of {len(found)}; name another to take that"
+    # The annotation says whether the settings hold it as a path or as a text; check() converts.
+    return dataclasses.replace(settings, **{verb.works_on: found[0]}), f"{verb.works_on} {found[0]} ({why})"
+
+
+def stores(settings):
+    """Finished stores of any kind."""
+    return _stores("lsp", "ids", "logits")
+
+
+def lsp_stores(settings):
+    """Finished stores of LSPs."""
+    return _stores("lsp")
+
+
+def stores_with_entries(settings):
+    """Finished stores whose tokens have several entries each, LSPs or words."""
+    return _stores("lsp", "logits")
+
+
+def stores_for_the_objective(settings):
+    """Finished stores of a kind that the objective learns from."""
+    from student.objectives import OBJECTIVES
+
+    return _stores(*OBJECTIVES[settings.objective].kinds)
+
+
+def _stores(*kinds):
+    from shards.reader import finished_stores
+
+    return finished_stores("runs/stores", kinds)
+
+
+def students(settings):
+    """Finished students that have LSP outputs."""
+    from student.probe import finished_students
+
+    return finished_students()
+
+
+def runs(settings):
+    """Runs that have saved a checkpoint."""
+    from student.export_run import runs_with_checkpoints
+
+    return runs_with_checkpoints()
+
+
+def store_to_train_on(verb, settings):
+    """The open store that a training's settings mean, and what to say of it where it was chosen and not named.
+
+    (None, None) where none can be read: the command itself says why.
+    """
+    from common.errors import ShardError, StoreError
+    from shards.reader import Store
+
+    choice = None
+    try:
+        if verb.completes is not None:
+            settings = load(verb.completes)(settings)
+        else:
+            settings, choice = choose(verb, settings)
+        return Store.open(settings.store), choice
+    except (StoreError, ShardError, ValueError, OSError):
+        return None, None

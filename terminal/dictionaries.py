@@ -1,0 +1,58 @@
+"""What learn-dictionary says when it is done."""
+
+import shlex
+
+from common.invocation import program
+from terminal.tables import table
+
+
+def dictionaries(reports, settings):
+    """The summary of learn-dictionary."""
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
+        lines.append(table(_dictionary_rows(report)))
+    if settings.hidden is not None:
+        report = reports[0]
+        lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
+        given = f"encode-lsp --dictionary {report['dictionary']}"
+        lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
+        return "\n".join(lines)
+    lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
+    return "\n".join(lines)
+
+
+def _encoding_with(report, settings):
+    """The command line that encodes the corpus a dictionary is of, with this dictionary and the same settings."""
+    from pipeline.config import EncodeConfig, plain
+    from recipes.reading import recipe_settings
+
+    of_recipe = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
+    usual = plain(EncodeConfig(**of_recipe))
+    now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
+    always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
+    words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
+    for name in [name for name in now if name in usual and name != "k"]:    # the dictionary says how many atoms it has
+        if name in always or now[name] != usual[name]:
+            words += _flag(name, now[name])
+    return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
+
+
+def _flag(name, value):
+    """A setting as words of a command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no-'}{flag}"]
+    return [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
+
+
+def _dictionary_rows(report):
+    """What a dictionary holds, from `Dictionary.report`."""
+    return [
+        ("dictionary", report["dictionary"]),
+        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
+        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
+        ("non-zeros", f"{report['nnz']:.1f} a vector"),
+        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
+        ("stopped", report["stopped"]),
+    ]

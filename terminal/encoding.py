@@ -1,0 +1,71 @@
+"""What encode-lsp, encode-ids, encode-logits and derive-shards say when they are done, and what --dry-run found out."""
+
+import shlex
+
+from common.invocation import program
+from terminal.tables import duration, store_rows, table
+
+
+def encoding(reports, settings):
+    """The summary of encode-lsp, encode-ids, encode-logits and derive-shards."""
+    if getattr(settings, "dry_run", False):
+        return estimated(reports[0])
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
+        lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
+    lines += corpus_lines(reports[0].get("corpus"))
+    objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
+    stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
+
+
+def _run_rows(report):
+    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
+    if report["new_units"]:
+        rate = report["new_tokens"] / report["seconds"]
+        rows.append(("this run", f"{report['new_tokens']:,} tokens in {duration(report['seconds'])} ({rate:,.0f}/s)"))
+    return rows
+
+
+def estimated(report):
+    """What --dry-run found out."""
+    rows = [
+        ("tokens", f"about {report['tokens']:,} in {report['units']:,} units"),
+        ("bytes", f"about {report['bytes']:,} ({report['bytes_per_token']:.1f} per token and store)"),
+        ("disk", f"{report['disk_free']:,} bytes are free" + (": TOO FEW" * (report["bytes"] > report["disk_free"]))),
+        ("time", f"about {duration(report['seconds'])} at {report['tokens_per_second']:,.0f} tokens/s in one process"),
+    ]
+    if report.get("lacking"):
+        time = duration(report["learning_seconds"])
+        rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
+    measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
+    return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
+
+
+def corpus_lines(corpus):
+    """What the scan of the text counted, in all and by file, from `Job.describe_corpus`; nothing for None."""
+    if corpus is None:
+        return []
+    listed = corpus["files_listed"]
+    one = f"{listed[0]['file']}" if corpus["files"] == 1 else f"{corpus['files']:,} files"
+    cut = ", before --max-tokens" if corpus["max_tokens"] else ""
+    lines = [f"\nThe text{cut}: {one}: {_documents(corpus)}"]
+    if corpus["files"] > 1:
+        rows = [(entry["file"], _documents(entry)) for entry in listed]
+        rest = {name: corpus[name] - sum(entry[name] for entry in listed) for name in listed[0] if name != "file"}
+        others = corpus["files"] - len(listed)
+        lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
+    if corpus["paragraphs"] is not None:
+        lines.append(
+            f"  An empty line ends a document, so that a text file has {corpus['paragraphs']:,.0f} of them on average. "
+            "If each file is one text, such as a novel, give --document-boundary file --held-out-by file."
+        )
+    return lines
+
+
+def _documents(counts):
+    left_out = {"duplicates": "duplicates left out", "too_short": "too short", "invalid": "not UTF-8"}
+    more = [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
+    documents = "document" if counts["documents"] == 1 else "documents"
+    return ", ".join([f"{counts['documents']:,} {documents}", f"{counts['held_out_documents']:,} held out", *more])

@@ -1,0 +1,126 @@
+"""What --help says: all commands, or the flags of one, in groups, each with the default that is in force.
+
+What a flag does is the docstring under its setting. Left out: reading flags (flags.py).
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from itertools import pairwise
+
+from common.invocation import program
+from common.settings import is_word
+from terminal.flags import Parser, add_flag, settable
+
+COMMON = """\
+  --json               print the result as JSON
+  --print-config       print the settings as YAML and stop
+  --debug              show the whole traceback of an error"""
+RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win"
+
+# Every setting of every command, the usual ones first. A setting means the same in all commands that have it.
+GROUPS = {
+    "what": """store models results run path corpus teacher tokenizer hidden layer k top_n dictionary objective encoder
+        student continue_from probe_input vocab_size tasks seeds step checkpoint paradigms lsp word text similar_to
+        document window against split vocabulary windows length reuse steps""",
+    "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub",
+    "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
+        packing document_boundary held_out_by full repair dry_run metric paper smoke overwrite top tokens samples all
+        private solver center seed json""",
+    "resources": """device dtype workers scheduler micro_batch batch_tokens unit_tokens compile activation_checkpointing
+        gpu mfu""",
+    "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
+        dictionary_batch tolerance solver_steps retry_quarantine kappa target_temperature untied warmup weight_decay
+        decay_all grad_clip mask_rate_end mask_unit corruption checkpoints save_every keep_last eval_every eval_windows
+        log_every track limit per_paradigm mark_target limit_train""",
+}
+TITLES = {
+    "what": "what it works on and makes",
+    "where": "where data come from and results go",
+    "how": "how",
+    "resources": "resources",
+    "rare": "rarely needed",
+}
+
+
+def overview(verbs: dict) -> str:
+    """All commands, for `mlsm --help`."""
+    groups = [
+        "\n".join(f"  {name:<18} {verb.summary}" for name, verb in verbs.items() if verb.recipes is wanted)
+        for wanted in (True, False)
+    ]
+    return (
+        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        f"{groups[0]}\n\n{groups[1]}\n\nEvery command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
+        f"Those of the first group also:\n{RECIPES}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
+
+
+def unknown_verb(name: str, verbs) -> str:
+    """What to say of a command that does not exist."""
+    meant = difflib.get_close_matches(name.replace("_", "-"), verbs, n=1)
+    did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
+    return f"no command {name!r}.{did_you_mean} There are: {', '.join(verbs)}"
+
+
+def flags_of(name: str, verb, settings_class, values: dict, why: str) -> str:
+    """What one command does and takes, for `mlsm VERB --help`.
+
+    values  what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
+    """
+    fields = {field.name: field for field in settable(settings_class)}
+    docs, hidden = _docs(settings_class), getattr(settings_class, "without_effect", ())
+    words = " ".join(f"[{field.name.upper()}]" for field in fields.values() if is_word(field))
+    defaults = f"\n\nThe defaults are those of the {why}." if why else ""
+    generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
+    parser = Parser(
+        usage=" ".join(filter(None, [program(), name, words, "[FLAGS]"])),
+        description=f"{verb.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
+        epilog=f"as with every command:\n{RECIPES + chr(10) if verb.recipes else ''}{generic}",
+        formatter_class=_Format,
+    )
+    for group, names in GROUPS.items():
+        shown = parser.add_argument_group(TITLES[group])
+        for setting in [setting for setting in names.split() if setting in fields and setting not in hidden]:
+            text = f"{docs.get(setting, '')} {_default(fields[setting], values)}".strip()
+            add_flag(shown, fields[setting], help=text.replace("%", "%%"))
+    return parser.format_help()
+
+
+class _Format(argparse.HelpFormatter):
+    """Descriptions keep their lines, flags are wrapped."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text, width, indent):
+        return "\n".join(line if line.startswith("  ") else textwrap.fill(line, width) for line in text.splitlines())
+
+
+def _default(field, values):
+    """The default of a setting as the end of its description; nothing where it is open, which the description tells."""
+    value = values.get(field.name, field.default)
+    if value is None or value == () or value is dataclasses.MISSING:
+        return ""
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    return f"(default: {('off', 'on')[value] if isinstance(value, bool) else value})"
+
+
+def _docs(settings_class):
+    """The docstrings under the fields of a settings class, and of those that it derives from, by name."""
+    docs = {}
+    for base in filter(dataclasses.is_dataclass, reversed(settings_class.__mro__)):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except OSError:  # installed without sources
+            continue
+        for statement, following in pairwise(ast.parse(source).body[0].body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                docs[statement.target.id] = " ".join(str(ast.literal_eval(following.value)).split())
+    return docs

@@ -1,0 +1,104 @@
+"""The process of a command: signals that end it, warnings, notes, and the one line that says what went wrong.
+
+Left out: the streams themselves, which survive a display that goes away (common/streams.py).
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+
+from common.errors import EXIT_INPUT, EXIT_STORE, PeerError
+from common.text import printable, redacted
+
+SAME_REQUEST_SECONDS = 1.0  # a closed terminal's kernel and shell both send SIGHUP
+
+
+def is_follower() -> bool:
+    """Whether another process of a torchrun or `accelerate launch` writes and speaks for this one."""
+    return int(os.environ.get("RANK", 0)) > 0
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which end the work in flight exactly as Ctrl-C does."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP raise Terminated; under nohup, which has SIGHUP ignored, it stays ignored."""
+    noted = []
+
+    def terminate(number, _):
+        if not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
+            noted[:] = [time.monotonic()]
+            raise Terminated(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
+            signal.signal(number, terminate)
+
+
+def quiet_libraries(downloads: bool) -> None:
+    """Let libraries speak through our errors only; their chatter would bury the summary.
+
+    downloads  whether the command may fetch a model, whose progress bar is wanted
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    if not downloads:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    warnings.simplefilter("default", UserWarning)
+    if is_follower():
+        warnings.simplefilter("ignore")
+    warnings.showwarning = lambda message, *_: warn(message)
+
+
+@contextlib.contextmanager
+def passing_on_notes(progress):
+    """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
+    handler = logging.Handler()
+    handler.emit = lambda record: progress.note(record.getMessage())
+    packages = ("common", "evaluation", "pipeline", "recipes", "shards", "student")
+    loggers = [logging.getLogger(package) for package in packages]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.setLevel(logging.NOTSET)
+            logger.removeHandler(handler)
+
+
+def warn(message) -> None:
+    """Print a warning, safe to show."""
+    print(f"warning: {printable(redacted(message))}", file=sys.stderr)
+
+
+def complain(message, code: int) -> int:
+    """Print the one line that says what went wrong, and return the exit code."""
+    print(f"mlsm: error: {printable(redacted(message), keep='')}", file=sys.stderr)
+    return code
+
+
+def one_line(error: Exception) -> str:
+    """An error on one line; where it is none of bad input, with its class and how to see more."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):
+        return text
+    return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
+
+
+def is_told_by_another(error: Exception, code: int) -> bool:
+    """Whether this process follows one that tells the same error."""
+    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
+    return is_follower() and (same_for_all or isinstance(error, PeerError))

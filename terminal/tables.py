@@ -1,0 +1,64 @@
+"""Pieces that several views share: rows of facts, seconds for people, what a store holds."""
+
+
+def table(rows):
+    """Pairs (name, value) as two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def paths(made, settings):
+    """Commands that make directories."""
+    return "\n".join(map(str, made))
+
+
+def duration(seconds):
+    """Seconds as minutes or hours, for people."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def store_rows(path, report):
+    """What a store holds, from `Store.report`."""
+    rows = [
+        ("store", path),
+        (
+            "tokens",
+            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
+        ),
+        (
+            "bytes per token",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
+        ),
+    ]
+    for stage in ("teacher", "solver", "head"):
+        if seconds := report[f"{stage}_seconds"]:
+            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
+    if "nnz_per_token" in report:
+        empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
+        rows.append((entries_name(report), f"{report['nnz_per_token']:.1f} per token{empty}"))
+        cut = report.get("truncated_tokens") and report["kind"] == "lsp"  # of logits every token is cut
+        more = f"; {report['truncated_tokens']:,} tokens have more non-zeros than are stored" if cut else ""
+        rows.append(("mass kept", f"{report['mass_kept']:.1%}{more}"))
+        if fidelity := report.get("fidelity"):
+            words = "KL(stored || {of}) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; of {tokens:,} tokens"
+            rows.append(("fidelity", words.format(**fidelity)))
+        if effect := report.get("dtype_effect"):
+            words = "against float32: total variation {tv:.4f}, hidden states {hidden:.2%} apart; of {tokens:,} tokens"
+            rows.append(("precision", words.format(**effect)))
+        if "max_kkt" in report:
+            rows.append(_optimality(report))
+    return rows
+
+
+def _optimality(report):
+    if solver := report.get("solver"):
+        words = f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {report['max_kkt']:.2g}"
+        return "exactness", words
+    return "exactness", f"no KKT violation above {report['max_kkt']:.2g}"
+
+
+def entries_name(report):
+    """What the entries of a store's rows are called: a softmax has no zeros."""
+    return "entries stored" if report["kind"] == "logits" else "non-zeros stored"

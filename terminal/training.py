@@ -1,0 +1,110 @@
+"""What train-student, train-probe and export-student say when they are done."""
+
+import shlex
+from pathlib import Path
+from textwrap import indent
+
+from common.invocation import program
+from terminal.tables import store_rows, table
+
+
+def training(result, settings):
+    """The summary of train-student: the store it read, the student, how to load it."""
+    from shards.reader import Store
+
+    store = Store.open(result["store"], result["plan"])
+    lines = [
+        f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
+        table(store_rows(store.path, store.report()) + _student_rows(result)),
+        _how_to_load(result["export"]),
+    ]
+    if result["objective"] in ("mlsm", "naive-mlsm"):
+        probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
+        lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
+    if store.settings.get("teacher_name") == "bundled":
+        lines += [
+            "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
+            f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
+            "\nThen the line that it prints: a student trained on that store has the paper's settings, too.",
+        ]
+    return "\n".join(lines)
+
+
+def probing(result, settings):
+    """The summary of train-probe: what it predicts, how to load it."""
+    matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
+    rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
+    return "\n".join([
+        f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
+        table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
+        _how_to_load(result["export"]),
+    ])
+
+
+def exported(report, settings):
+    """What export-student wrote, or would write, and pushed."""
+    verb = "would be" if report["dry_run"] else "is"
+    rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]
+    lines = [f"\nThe checkpoint {verb} exported.", table(rows)]
+    if not report["dry_run"]:
+        lines.append(_how_to_load(report["export"]))
+    if "revisions" in report:
+        lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
+        lines.append(table([(row["branch"], _files_of(row)) for row in report["revisions"]]))
+    return "\n".join(lines)
+
+
+def _how_to_load(export):
+    """The card's lines that load an export."""
+    from student.export import loading_code
+
+    return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
+
+
+def _files_of(revision):
+    files = revision["files"]
+    return f"{len(files)} files, {sum(files.values()):,} bytes of {revision['directory']}"
+
+
+def _student_rows(result):
+    student = f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"
+    rows = [("student", student), *_trained_rows(result)]
+    return rows + [("run", result["run"]), ("student exported to", result["export"])]
+
+
+def _trained_rows(result):
+    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
+    rows = [
+        (
+            "trained",
+            f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s"
+            + (f", first step {first_step:.1f} s after loading" if first_step else ""),
+        ),
+    ]
+    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"])
+
+
+def _held_out_rows(objective, figures, baseline):
+    if not figures:
+        return [("held out", "nothing: the corpus has no held-out windows")]
+    from student.objectives import OBJECTIVES
+
+    objective, loss = OBJECTIVES[objective], figures["loss"]
+    plain = _side(loss, baseline["loss"], objective.reference)
+    by_position = baseline.get("loss_by_position")    # a run of an earlier version has none
+    if by_position is None:
+        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {plain}")]
+    else:
+        headline = _side(loss, by_position, objective.reference_by_position)
+        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+    if "accuracy" in figures:
+        guess = f" (most frequent token: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
+        accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
+        rows.append(("held-out accuracy", accuracy))
+    return rows
+
+
+def _side(loss, baseline, reference):
+    """How far a loss is from that of a baseline."""
+    improvement = 1 - loss / baseline if baseline else 0.0
+    return f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'} the {baseline:.4f} of {reference}"

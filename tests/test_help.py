@@ -1,0 +1,133 @@
+"""What the command line says to somebody who does not know it yet: help, defaults, other programs' spellings."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from tiny_store import write_store
+
+import cli
+from terminal.choice import load
+from terminal.flags import read_flags, settable
+from terminal.help import GROUPS, TITLES
+from terminal.settings import parse
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_command_line_stays_a_table_and_main():
+    text = (ROOT / "cli.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    assert not re.search(r"""["']cli:""", text), "cli.py imports itself"
+    after_the_table = text[text.index("def main") :]
+    assert not [name for name in cli.VERBS if f'"{name}"' in after_the_table], "it decides by a command's name"
+
+
+@pytest.mark.parametrize("verb", cli.VERBS.values(), ids=cli.VERBS)
+def test_references_of_the_table_lead_somewhere(verb):
+    references = (verb.settings, verb.function, verb.show, verb.exit_code, verb.chooses, verb.completes)
+    assert all(callable(load(reference)) for reference in references if reference)
+    assert verb.chooses is None or verb.works_on in {field.name for field in settable(load(verb.settings))}
+
+
+HUGGING_FACE = {
+    "learning_rate": "--lr",
+    "per_device_train_batch_size": "--micro-batch",
+    "output_dir": "--output",
+    "bf16": "--dtype bfloat16",
+    "num_train_epochs": "--epochs",
+}
+
+
+@pytest.mark.parametrize("hyphen", "-_")
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_spellings_of_hugging_face_are_answered_with_ours(name, hyphen):
+    flag = f"--{name.replace('_', hyphen)}"
+    for words in ([flag, "3"], [f"{flag}=3"], ["--seed", "1", flag]):
+        meant = f"there is no flag {flag}\\. Did you mean {HUGGING_FACE[name]}\\? All flags"
+        with pytest.raises(ValueError, match=meant):
+            parse("train-student", cli.VERBS["train-student"], words)
+
+
+def test_underscores_and_hyphens_are_one():
+    settings = load(cli.VERBS["finetune"].settings)
+    for words in (["--data_dir", "a_b", "x", "y"], ["--data-dir=a_b", "x", "y"], ["x", "--data-dir", "a_b", "y"]):
+        assert read_flags(settings, words) == {"data_dir": Path("a_b"), "models": ("x", "y")}
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ([], {}),
+        (["--layer", "4", "8", "--layer", "2"], {"layer": (2,)}),
+        (["--max-tokens", "None", "--output", "None"], {"max_tokens": None, "output": Path("None")}),
+        (["--max-tokens", "1_000", "--lam=1e-2", "--top-n", "all"], {"max_tokens": 1000, "lam": 0.01, "top_n": "all"}),
+        (["--dry-run", "--no-keep-duplicates"], {"dry_run": True, "keep_duplicates": False}),
+        (["--seed", "-1"], {"seed": -1}),
+    ],
+)
+def test_only_what_is_given_is_read(words, given):
+    assert read_flags(load(cli.VERBS["encode-lsp"].settings), words) == given
+
+
+def test_help_of_a_command_has_two_spellings(capsys):
+    shown = []
+    for words in (["help", "encode-lsp"], ["encode-lsp", "--help"], ["encode-lsp", "-h"]):
+        with pytest.raises(SystemExit) as end:
+            cli.run(words)
+        assert end.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
+    assert cli.run(["help"]) == 0 and "mlsm help COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("trian-student", "train-student"), ("encode_lsp", "encode-lsp"), ("show", "show-lsp")]
+)
+def test_a_misspelt_command_gets_a_suggestion(word, meant, capsys):
+    for words in ([word, "--seed", "1"], ["help", word]):
+        assert cli.run(words) == 2
+        assert f"no command {word!r}. Did you mean {meant}? There are: " in capsys.readouterr().err
+
+
+def help_of(capsys, verb, *words, recipe=None):
+    with pytest.raises(SystemExit):
+        parse(verb, cli.VERBS[verb], [*words, "--help"], recipe)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_has_groups_with_the_usual_flags_first(capsys):
+    shown = help_of(capsys, "encode-lsp")
+    places = [shown.index(f"{TITLES[group]}:") for group in GROUPS]
+    assert places == sorted(places)
+    for earlier, later in (("--corpus", "--output"), ("--layer", "--lam"), ("--device", "--tolerance")):
+        assert shown.index(f" {earlier} ") < shown.index(f" {later} ")
+
+
+def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "atoms of the dictionary; each number gets its own store. (default: 1024)" in help_of(capsys, "encode-lsp")
+    assert "defaults are those of the recipe quickstart" in help_of(capsys, "encode-lsp")
+    own = help_of(capsys, "encode-lsp", "--corpus", "a.txt")
+    assert "each number gets its own store. (default: 3072)" in own and "The defaults are" not in own
+    paper = help_of(capsys, "train-student", recipe="paper")
+    assert "(default: 100000)" in paper and "recipe paper" in paper
+    store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
+    (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
+    monkeypatch.chdir(tmp_path)
+    assert help_of(capsys, "train-student").replace(", which made the store", "") == paper
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_setting_is_in_one_group_and_described(verb, capsys):
+    grouped = [name for names in GROUPS.values() for name in names.split()]
+    assert len(grouped) == len(set(grouped))
+    settings = load(cli.VERBS[verb].settings)
+    shown, hidden = help_of(capsys, verb), getattr(settings, "without_effect", ())
+    for field in settable(settings):
+        assert field.name in grouped
+        if field.name not in hidden and field.type is not bool:
+            name = f"--{field.name.replace('_', '-')}"
+            assert name in shown or field.name.upper() in shown
+    assert dataclasses.is_dataclass(settings)

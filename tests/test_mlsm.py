@@ -1,0 +1,134 @@
+"""The public door: light to open, complete, typed results, and a clear word where another package shadows ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_store import write_store
+
+import cli
+import mlsm
+from mlsm.results import EncodedStore
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = {"max_steps": 4, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8}
+TINY = SIZES | {"encoder": "bert-1x32", "device": "cpu"}
+
+
+def python(code, cwd, path=str(ROOT)):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def test_the_import_is_light_and_quick(tmp_path):
+    heavy = "torch numpy transformers yaml cli pipeline student shards evaluation"
+    code = (
+        "import sys, time; began = time.process_time(); import mlsm; seconds = time.process_time() - began\n"
+        f"print(sorted(set(sys.modules) & set({heavy!r}.split())), seconds < 0.2, seconds)"
+    )
+    run = python(code, tmp_path)
+    assert run.stdout.startswith("[] True"), run.stdout + run.stderr
+
+
+def test_every_public_name_is_there():
+    assert {name.replace("_", "-") for name in mlsm.COMMANDS} == set(cli.VERBS)
+    assert {"Store", "LspDataset", "LspModel", "nonneg_lasso", "encode_lsp", "train_student"} <= set(mlsm.__all__)
+    assert all(getattr(mlsm, name).__doc__ for name in mlsm.__all__)
+    assert set(mlsm.__all__) <= set(dir(mlsm))
+    typed = (ROOT / "mlsm" / "__init__.py").read_text(encoding="utf-8")
+    assert all(f"import {name} as {name}\n" in typed for name in mlsm.__all__), "type checkers see what is imported"
+    with pytest.raises(AttributeError, match="no attribute 'encode'. It has: .*encode_lsp"):
+        mlsm.encode  # noqa: B018
+
+
+def test_the_module_is_the_command_line(tmp_path):
+    for flags in (["--help"], ["help", "clean"], ["encode-lsp", "--print-config"]):
+        said = []
+        for command in (["-m", "mlsm"], [str(ROOT / "cli.py")]):
+            run = subprocess.run([sys.executable, *command, *flags], cwd=tmp_path, capture_output=True, text=True,
+                                 env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            assert run.returncode == 0, run.stderr
+            said.append(run.stdout.replace(f"python {ROOT / 'cli.py'}", "python -m mlsm"))
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", ["pipeline", "student", "shards", "common", "evaluation", "cli"])
+@pytest.mark.parametrize("is_package", [True, False])
+def test_a_package_that_shadows_ours_is_named(name, is_package, tmp_path):
+    other = tmp_path / "elsewhere" / (f"{name}/__init__.py" if is_package else f"{name}.py")
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    run = python("import mlsm", tmp_path, os.pathsep.join([str(tmp_path / "elsewhere"), str(ROOT)]))
+    line = run.stderr.splitlines()[-1]
+    assert run.returncode == 1 and f"its own package `{name}`" in line and str(other) in line
+    assert f"put ours before it:  PYTHONPATH={ROOT}" in line
+    assert python("import mlsm", tmp_path, os.pathsep.join([str(ROOT), str(tmp_path / "elsewhere")])).returncode == 0
+
+
+def test_a_folder_of_that_name_is_no_shadow(tmp_path):
+    (tmp_path / "student").mkdir()
+    assert python("import mlsm; mlsm.StudentConfig()", tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: mlsm.train_student(learning_rate=3), "no setting 'learning_rate'. Did you mean lr?"),
+        (lambda: mlsm.encode_lsp(bf16=True), "no setting 'bf16'. Did you mean dtype bfloat16?"),
+        (lambda: mlsm.clean(qqq=1), "no setting 'qqq'. It has: path"),
+        (lambda: mlsm.encode_lsp(mlsm.EncodeConfig(), layer=3), "a settings object or keyword arguments, not both"),
+    ],
+)
+def test_settings_that_do_not_exist(call, words):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def test_settings_are_checked_as_flags_are():
+    with pytest.raises(ValueError, match="--lr takes a number or null, found 'fast'"):
+        mlsm.train_student(store="x", lr="fast")
+    with pytest.raises(ValueError, match="no recipe 'nope'"):
+        mlsm.encode_lsp(recipe="nope")
+
+
+def test_encode_and_train(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("\n\n".join(f"Document {n} has a few words, all short." for n in range(300)))
+    material = {"corpus": "a.txt", "tokenizer": "bundled", "max_length": 32, "unit_tokens": 2000}
+    (estimate,) = mlsm.encode_ids(**material, dry_run=True)
+    assert estimate.tokens > 1000 and repr(estimate).startswith("Estimate(tokens=")
+    (store,) = mlsm.encode_ids(**material)
+    assert repr(store).startswith(f"EncodedStore(store={store.store!r}, kind='ids', tokens={store.tokens}, windows=")
+    assert store["units"] == store.report["units"] > 0 and Path(store) == Path(store.store)
+    assert store.open().plan.units and mlsm.encode_ids(**material)[0].finished_before
+    calls = []
+    student = mlsm.train_student(store=store, objective="mlm", progress=lambda *how, **_: calls.append(how), **TINY)
+    assert student.steps == 4 and student.report["run"] == os.fspath(student) and calls
+    assert mlsm.export_student(run=student, output="there").export == "there"
+    with caplog.at_level("INFO", "mlsm"):
+        assert mlsm.train_student(objective="mlm", **TINY).already_finished
+    assert f"store {store.store} (the only finished one)" in caplog.text
+
+
+def test_a_recipe_stands_behind_the_arguments(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("student.trainer.train", lambda config, progress: seen.append(config) or {})
+    mlsm.train_student(recipe="paper", store="s", lr=3e-4)
+    mlsm.train_student(recipe="paper", store="s", epochs=2)
+    (by_steps, by_epochs) = seen
+    assert (by_steps.max_steps, by_steps.lr, by_steps.encoder) == (100_000, 3e-4, "deberta-base")
+    assert (by_epochs.max_steps, by_epochs.epochs) == (None, 2)
+
+
+def test_tools_over_a_store(tmp_path):
+    store = EncodedStore.of({"store": str(write_store(tmp_path / "lsp-tiny", k=24).path)})
+    found = mlsm.verify_shards(store=store, full=True)
+    assert found.whole and found.units > 0 and found["stray"] == []
+    assert mlsm.show_shards(store=store)["store"] == store.store
+    derived = mlsm.derive_shards(store=store, top_n=2)
+    assert derived.kind == "lsp" and derived.store != store.store
+    assert "removed=<0 entries>" in repr(mlsm.clean(path=tmp_path))
+    assert len(mlsm.LspDataset(derived, seed=1)) > 0
