@@ -28,13 +28,12 @@ from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders import encoder_config
 from student.masking import build_masking
 from student.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import Stepper
+from student.step import Loader, Stepper
 
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from common.errors import RunError, ShardError, StoreError, WriteError
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
+from common.progress import silent
 from shards.copies import write_files
 from shards.disk import read_file
 from shards.manifest import publish_directory
@@ -29,13 +30,12 @@ from student.encoders import build_encoder
 from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
 from student.hub import Revision, push
+from student.identity import read_json
 from student.model import Student
 from student.objectives import OBJECTIVES
 from student.probe import probe_task, recorded_store
 from student.probe_config import ProbeConfig
-from student.run import read_json
 from student.task import Task
-from student.trainer import silent
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from common.errors import StoreError
-from student.batches import Loader, to_device
+from student.batches import to_device
+from student.step import Loader
 
 logger = logging.getLogger(__name__)
 

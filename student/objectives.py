@@ -5,15 +5,14 @@ An objective says which stores it learns from, how many outputs it has, which ta
 term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
 
 To add one: a class here, its entry in OBJECTIVES, its name among the flag's choices (config.py).
-Left out: what is masked (masking.py), the arithmetic of the gradient (losses.py).
+Left out: what is masked (masking.py), the records of targets (targets.py), the arithmetic of the gradient (losses.py)
+and of constant predictions (baselines.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
 
 import logging
-import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +21,16 @@ import torch.nn.functional as F
 from common.errors import RunError
 from common.invocation import program
 from shards.positions import positions_in_documents
+from student.baselines import (
+    average_lsp_figures,
+    kl_to_average_teacher,
+    smoothed_mean,
+    unigram_figures,
+    with_perplexity,
+)
 from student.losses import sparse_cross_entropy
-from student.position_marginals import position_marginals, position_sums, shrink
+from student.sparse_rows import negative_entropy, row_of_entry, temper
+from student.targets import JointTargets, SparseTargets, TeacherTargets, TokenTargets
 
 logger = logging.getLogger(__name__)
 
@@ -34,61 +41,6 @@ _HOLDS = {
     "lsp": "LSP distributions",
     "logits": "a teacher's distributions over its vocabulary (encode-logits)",
 }
-
-
-class SparseTargets(NamedTuple):
-    """Sparse target distributions of M tokens, the stored entries renormalised to one by the reader, then tempered."""
-
-    counts: tuple[int]
-    """rows that are not empty"""
-    entries_E: torch.Tensor
-    """int64 positions of the stored entries in the flattened (M k) logits of the LSPs"""
-    weights_E: torch.Tensor
-    """float32 probabilities; every non-empty row sums to one"""
-    coded_M: torch.Tensor
-    """float32, 1 where the row is not empty"""
-    negative_entropy: float
-    """sum of P log P over all entries, nats"""
-    untempered_E: torch.Tensor | None = None
-    """float32 probabilities as stored; None where they were not tempered"""
-    untempered_negative_entropy: float = 0.0
-    position_E: torch.Tensor | None = None
-    """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
-
-
-class TokenTargets(NamedTuple):
-    """The ids of M masked tokens."""
-
-    counts: tuple[int]
-    labels_M: torch.Tensor
-    """int64"""
-
-
-class TeacherTargets(NamedTuple):
-    """The teacher's distributions: its most probable entries and one bucket for all others; and the true tokens."""
-
-    counts: tuple[int]
-    """rows that are not empty"""
-    entries_E: torch.Tensor
-    """int64 positions of the stored entries in the flattened (M V) logits"""
-    weights_E: torch.Tensor
-    """float32 probabilities; with its tail every non-empty row sums to one"""
-    tail_M: torch.Tensor
-    """float32 probability of the bucket"""
-    coded_M: torch.Tensor
-    """float32, 1 where the row is not empty"""
-    negative_entropy: float
-    """sum of P log P over entries and buckets, nats"""
-    labels_M: torch.Tensor
-    """int64"""
-
-
-class JointTargets(NamedTuple):
-    """Both targets of the multi-task objective."""
-
-    counts: tuple[int, int]
-    lsps: SparseTargets
-    tokens: TokenTargets
 
 
 class Objective:
@@ -214,10 +166,10 @@ class Mlsm(Objective):
             position_M = positions_in_documents(read.documents)[window_M, position_M]
         targets = SparseTargets(
             counts=(int(coded_M.sum()),),
-            entries_E=torch.from_numpy(_row_of_entry(rows) * self.lsps + rows.indices),
+            entries_E=torch.from_numpy(row_of_entry(rows) * self.lsps + rows.indices),
             weights_E=torch.from_numpy(weights_E),
             coded_M=torch.from_numpy(coded_M.astype(np.float32)),
-            negative_entropy=_negative_entropy(weights_E.astype(np.float64)),
+            negative_entropy=negative_entropy(weights_E.astype(np.float64)),
             position_E=torch.from_numpy(np.repeat(position_M, np.diff(rows.indptr))),
         )
         if self.temperature == 1:
@@ -225,7 +177,7 @@ class Mlsm(Objective):
         tempered_E = temper(rows, self.temperature)
         return targets._replace(
             weights_E=torch.from_numpy(tempered_E.astype(np.float32)),
-            negative_entropy=_negative_entropy(tempered_E),
+            negative_entropy=negative_entropy(tempered_E),
             untempered_E=targets.weights_E,
             untempered_negative_entropy=targets.negative_entropy,
         )
@@ -242,46 +194,14 @@ class Mlsm(Objective):
         """The figures against the distributions as stored; none where the targets are these."""
         if targets.untempered_E is None:
             return {}
-        stored = targets._replace(
-            weights_E=targets.untempered_E, negative_entropy=targets.untempered_negative_entropy
-        )
-        back_MK = logits_MK.float() * self.temperature
-        figures = {"kl_untempered": logits_MK, "kl_untempered_back": back_MK}
-        return {name: self.loss_sums(logits, stored)[0] for name, logits in figures.items()}
+        logits = {"kl_untempered": logits_MK, "kl_untempered_back": logits_MK.float() * self.temperature}
+        return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
     def baseline(self, train_windows, special_ids, held_out: list[SparseTargets],
                  directory: Path | None = None) -> dict:  # fmt: skip
         """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
-        (`_by_position`) that of the tokens at the same position.
-
-        The former is smoothed by one uniform token, so that an LSP never seen in training costs nats, not infinity. Of
-        tempered distributions, which a store has no sums of, both are of the tokens that position_marginals.py reads.
-        """
-        mean_K, mean_PK = _smoothed_mean(train_windows, self.lsps), position_marginals(train_windows, directory)
-        if self.temperature == 1:
-            return self._kl_to_constant(mean_K, mean_PK, held_out, "loss")
-        stored = [
-            targets._replace(weights_E=targets.untempered_E, negative_entropy=targets.untempered_negative_entropy)
-            for targets in held_out
-        ]
-        halves = position_sums(train_windows, directory, temperature=self.temperature, temper=temper)
-        tempered_K = (halves[0] + halves[1]).mean_K
-        return (
-            self._kl_to_constant(tempered_K, shrink(halves), held_out, "loss")
-            | self._kl_to_constant(mean_K, mean_PK, stored, "kl_untempered")
-            | self._kl_to_constant(mean_K, mean_PK, stored, "kl_untempered_back")
-        )
-
-    def _kl_to_constant(self, mean_K, mean_PK, held_out: list[SparseTargets], name: str) -> dict:
-        count = max(sum(targets.counts[0] for targets in held_out), 1)
-        negative_entropy = sum(targets.negative_entropy for targets in held_out)
-        plain = by_position = 0.0
-        for targets in held_out:
-            weights_E, lsps_E = targets.weights_E.double().numpy(), targets.entries_E.numpy() % self.lsps
-            plain -= float(weights_E @ np.log(mean_K[lsps_E]))
-            by_position -= float(weights_E @ np.log(mean_PK[targets.position_E.numpy(), lsps_E]))
-        figures = {name: plain, f"{name}_by_position": by_position}
-        return {name: (negative_entropy + cross_entropy) / count for name, cross_entropy in figures.items()}
+        (`_by_position`) that of the tokens at the same position."""
+        return average_lsp_figures(train_windows, held_out, directory, lsps=self.lsps, temperature=self.temperature)
 
 
 class NaiveMlsm(Mlsm):
@@ -324,10 +244,11 @@ class Mlm(Objective):
         return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)[None]
 
     def measure(self, logits_MK, targets: TokenTargets) -> dict:
-        return {"loss": self.loss_sums(logits_MK, targets)[0], "accuracy": _correct(logits_MK, targets.labels_M)}
+        correct = (logits_MK.argmax(dim=1) == targets.labels_M).sum()
+        return {"loss": self.loss_sums(logits_MK, targets)[0], "accuracy": correct}
 
     def figures(self, sums: dict, counts: tuple) -> dict:
-        return _with_perplexity(super().figures(sums, counts), "loss")
+        return with_perplexity(super().figures(sums, counts), "loss")
 
     def baseline(self, train_windows, special_ids, held_out: list[TokenTargets],
                  directory: Path | None = None) -> dict:  # fmt: skip
@@ -335,7 +256,7 @@ class Mlm(Objective):
 
         Counts of the training split without special tokens, which are never masked; add-one smoothing.
         """
-        return _with_perplexity(_unigram(train_windows, special_ids, held_out), "loss")
+        return with_perplexity(unigram_figures(train_windows, special_ids, held_out), "loss")
 
 
 class Kd(Objective):
@@ -362,7 +283,7 @@ class Kd(Objective):
     def read_targets(self, windows, read, window_M, position_M) -> TeacherTargets:
         rows = windows.targets(read, window_M, position_M)
         coded_M = np.diff(rows.indptr) > 0
-        row_E, inside_E = _row_of_entry(rows), rows.indices < self.outputs    # a padded head has more
+        row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs    # a padded head has more
         weights_E = rows.weights.astype(np.float64) * (1 - rows.tail.astype(np.float64))[row_E]
         outside_M = np.bincount(row_E[~inside_E], weights_E[~inside_E], len(coded_M))
         tail_M = np.where(coded_M, rows.tail + outside_M, 0.0)
@@ -373,7 +294,7 @@ class Kd(Objective):
             weights_E=torch.from_numpy(weights_E.astype(np.float32)),
             tail_M=torch.from_numpy(tail_M.astype(np.float32)),
             coded_M=torch.from_numpy(coded_M.astype(np.float32)),
-            negative_entropy=_negative_entropy(weights_E) + _negative_entropy(tail_M),
+            negative_entropy=negative_entropy(weights_E) + negative_entropy(tail_M),
             labels_M=torch.from_numpy(read.ids[window_M, position_M].astype(np.int64)),
         )
 
@@ -391,20 +312,13 @@ class Kd(Objective):
         }
 
     def figures(self, sums: dict, counts: tuple) -> dict:
-        return _with_perplexity(super().figures(sums, counts), "cross_entropy")
+        return with_perplexity(super().figures(sums, counts), "cross_entropy")
 
     def baseline(self, train_windows, special_ids, held_out: list[TeacherTargets],
                  directory: Path | None = None) -> dict:  # fmt: skip
         """KL of the held-out rows against the constant average of the training split's stored entries, smoothed."""
-        mean_V = _smoothed_mean(train_windows, train_windows.store.k)[: self.outputs]
-        count, loss = sum(targets.counts[0] for targets in held_out), 0.0
-        for targets in held_out:
-            row_E, column_E = np.divmod(targets.entries_E.numpy(), self.outputs)
-            outside_M = 1 - np.bincount(row_E, mean_V[column_E], len(targets.tail_M))
-            log_outside_M = np.log(outside_M.clip(min=np.finfo(np.float64).tiny))
-            expected = targets.weights_E.double().numpy() @ np.log(mean_V[column_E])
-            loss += targets.negative_entropy - expected - targets.tail_M.double().numpy() @ log_outside_M
-        return {"loss": float(loss) / max(count, 1)}
+        mean_V = smoothed_mean(train_windows, train_windows.store.k)[: self.outputs]
+        return {"loss": kl_to_average_teacher(mean_V, self.outputs, held_out)}
 
 
 class Mtl(Objective):
@@ -445,7 +359,7 @@ class Mtl(Objective):
 
     def measure(self, logits_MK, targets: JointTargets) -> dict:
         kl, cross_entropy = self.loss_sums(logits_MK, targets)
-        correct = _correct(logits_MK[:, self.token_columns], targets.tokens.labels_M)
+        correct = (logits_MK[:, self.token_columns].argmax(dim=1) == targets.tokens.labels_M).sum()
         untempered = self.lsp_part.measure_untempered(logits_MK, targets.lsps)
         return {"kl": kl, "cross_entropy": cross_entropy, "accuracy": correct} | untempered
 
@@ -459,7 +373,7 @@ class Mtl(Objective):
                  directory: Path | None = None) -> dict:  # fmt: skip
         of_lsps = [targets.lsps for targets in held_out]
         kl = self.lsp_part.baseline(train_windows, special_ids, of_lsps, directory)
-        tokens = _unigram(train_windows, special_ids, [targets.tokens for targets in held_out])
+        tokens = unigram_figures(train_windows, special_ids, [targets.tokens for targets in held_out])
         means = {"kl": kl.pop("loss"), "kl_by_position": kl.pop("loss_by_position")}
         figures = self._joined(means | {"cross_entropy": tokens["loss"], "accuracy": tokens["accuracy"]} | kl)
         loss = self._loss(figures["kl_by_position"], figures["cross_entropy"])
@@ -470,57 +384,7 @@ class Mtl(Objective):
 
     def _joined(self, figures: dict) -> dict:
         loss = self._loss(figures["kl"], figures["cross_entropy"])
-        return _with_perplexity({"loss": loss} | figures, "cross_entropy")
+        return with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
 OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, NaiveMlsm)}
-
-
-def _row_of_entry(rows):
-    """int64 (E), the row that each entry of a CSR matrix is in."""
-    return np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
-
-
-def _negative_entropy(weights) -> float:
-    positive = weights[weights > 0]
-    return float(positive @ np.log(positive))
-
-
-def temper(rows, temperature: float):
-    """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E)."""
-    row_E = _row_of_entry(rows)
-    with np.errstate(divide="ignore"):
-        log_E = np.log(rows.weights.astype(np.float64)) / temperature
-    largest_M = np.full(len(rows.indptr) - 1, -np.inf)
-    np.maximum.at(largest_M, row_E, log_E)
-    powers_E = np.exp(log_E - largest_M[row_E])    # the largest is one: no row vanishes, however small T is
-    return powers_E / np.bincount(row_E, powers_E, len(largest_M))[row_E]
-
-
-def _smoothed_mean(train_windows, outputs: int):
-    """Average stored distribution of a split, smoothed by one uniform token; float64 (outputs)."""
-    tokens = train_windows.tokens
-    mean_K = np.asarray(train_windows.mean_distribution(), dtype=np.float64)
-    return (mean_K * tokens + 1 / outputs) / (tokens + 1)
-
-
-def _unigram(train_windows, special_ids, held_out: list[TokenTargets]) -> dict:
-    """Cross-entropy of the training split's token frequencies, accuracy of its most frequent token."""
-    counts_V = np.asarray(train_windows.token_counts(), dtype=np.float64).copy()
-    counts_V[special_ids["all"]] = 0
-    log_unigram_V = np.log((counts_V + 1) / (counts_V + 1).sum())
-    labels = np.concatenate([targets.labels_M.numpy() for targets in held_out])
-    count = max(len(labels), 1)
-    return {
-        "loss": -float(log_unigram_V[labels].sum()) / count,
-        "accuracy": float((labels == counts_V.argmax()).sum()) / count,
-    }
-
-
-def _correct(logits_MV, labels_M):
-    return (logits_MV.argmax(dim=1) == labels_M).sum()
-
-
-def _with_perplexity(figures: dict, cross_entropy: str) -> dict:
-    """Add the perplexity of a cross-entropy; exp overflows beyond 700."""
-    return figures | {"perplexity": math.exp(min(figures[cross_entropy], 700.0))}

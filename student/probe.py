@@ -25,6 +25,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from common.errors import RunError
 from common.invocation import program
+from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
 from shards.disk import read_file
 from shards.reader import is_url
@@ -42,6 +43,7 @@ from student.export import (
     write_papers,
 )
 from student.flops import forward_flops
+from student.identity import find_description
 from student.lsp_model import (
     HEAD_FILE,
     export_of,
@@ -57,9 +59,8 @@ from student.model import Student
 from student.objectives import Mlm
 from student.onednn import linear
 from student.probe_config import ProbeConfig
-from student.run import find_description
 from student.task import Task
-from student.trainer import silent, train
+from student.trainer import train
 
 logger = logging.getLogger(__name__)
 

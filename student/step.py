@@ -1,19 +1,30 @@
-"""One optimiser step: forward and backward by micro-batches, one division, one clipped update.
+"""One training step, from top to bottom: load, mask, forward, loss, backward, clip, update.
 
-The loss is a mean over the whole effective batch, whatever the micro-batch and the number of processes. Rate and
-dropout follow from the number of the step. A GPU is waited for once a step, when loss and norm are asked for. Left
-out: what a batch is (batches.py), when to save or evaluate (trainer.py), how processes add up (ranks.py).
+    batch = loader.step(config.seed, step, config.batch_windows)      # load and mask; runs one step ahead in a thread
+    loss, grad_norm = stepper.update(step, batch)                     # the rest
+
+Both are functions of (seed, step), so that there is no state of a reader or generator to save. The training stream is
+one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. Step s takes the windows
+[s B, (s + 1) B), so every batch is full and some batches span two epochs. The loss is a mean over the whole effective
+batch, whatever the micro-batch and the number of processes. A GPU is waited for once a step, when loss and norm are
+asked for. Left out: the loop around it (trainer.py), how windows are stored (shards), which positions are masked
+(masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
+
+Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss terms.
 """
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from common.errors import RunError
 from shards.counter import hash_u64
-from student.batches import to_device
+from shards.segments import segment_ids
+from student.batches import Batch, MicroBatch, digest_windows, to_device
 from student.config import StudentConfig
 from student.dropout import use_fast_dropout
+from student.masking import Masking
 from student.memory import free_unused
 from student.ranks import Ranks
 
@@ -21,35 +32,97 @@ _DROPOUT_PURPOSE = 0x64726F70  # "drop"
 _NORM_BLOCK = 2**16            # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
 
 
+class Loader:
+    """Reads and masks batches of a split for one objective.
+
+    read_targets     (windows, window_batch, window_M, position_M) -> targets; the objective's method
+    documents_apart  whether batches say which tokens belong to one document
+    segments         whether batches of sentence pairs say which sentence a token belongs to
+    """
+
+    def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int,
+                 documents_apart: bool = False, segments: bool = False):
+        self.windows = windows
+        self.masking = masking
+        self.read_targets = read_targets
+        self.micro_batch = micro_batch
+        self.documents_apart = documents_apart
+        self.segments = segments
+
+    def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
+        """The batch of one optimiser step, counted from 0.
+
+        share  first and last (exclusive) of its windows to read, for one of several processes; by default all
+        """
+        first, last = share or (0, batch_windows)
+        begin = step * batch_windows
+        window_ids_W, epochs_W = self.windows.stream(seed, begin + first, begin + last)
+        return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step), first)
+
+    def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float, first_place: int = 0) -> Batch:
+        """Read windows, mask them, and split them into micro-batches.
+
+        first_place  where in the batch they begin
+        """
+        read = self.windows.read(window_ids_W)
+        counted = {"seed": mask_seed, "epoch": epochs_W}
+        mask_WL = self.masking.choose(read, window_ids_W, rate=mask_rate, **counted)
+        input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, **counted)
+        places_W = first_place + np.arange(len(window_ids_W))
+        starts = range(0, len(window_ids_W), self.micro_batch)
+        micro = [self._build_micro_batch(read, input_WL, mask_WL, start) for start in starts]
+        return Batch(
+            micro=micro,
+            counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
+            tokens=int(read.lengths.sum()),
+            digest=digest_windows(places_W, window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)),
+        )
+
+    def _build_micro_batch(self, read, input_WL, mask_WL, start: int) -> MicroBatch:
+        part = slice(start, start + self.micro_batch)
+        ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
+        window_M, position_M = np.nonzero(mask_WL)
+        width = input_WL.shape[1]
+        padded = bool((lengths_W < width).any())
+        real_WL = np.arange(width) < lengths_W[:, None]
+        documents_WL = torch.from_numpy(read.documents[part].astype(np.int64)) if self.documents_apart else None
+        segments_WL = None
+        if self.segments:    # of the window as it was read: what is masked may have become another token
+            segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
+        return MicroBatch(
+            input_WL=torch.from_numpy(input_WL),
+            attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
+            where_M=torch.from_numpy(window_M * width + position_M),
+            most_masked=int(mask_WL.sum(axis=1).max()),
+            targets=self.read_targets(self.windows, read, start + window_M, position_M),
+            documents_WL=documents_WL,
+            segments_WL=segments_WL,
+        )
+
+
 class Stepper:
-    """Updates a student that lies on its device already.
+    """Updates a student that already lies on its device.
 
     ranks           the processes that share every batch
-    norm_in_blocks  False: the gradient's norm is summed as in runs of before it was summed in blocks
+    norm_in_blocks  False: the gradient's norm is one float32 sum, as in runs that an earlier version began
     """
 
     def __init__(self, config: StudentConfig, model, objective, ranks: Ranks | None = None, norm_in_blocks=True):
         self.config, self.model, self.objective = config, model.train(), objective
         self.ranks, self.norm_in_blocks = ranks or Ranks(), norm_in_blocks
         self.device = next(model.parameters()).device
-        _prepare(model, config)
+        if self.device.type == "cpu":
+            use_fast_dropout(model.encoder)
+        if config.activation_checkpointing:
+            model.checkpoint_activations()
+        if config.compile:
+            model.compile()
         self.parallel = self.ranks.parallel(model)
         self.first_micro = self.ranks.micro_batches_before(config.batch_windows, config.micro_batch)
         self.autocast_dtype = choose_dtype(config.dtype, self.device)
         self.optimizer = build_optimizer(model, config)
 
-    def forward(self, micro):
-        """Logits (M, K) of a micro-batch that lies on the model's device."""
-        return self._logits(self.model, micro)
-
-    def _logits(self, model, micro):
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return model(
-                micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked,
-                micro.segments_WL,
-            )  # fmt: skip
-
-    def update(self, step: int, batch) -> tuple[float, float]:
+    def update(self, step: int, batch: Batch) -> tuple[float, float]:
         """Do one step, counted from 0, inside torch.random.fork_rng.
 
         batch    this process's share of the batch, its counts those of the whole one
@@ -61,10 +134,15 @@ class Stepper:
         for index, micro in enumerate(batch.micro):
             seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
             with self.ranks.accumulating(self.parallel, last=index == len(batch.micro) - 1):
-                part = self._loss(self.parallel, micro, batch.counts)
+                part = self.loss(micro, batch.counts, self.parallel)
                 part.backward()
             loss += part.detach()
-        grad_norm = self._clip_gradient()
+        weights = list(self.model.parameters())
+        if self.norm_in_blocks:
+            grad_norm = gradient_norm(weights)
+            torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
+        else:
+            grad_norm = torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
         loss, grad_norm = torch.stack([loss, grad_norm]).tolist()
         [loss] = self.ranks.sum([loss])
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -73,43 +151,37 @@ class Stepper:
             self.optimizer.step()
         return loss, grad_norm
 
-    def _clip_gradient(self) -> torch.Tensor:
-        """Scale the gradient down to the largest norm of the settings; returns its norm before that."""
-        weights = list(self.model.parameters())
-        if not self.norm_in_blocks:
-            return torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
-        norm = gradient_norm(weights)
-        torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, norm)
-        return norm
+    def loss(self, micro: MicroBatch, counts: tuple, model=None) -> torch.Tensor:
+        """A micro-batch's part of the loss of a whole effective batch, which has these counts."""
+        micro = to_device(micro, self.device)
+        sums_T = self.objective.loss_sums(self.forward(micro, model), micro.targets)
+        scales = term_scales(self.objective.term_weights, counts)
+        return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
 
-    def fits(self, micro, counts: tuple) -> bool:
+    def forward(self, micro: MicroBatch, model=None) -> torch.Tensor:
+        """Logits (M, K) of a micro-batch that lies on the model's device.
+
+        model  the student itself unless given: in an update, the one that also sums gradients over processes
+        """
+        model = self.model if model is None else model
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            return model(
+                micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked,
+                micro.segments_WL,
+            )  # fmt: skip
+
+    def fits(self, micro: MicroBatch, counts: tuple) -> bool:
         """Whether memory suffices for a step on this micro-batch alone. Updates nothing, and leaves no gradient."""
         self.optimizer.zero_grad(set_to_none=True)
         free_unused(self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         try:
             moments = [] if self.optimizer.state else [torch.empty_like(weight) for weight in 2 * weights]
-            torch.autograd.grad(self._loss(self.model, micro, counts), weights, allow_unused=True)
+            torch.autograd.grad(self.loss(micro, counts), weights, allow_unused=True)
         except torch.OutOfMemoryError:
             return False
         del moments    # AdamW's, which the first step allocates after its backward pass
         return True
-
-    def _loss(self, model, micro, counts: tuple):
-        """A micro-batch's part of the loss."""
-        micro = to_device(micro, self.device)
-        sums_T = self.objective.loss_sums(self._logits(model, micro), micro.targets)
-        scales = term_scales(self.objective.term_weights, counts)
-        return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
-
-
-def _prepare(model, config: StudentConfig) -> None:
-    if next(model.parameters()).device.type == "cpu":
-        use_fast_dropout(model.encoder)
-    if config.activation_checkpointing:
-        model.checkpoint_activations()
-    if config.compile:
-        model.compile()
 
 
 def gradient_norm(weights) -> torch.Tensor:
@@ -155,24 +227,6 @@ def seed_dropout(device, seed: int, step: int, micro: int) -> None:
         torch.cuda.default_generators[device.index].manual_seed(key)
     else:
         torch.default_generator.manual_seed(key)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the first GPU, or the CPU. RunError where there is no such device."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RunError(f"device {name}: expected auto, cpu, cuda or cuda:<number>.") from None
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise RunError(f"device {name}: only cpu and cuda are supported.")
-    index = device.index or 0
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        raise RunError(f"device {name}: torch sees {torch.cuda.device_count()} GPUs. Use --device cpu.")
-    return torch.device("cuda", index)
 
 
 def resolved_dtype(name: str, device) -> str:

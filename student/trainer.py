@@ -1,27 +1,29 @@
 """Train one student on one store: `train(config)`.
 
-A loop of counted steps. The batch, the mask, the learning rate and the dropout of step s follow from
-(seed, s), so resuming restores weights and optimiser and goes on with the next step: at once, and bit for bit
-on a CPU. Several processes share every step (ranks.py); the first of them writes and reports. Left out: what a step
-computes (step.py).
+A loop of counted steps, `Trainer.run_to_end`; a step from loading to update is step.py. The batch, the mask, the
+learning rate and the dropout of step s follow from (seed, s), so resuming restores weights and optimiser and goes on
+with the next step: at once, and bit for bit on a CPU. Several processes share every step (ranks.py); the first of them
+writes and reports. Left out: what a step computes (step.py).
 """
 
 import logging
 import math
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
+from common.device import choose_device, own_randomness
 from common.errors import Interrupted, RunError, TrainingError
 from common.invocation import program
+from common.progress import silent
 from shards.manifest import fingerprint, publish_directory
 from shards.reader import Store
 from student.announcement import announcement
-from student.batches import Loader, pinned, read_ahead
+from student.batches import Batch, pinned, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -33,15 +35,11 @@ from student.ranks import Ranks, joined
 from student.resolve import resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
-from student.step import Stepper, choose_device, learning_rate, resolved_dtype
+from student.step import Loader, Stepper, learning_rate, resolved_dtype
 from student.task import student_task
 from student.tracking import Trackers, check_trackers, start_trackers
 
 logger = logging.getLogger(__name__)
-
-
-def silent(*args, **figures):
-    """A progress callback that shows nothing."""
 
 
 def train(config: StudentConfig, progress=silent, prepare=student_task, origins=None) -> dict:
@@ -68,26 +66,29 @@ def train(config: StudentConfig, progress=silent, prepare=student_task, origins=
               Interrupted (a KeyboardInterrupt)    SIGINT, SIGTERM or SIGHUP, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
-    with joined(choose_device(config.device)) as ranks:
-        return _train(config, ranks, progress if ranks.is_first else silent, prepare, started, origins)
-
-
-def _train(config: StudentConfig, ranks: Ranks, progress, prepare, started: float, origins) -> dict:
-    config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))    # resumed elsewhere, it stays
-    resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
-    places = run.places() | {"store": str(store.path), "plan": store.plan_id}
-    if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
-        return result | places | {"already_finished": True}
-    with _locked(run, ranks), _own_randomness(ranks.device), StopSignals() as signals:
+    with joined(choose_device(config.device)) as ranks, ExitStack() as held:
+        config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))    # resumed elsewhere, it stays
+        resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
+        places = run.places() | {"store": str(store.path), "plan": store.plan_id}
+        if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
+            return result | places | {"already_finished": True}
+        ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
+        if ranks.is_first:
+            run.clean()
+        held.enter_context(own_randomness(ranks.device))
+        signals = held.enter_context(StopSignals())
         trainer = Trainer(resolved, store, task, task.build().to(ranks.device), run, ranks=ranks,
-                          progress=progress, signals=signals, started=started)
+                          progress=progress if ranks.is_first else silent, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
 
 
 def _open(config: StudentConfig, ranks: Ranks, prepare, origins):
     """Settings with nothing left open, store, task and directory of the run, when they belong together."""
     check_trackers(config.track)
-    store = _open_store(config)
+    if config.store is None:
+        raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
+    store = Store.open(config.store)
+    store.read_tokenizer()      # refuses another one now, not in the export; the export gets these bytes
     resolved = resolve(config, store, origins)
     config = resolved.config
     ranks.share(config.batch_windows)
@@ -130,28 +131,145 @@ class Trainer:
     def run_to_end(self) -> dict:
         """Resume if there is something to resume from, train, export; returns the summary."""
         restore_seconds = self._resume()
-        batches = closing(read_ahead(self._load, self.steps, self.config.max_steps))
-        with self._tracked() as self.trackers, batches as batches:
+        config, ranks, baseline = self.config, self.ranks, self.held_out.baseline
+        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
+        settings = config.to_json() | store | {"baseline": baseline}
+        trackers = start_trackers(config.track if ranks.is_first else (), self.run, settings, self.steps)
+        with trackers as self.trackers, closing(read_ahead(self._load, self.steps, config.max_steps)) as batches:
             first = list(islice(batches, 1))    # none, where only the export was missing
-            if first and self.ranks.is_first:
+            if first and ranks.is_first:
                 logger.info(announcement(self))
             self._log_start(restore_seconds)
             self._report()
-            for step, batch, waited in chain(first, batches):
-                self._one_step(step, batch, waited)
+            for step, batch, waited in chain(first, batches):    # loaded and masked, one step ahead, in a thread
+                begun = time.perf_counter()
+                batch = ranks.whole(batch)
+                loss, grad_norm = self._update(step, batch)    # forward, loss, backward, clip, update
+                if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                    raise ranks.as_one(TrainingError(
+                        f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The"
+                        f" weights were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see"
+                        f" the batch."
+                    ))
+                seconds = time.perf_counter() - begun + waited
+                self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
+                if self.seconds_to_first_step is None:
+                    self.seconds_to_first_step = time.perf_counter() - self.started
+                line = {
+                    "loss": loss,
+                    "lr": learning_rate(config, step),
+                    "grad_norm": grad_norm,
+                    "mask_rate": self.loader.masking.rate_at(step),
+                    "tokens": self.tokens,
+                    **self.meter.figures(steps=self.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
+                    "batch": f"{batch.digest:016x}",
+                }
+                kept = self.steps in self.checkpoints.kept_steps
+                evaluated = kept or _every(config.eval_every, self.steps)
+                if evaluated:
+                    self.figures = self._evaluate()
+                    line["held_out"] = self.figures
+                    line["held_out_vs_baseline"] = share_of_baseline(self.figures, baseline)
+                    if "loss_by_position" in baseline:
+                        by_position = share_of_baseline(self.figures, baseline, "loss_by_position")
+                        line["held_out_vs_baseline_by_position"] = by_position
+                if evaluated or _every(config.log_every, self.steps):
+                    self._log(**line)
+                if kept or _every(config.save_every, self.steps):
+                    self._save()
+                self._report(loss=loss)
                 self._stop_if_asked()
-        return self._finish()
+        return ranks.tell(self._publish() if ranks.is_first else None)
 
-    def _tracked(self) -> Trackers:
-        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
-        settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
-        return start_trackers(self.config.track if self.ranks.is_first else (), self.run, settings, self.steps)
+    # -- the parts of a step that need more than a line ----------------------------------------------------
 
-    def _load(self, step):
-        batch = self.loader.step(
-            self.config.seed, step, self.config.batch_windows, self.ranks.share(self.config.batch_windows)
-        )
+    def _load(self, step: int) -> Batch:
+        """This process's share of a step's batch, read and masked (step.py); called in the thread that reads ahead."""
+        batch_windows = self.config.batch_windows
+        batch = self.loader.step(self.config.seed, step, batch_windows, self.ranks.share(batch_windows))
         return pinned(batch) if self.ranks.device.type == "cuda" else batch
+
+    def _update(self, step: int, batch: Batch) -> tuple[float, float]:
+        """Loss and gradient norm of the step (step.py). TrainingError with a micro-batch that fits, where memory ran
+        out."""
+        try:
+            return self.stepper.update(step, batch)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition(". ")[0]
+
+        # Only here, after the handler: the error's traceback holds on to tensors of the step.
+        def fits(windows: int) -> bool:
+            first, _ = self.ranks.share(self.config.batch_windows)
+            few = self.loader.step(self.config.seed, step, self.config.batch_windows, (first, first + windows))
+            return self.stepper.fits(few.micro[0], batch.counts)
+
+        advice = what_fits(self.config.micro_batch, fits)
+        raise TrainingError(f"step {step + 1}: {reason}, {advice} Last whole checkpoint: {self.saved or 'none'}.")
+
+    def _evaluate(self) -> dict:
+        try:
+            return self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"evaluation after step {self.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
+                f" the effective batch stays as it is. Last whole checkpoint: {self.saved or 'none'}."
+            ) from error
+
+    def _save(self) -> None:
+        self._check_weights()
+        epoch, window_of_epoch = divmod(self.steps * self.config.batch_windows, len(self.loader.windows))
+        state = {
+            "tokens": self.tokens,
+            "flops": self.steps * self.meter.step_flops,
+            "seconds": self.seconds,
+            "held_out": self.figures,
+            "epoch": epoch,
+            "window_of_epoch": window_of_epoch,
+            "plan": self.store.plan_id,
+            "target": self.store.target_id,
+            "run": fingerprint(self.run.identity),
+            **self.run.arithmetic(),
+            "shards": self.loader.windows.digest,
+        }
+        if self.ranks.is_first:
+            self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
+        self.saved = self.checkpoints.path(self.steps)
+        self._saved_step = self.steps
+
+    def _check_weights(self) -> None:
+        """TrainingError where a weight is not finite: a loss tells of it only in the step after."""
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
+            raise TrainingError(
+                f"after step {self.steps} there are weights that are not finite, so nothing is saved. Last whole"
+                f" checkpoint: {self.saved or 'none'}. If the run ends so again, its optimiser is damaged: move it"
+                f" elsewhere, and the run goes on from the one before."
+            )
+
+    def _report(self, **figures) -> None:
+        split = self.loader.windows
+        total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
+        if self.figures:
+            baseline = self.held_out.baseline
+            figures |= {"held_out": self.figures["loss"],
+                        "baseline": baseline.get("loss_by_position", baseline["loss"])}  # fmt: skip
+        done = total if self.steps == self.config.max_steps else min(self.tokens, total)
+        self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
+
+    def _stop_if_asked(self) -> None:
+        """Save and raise Interrupted where some process was sent a signal and steps are left."""
+        if self.steps == self.config.max_steps:
+            return
+        if not (requested := self.ranks.agreed(self.signals.requested)):
+            return
+        if self._saved_step != self.steps:
+            self._save()
+        raise Interrupted(
+            f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
+            f"The same command continues from there.",
+            requested,
+        )
+
+    # -- before the first step -----------------------------------------------------------------------------
 
     def _log_start(self, restore_seconds: float) -> None:
         self._log(
@@ -165,155 +283,49 @@ class Trainer:
             ready_seconds=time.perf_counter() - self.model_built - restore_seconds,    # the rest, to the first batch
         )
 
-    def _one_step(self, step, batch, waited) -> None:
-        line = self._update(step, batch, waited)
-        kept = self.steps in self.checkpoints.kept_steps
-        evaluated = kept or _every(self.config.eval_every, self.steps)
-        if evaluated:
-            line["held_out"] = self.figures = self._evaluated()
-            line["held_out_vs_baseline"] = share_of_baseline(self.figures, self.held_out.baseline)
-            if "loss_by_position" in self.held_out.baseline:
-                line["held_out_vs_baseline_by_position"] = share_of_baseline(
-                    self.figures, self.held_out.baseline, "loss_by_position"
-                )
-        if evaluated or _every(self.config.log_every, self.steps):
-            self._log(**line)
-        if kept or _every(self.config.save_every, self.steps):
-            self._save()
-        self._report(loss=line["loss"])
-
-    def _evaluated(self) -> dict:
-        try:
-            return self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
-        except torch.OutOfMemoryError as error:
-            raise TrainingError(
-                f"evaluation after step {self.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
-                f" the effective batch stays as it is. Last whole checkpoint: {self.saved or 'none'}."
-            ) from error
-
-    def _update(self, step, batch, waited) -> dict:
-        """Do the step and count it; returns its line for the log."""
-        begun = time.perf_counter()
-        batch = self.ranks.whole(batch)
-        loss, grad_norm = self._updated(step, batch)
-        self._check_finite(step, batch, loss, grad_norm)
-        seconds = time.perf_counter() - begun + waited
-        self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
-        if self.seconds_to_first_step is None:
-            self.seconds_to_first_step = time.perf_counter() - self.started
-        return {
-            "loss": loss,
-            "lr": learning_rate(self.config, step),
-            "grad_norm": grad_norm,
-            "mask_rate": self.loader.masking.rate_at(step),
-            "tokens": self.tokens,
-            **self.meter.figures(steps=self.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
-            "batch": f"{batch.digest:016x}",
-        }
-
-    def _updated(self, step, batch) -> tuple[float, float]:
-        try:
-            return self.stepper.update(step, batch)
-        except torch.OutOfMemoryError as error:
-            reason = str(error).partition(". ")[0]
-        # Only here: the error's traceback holds on to tensors of the step.
-        advice = what_fits(self.config.micro_batch, lambda windows: self._fits(step, batch, windows))
-        raise TrainingError(f"step {step + 1}: {reason}, {advice} Last whole checkpoint: {self.saved or 'none'}.")
-
-    def _fits(self, step, batch, windows: int) -> bool:
-        first, _ = self.ranks.share(self.config.batch_windows)
-        few = self.loader.step(self.config.seed, step, self.config.batch_windows, (first, first + windows))
-        return self.stepper.fits(few.micro[0], batch.counts)
-
-    def _check_finite(self, step, batch, loss, grad_norm) -> None:
-        if math.isfinite(loss) and math.isfinite(grad_norm):
+    def _log(self, **figures) -> None:
+        if not self.ranks.is_first:
             return
-        raise self.ranks.as_one(TrainingError(
-            f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The weights"
-            f" were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see the batch."
-        ))
-
-    def _stop_if_asked(self) -> None:
-        if self.steps == self.config.max_steps:
-            return
-        if not (requested := self.ranks.agreed(self.signals.requested)):
-            return
-        if self._saved_step != self.steps:
-            self._save()
-        raise Interrupted(
-            f"stopped after step {self.steps} of {self.config.max_steps}; saved {self.saved}. "
-            f"The same command continues from there.",
-            requested,
-        )
+        line = {"step": self.steps} | figures
+        self.run.log(line)
+        self.trackers.log(line)
 
     def _resume(self) -> float:
         """Go on from the newest whole checkpoint, if there is one; returns the seconds that took."""
         begun = time.perf_counter()
-        found = self.ranks.tell(self.checkpoints.newest_whole() if self.ranks.is_first else None)
-        if found is not None:
-            self._restore(*found)
+        path, state = self.ranks.tell(self.checkpoints.newest_whole() if self.ranks.is_first else None) or (None, {})
+        if path is not None:
+            if not path.is_dir():
+                raise RunError(
+                    f"{path} is not on this machine. Give an --output on a file system that all machines share."
+                )
+            if missing := {"tokens", "seconds", "held_out"} - state.keys():
+                raise RunError(f"{path}/state.json: field {min(missing)} is missing, so nothing of it was used.")
+            self.run.check_checkpoint(path, state)
+            self.saved = path
+            restore(path, self.model, self.stepper.optimizer)
+            self.steps, self.tokens = state["step"], state["tokens"]
+            self.seconds, self.figures = state["seconds"], state["held_out"]
+            logger.info("continuing from %s", path)
         if self.ranks.is_first:
             self.run.drop_log_after(self.steps)
-            if found is not None:
-                self._note_other_shards(found[1])
+            if state.get("shards", now := self.loader.windows.digest) != now:
+                self._log(event="other shards", before=state["shards"], now=now)
+                logger.warning(
+                    "%s: units of its training split were encoded again since step %d, on another processor or with"
+                    " other library versions: their bytes differ. The run goes on with them and will not equal an"
+                    " unbroken run bit for bit.", self.store.path, self.steps,
+                )
         return time.perf_counter() - begun
 
-    def _restore(self, path: Path, state: dict) -> None:
-        if not path.is_dir():
-            raise RunError(f"{path} is not on this machine. Give an --output on a file system that all machines share.")
-        if missing := {"tokens", "seconds", "held_out"} - state.keys():
-            raise RunError(f"{path}/state.json: field {min(missing)} is missing, so nothing of it was used.")
-        self.run.check_checkpoint(path, state)
-        self.saved = path
-        restore(self.saved, self.model, self.stepper.optimizer)
-        self.steps, self.tokens = state["step"], state["tokens"]
-        self.seconds, self.figures = state["seconds"], state["held_out"]
-        logger.info("continuing from %s", self.saved)
-
-    def _note_other_shards(self, state: dict) -> None:
-        """Say so when units of the store were encoded again since the checkpoint, to other bytes: what follows is not
-        bit for bit what an unbroken run would have done."""
-        if state.get("shards", now := self.loader.windows.digest) != now:
-            self._log(event="other shards", before=state["shards"], now=now)
-            logger.warning(
-                "%s: units of its training split were encoded again since step %d, on another processor or with other"
-                " library versions: their bytes differ. The run goes on with them and will not equal an unbroken run"
-                " bit for bit.", self.store.path, self.steps,
-            )
-
-    def _check_weights(self) -> None:
-        """TrainingError where a weight is not finite: a loss tells of it only in the step after."""
-        if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
-            raise TrainingError(
-                f"after step {self.steps} there are weights that are not finite, so nothing is saved. Last whole"
-                f" checkpoint: {self.saved or 'none'}. If the run ends so again, its optimiser is damaged: move it"
-                f" elsewhere, and the run goes on from the one before."
-            )
-
-    def _save(self) -> None:
-        self._check_weights()
-        state = {"tokens": self.tokens, "flops": self._flops(), "seconds": self.seconds, "held_out": self.figures}
-        state |= {"epoch": self._position()[0], "window_of_epoch": self._position()[1]}
-        state |= {"plan": self.store.plan_id, "target": self.store.target_id, "run": fingerprint(self.run.identity)}
-        state |= self.run.arithmetic()
-        state |= {"shards": self.loader.windows.digest}
-        if self.ranks.is_first:
-            self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
-        self.saved = self.checkpoints.path(self.steps)
-        self._saved_step = self.steps
-
-    def _flops(self) -> int:
-        return self.steps * self.meter.step_flops
-
-    def _position(self) -> tuple[int, int]:
-        return divmod(self.steps * self.config.batch_windows, len(self.loader.windows))
+    # -- after the last step -------------------------------------------------------------------------------
 
     def _export(self, directory: Path) -> None:
         lineage = {
             "settings": self.run.identity["settings"],
             "step": self.steps,
             "tokens": self.tokens,
-            "flops": self._flops(),
+            "flops": self.steps * self.meter.step_flops,
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
         }
@@ -321,10 +333,7 @@ class Trainer:
             lineage["continued_from"] = str(self.config.continue_from)
         self.task.export(self.model, directory, self.objective, self.store, lineage | self.run.arithmetic())
 
-    def _finish(self) -> dict:
-        return self.ranks.tell(self._published() if self.ranks.is_first else None)
-
-    def _published(self) -> dict:
+    def _publish(self) -> dict:
         """Export the student and write the summary."""
         self._check_weights()
         publish_directory(self.run.export_directory, self._export)
@@ -343,7 +352,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens / self.seconds,
-            "flops": self._flops(),
+            "flops": self.steps * self.meter.step_flops,
             "seconds_to_first_step": self.seconds_to_first_step,
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
@@ -355,52 +364,10 @@ class Trainer:
         self.run.finish(result)
         return result
 
-    def _log(self, **figures) -> None:
-        if not self.ranks.is_first:
-            return
-        line = {"step": self.steps} | figures
-        self.run.log(line)
-        self.trackers.log(line)
-
-    def _report(self, **figures) -> None:
-        split = self.loader.windows
-        total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
-        if self.figures:
-            baseline = self.held_out.baseline
-            figures |= {"held_out": self.figures["loss"],
-                        "baseline": baseline.get("loss_by_position", baseline["loss"])}  # fmt: skip
-        done = total if self.steps == self.config.max_steps else min(self.tokens, total)
-        self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
-
 
 def _improvement(loss, baseline):
     return 1 - loss / baseline if loss is not None and baseline else None
 
 
-def _open_store(config: StudentConfig):
-    if config.store is None:
-        raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
-    store = Store.open(config.store)
-    store.read_tokenizer()      # refuses another one now, not in the export; the export gets these bytes
-    return store
-
-
 def _every(interval: int, step: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-@contextmanager
-def _locked(run: Run, ranks: Ranks):
-    """The run's directory for this run's processes alone, without what killed ones have left there."""
-    with ExitStack() as held:
-        ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
-        if ranks.is_first:
-            run.clean()
-        yield
-
-
-@contextmanager
-def _own_randomness(device):
-    """Give torch's global generators back as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from common.device import own_randomness
 from evaluation.finetuning.batches import IGNORED, batches_by_length, order, task_number
 from evaluation.finetuning.metrics import UNREAD
 from shards.counter import hash_u64
@@ -99,6 +100,6 @@ def predict(model, encoded, task):
 def dropout_of(device, task, seed):
     """torch's generators seeded by task and seed; given back as they were."""
     key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with own_randomness(device):
         torch.manual_seed(key)
         yield

@@ -355,16 +355,16 @@ def all_runs():
 
 def killed_in_step(number):
     """A kill in the step of that number, of those that are counted from 0."""
-    from student.trainer import Trainer
+    from student.step import Stepper
 
-    whole = Trainer._one_step
+    whole = Stepper.update
 
-    def one_step(self, step, *arguments):
+    def update(self, step, batch):
         if step == number:
             raise KeyboardInterrupt
-        return whole(self, step, *arguments)
+        return whole(self, step, batch)
 
-    return mock.patch.object(Trainer, "_one_step", one_step)
+    return mock.patch.object(Stepper, "update", update)
 
 
 def outcome(run):

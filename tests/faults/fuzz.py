@@ -70,6 +70,7 @@ from test_foreign_stores import named_store
 from tiny_records import a_blimp_record, a_record
 from tiny_store import write_store
 
+from common.progress import silent
 from evaluation import records
 from evaluation.comparison import report as comparison_report
 from evaluation.comparison.config import CompareConfig
@@ -86,7 +87,7 @@ from student.config import StudentConfig
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel
-from student.trainer import silent, train
+from student.trainer import train
 from terminal import lsps
 from terminal.stores import verification, view
 

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from student.batches import Loader, read_ahead
+from student.batches import read_ahead
 from student.masking import Masking
 from student.objectives import Mlm, Mlsm
+from student.step import Loader
 
 
 def loader(store, objective, micro_batch=4, **masks):

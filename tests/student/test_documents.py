@@ -21,13 +21,13 @@ from transformers import (
 
 from common.documents import attention_inputs
 from common.errors import RunError
-from student.batches import Loader
 from student.config import StudentConfig
 from student.deberta import adapt_deberta
 from student.encoders import build_encoder, encoder_config
 from student.held_out import HeldOut
 from student.masking import Masking
 from student.objectives import Mlm
+from student.step import Loader
 from student.trainer import train
 
 VOCABULARY, LENGTH = 60, 24

@@ -19,12 +19,13 @@ from student.config import StudentConfig
 from student.encoders import encoder_config
 from student.export_config import ExportConfig
 from student.export_run import export_run
+from student.identity import read_json
 from student.lsp_model import LspModel
 from student.model import build_student
 from student.objectives import Mlsm, Mtl
 from student.probe import ProbedLspModel, train_probe
 from student.probe_config import ProbeConfig
-from student.run import Run, read_json, replace_json
+from student.run import Run, replace_json
 from student.trainer import train
 from terminal.training import exported as show_export
 

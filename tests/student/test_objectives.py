@@ -11,11 +11,10 @@ from tiny_store import teacher_says, write_store
 
 from common.errors import RunError
 from shards.codec import SparseRows
-from student.batches import Loader
 from student.held_out import MASK_SEED, HeldOut
 from student.masking import Masking
 from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm
-from student.step import term_scales
+from student.step import Loader, term_scales
 
 
 class FakeStore:

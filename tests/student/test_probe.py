@@ -18,11 +18,12 @@ from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.export import HEAD_LAYOUTS
+from student.identity import read_json
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
-from student.run import read_json, replace_json
+from student.run import replace_json
 from student.trainer import train
 from terminal.settings import parse
 

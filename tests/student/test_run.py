@@ -7,7 +7,8 @@ from tiny_store import write_store
 
 from common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
-from student.run import Run, default_name, read_json, run_identity
+from student.identity import default_name, read_json, run_identity
+from student.run import Run
 from student.step import resolved_dtype
 from student.trainer import train
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from tiny_store import log_of
 
-from student.batches import Loader
 from student.config import StudentConfig
+from student.identity import read_json
 from student.masking import Masking
-from student.objectives import OBJECTIVES, Mlsm, temper
-from student.run import read_json
+from student.objectives import OBJECTIVES, Mlsm
+from student.sparse_rows import temper
+from student.step import Loader
 from student.trainer import train
 
 LSPS = 24

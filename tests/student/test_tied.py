@@ -14,10 +14,11 @@ from student.encoders import weights_fingerprint
 from student.export import has_known_head, masked_lm
 from student.export_config import ExportConfig
 from student.export_run import export_run
+from student.identity import read_json
 from student.lsp_model import LspModel
 from student.model import build_student
 from student.objectives import Mlsm, Mtl, NaiveMlsm
-from student.run import read_json, replace_json
+from student.run import replace_json
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24

@@ -14,7 +14,7 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel
 
 import student.trainer
-from common.errors import Interrupted, RunError, TrainingError
+from common.errors import DeviceError, Interrupted, RunError, TrainingError
 from student.config import OBJECTIVES, StudentConfig
 from student.encoders import weights_fingerprint
 from student.model import build_student
@@ -354,7 +354,7 @@ def test_learning_rate_rises_and_falls_linearly():
 def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):
     with pytest.raises(RunError, match="no store given"):
         train(StudentConfig(**settings))
-    with pytest.raises(RunError, match="device abacus"):
+    with pytest.raises(DeviceError, match="device abacus"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"device": "abacus"}))
 
 

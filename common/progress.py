@@ -1,0 +1,5 @@
+"""What long work reports to: a callback progress(stage, done, total, unit=..., **figures), often the command line's."""
+
+
+def silent(*args, **figures) -> None:
+    """A progress callback that shows nothing."""

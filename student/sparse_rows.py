@@ -1,0 +1,27 @@
+"""Arithmetic of sparse distributions as a store gives them: CSR rows, of which only the largest entries are stored.
+
+Shapes: M rows, E stored entries.
+"""
+
+import numpy as np
+
+
+def row_of_entry(rows):
+    """int64 (E), the row that each entry of a CSR matrix is in."""
+    return np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
+
+
+def negative_entropy(weights) -> float:
+    positive = weights[weights > 0]
+    return float(positive @ np.log(positive))
+
+
+def temper(rows, temperature: float):
+    """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E)."""
+    row_E = row_of_entry(rows)
+    with np.errstate(divide="ignore"):
+        log_E = np.log(rows.weights.astype(np.float64)) / temperature
+    largest_M = np.full(len(rows.indptr) - 1, -np.inf)
+    np.maximum.at(largest_M, row_E, log_E)
+    powers_E = np.exp(log_E - largest_M[row_E])    # the largest is one: no row vanishes, however small T is
+    return powers_E / np.bincount(row_E, powers_E, len(largest_M))[row_E]
