@@ -3,7 +3,7 @@
     teacher = Teacher.load("google-bert/bert-base-cased", layer=8)
     hidden_WLd = teacher(ids_WL)
 
-locate.py finds a teacher's files, tokenizer.py reads its tokenizer, cut.py builds and loads the cut model, and
+location.py finds a teacher's files, tokenizer.py reads its tokenizer, cut.py builds and loads the cut model, and
 masked_lm.py, which is imported by its own name, loads the whole model with its head.
 
 What could go wrong in silence is an error here: a weight that the checkpoint lacks (it would be drawn at random), a
@@ -28,7 +28,7 @@ from pipeline.teacher.cut import (
     max_positions,
     read_config,
 )
-from pipeline.teacher.locate import BUNDLED, locate, teacher_fingerprint
+from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint
 from pipeline.teacher.tokenizer import load_tokenizer, special_ids, tokenizer_fingerprint
 
 __all__ = [

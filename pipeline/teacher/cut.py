@@ -22,7 +22,7 @@ from common.errors import TeacherError
 from common.paths import utf8_name
 from pipeline.device import choose_device
 from pipeline.solvers import onednn
-from pipeline.teacher.locate import fingerprint, in_one_line, locate, require_weight_files
+from pipeline.teacher.location import fingerprint, in_one_line, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
 
 # Families for which a test compares every layer of the cut model with the full one.

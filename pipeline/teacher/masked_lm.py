@@ -18,7 +18,7 @@ from common.errors import TeacherError
 from common.invocation import program
 from pipeline.device import choose_device
 from pipeline.teacher.cut import Teacher, check_report, cut_config, fast_linear, load_weights, read_config, torch_dtype
-from pipeline.teacher.locate import locate, teacher_fingerprint
+from pipeline.teacher.location import locate, teacher_fingerprint
 
 
 class MaskedLm(Teacher):

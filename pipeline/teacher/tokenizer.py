@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from common.errors import TeacherError
 from common.paths import utf8_name
-from pipeline.teacher.locate import TOKENIZER_FILES, find, in_one_line, locate
+from pipeline.teacher.location import TOKENIZER_FILES, find, in_one_line, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
 
