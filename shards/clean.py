@@ -158,7 +158,7 @@ def _began(pid):
 
 
 def _holder(directory):
-    """Why such a directory is in use: its lock is held, as pipeline/learning_checkpoint.py does."""
+    """Why such a directory is in use: its lock is held, as pipeline/dictionary/checkpoint.py does."""
     with _locked(directory) as mine:
         return None if mine else "another process is at work in it"
 

@@ -7,7 +7,7 @@ A store is used without the teacher's directory, so it holds the tokenizer and t
 copy before it is compared here with the fingerprint in target.json: ids would mean other words, and LSPs other atoms.
 Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
 which transformers would run code. What was read is what is compared, and what is written to an export.
-Left out: making the copies (pipeline/encode.py), how a dictionary was learned (pipeline/dictionary.py).
+Left out: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 30  # of one such file
 def dictionary_fingerprint(atoms_Kd, center=None):
     """Hexadecimal SHA-256 over shape and bytes of a dictionary's atoms, float32, and of its centre if it has one.
 
-    center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (pipeline/centering.py)
+    center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (dictionary/centering.py)
     """
     digest = hashlib.sha256(repr(atoms_Kd.shape).encode())
     digest.update(np.ascontiguousarray(atoms_Kd, "<f4"))

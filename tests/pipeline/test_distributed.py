@@ -130,7 +130,7 @@ def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_
 def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, caplog):
     def chatty(context, items):
         for item in items:
-            logging.getLogger("pipeline.coder").warning("a batch of %s", len(context.job.plan.units))
+            logging.getLogger("pipeline.coding.coder").warning("a batch of %s", len(context.job.plan.units))
             warnings.warn("workers warn of this", stacklevel=1)
             yield f"{item} is well"
 
