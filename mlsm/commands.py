@@ -127,6 +127,13 @@ def clean(config=None, /, *, progress: Progress = None, **settings: Any) -> Repo
     return Report.of(_run("clean", config, settings, None, progress))
 
 
+def read_records(paths) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked; RecordError names what is malformed."""
+    from evaluation import records
+
+    return records.read(paths)
+
+
 def _stores(reports) -> list[Any]:
     """Stores, or what a dry run estimated instead of making them."""
     kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
