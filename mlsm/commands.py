@@ -153,7 +153,7 @@ def _run(name, config, settings, recipe, progress):
     config, choice = choose(verb, config)
     if choice is not None:
         logger.info("%s", choice)
-    return load(verb.function)(config, progress or _say_nothing)
+    return load(verb.function)(config, progress or (lambda *_, **__: None))
 
 
 def _configured(name, settings_class, settings, recipe):
@@ -174,7 +174,3 @@ def _configured(name, settings_class, settings, recipe):
     if recipe is not None and hasattr(settings_class, "recipe"):
         object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
     return config
-
-
-def _say_nothing(*_, **__):
-    """The progress that nobody wants to see."""
