@@ -302,7 +302,7 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
         what = "distribution over LSPs"
         loading = (
             "Scores over the vocabulary; this needs the package `mlsm`:\n\n"
-            "```python\nfrom student.probe import ProbedLspModel\nmodel = ProbedLspModel.from_pretrained(PATH)\n"
+            "```python\nimport mlsm\nmodel = mlsm.ProbedLspModel.from_pretrained(PATH)\n"
             "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
             "`AutoModel` loads the encoder alone."
         )
