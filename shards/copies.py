@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common import disk
 from common.errors import ShardError, StoreError
 from common.invocation import program
-from shards import disk
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.manifest import OF_THE_MACHINE
 from shards.members import read_array

@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+from common.durable import publish_directory, replace_json
 from common.errors import RequestError, StoreError
 from common.invocation import program
 from shards import codec, copies
-from shards.manifest import StoreFiles, fingerprint, publish_directory, replace_json
+from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store, is_url
 from shards.schema import MAX_ENTRIES, ShardMeta
 from shards.shard_file import blocks, naming

@@ -29,9 +29,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common import disk
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
-from shards import codec, copies, counter, disk
+from shards import codec, copies, counter
 from shards.codec import SparseRows
 from shards.manifest import OF_THE_MACHINE, StoreFiles, differing
 from shards.members import check_columns, group_columns

@@ -25,7 +25,6 @@ the others go when the cache has reached its limit; so the limit is passed by wh
 readers check the hash of what they find. Left out: repeating what failed (source.py); writing to a remote store.
 """
 
-import fcntl
 import hashlib
 import io
 import os
@@ -35,20 +34,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import PurePosixPath
 
+from common import locks
+from common.durable import make_directories, publish_directory, replace_bytes
 from common.errors import RefusedError, RemoteError, ShardError, StoreError, WholeError
-from shards import disk
 from shards.checked_json import parse_json
-from shards.manifest import (
-    TARGET_FIELDS,
-    Plan,
-    StoreFiles,
-    UnitRecord,
-    fingerprint,
-    fits_checksum,
-    make_directories,
-    publish_directory,
-    read_json,
-)
+from shards.manifest import TARGET_FIELDS, Plan, StoreFiles, UnitRecord, fingerprint, fits_checksum, read_json
 from shards.source import Remote, RemoteFile, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
@@ -404,7 +394,7 @@ class RemoteFiles(StoreFiles):
                 yield partial(os.utime, file.fileno()) if held else _do_nothing
             finally:
                 with suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_UN)  # now, not when a forked worker has closed it too
+                    locks.release(file)  # now, not when a forked worker has closed it too
 
     def _locked(self, file):
         """Wait for the lock. False, and two may fetch the same, both rightly: its holder has kept nothing for the time
@@ -412,13 +402,12 @@ class RemoteFiles(StoreFiles):
         """
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.utime(file.fileno())
-                return True
-            except BlockingIOError:
-                kept = os.fstat(file.fileno()).st_mtime_ns
+                if locks.acquire(file):
+                    os.utime(file.fileno())
+                    return True
             except OSError:
                 return False
+            kept = os.fstat(file.fileno()).st_mtime_ns
             if kept != self._lock_seen[0]:
                 self._lock_seen = kept, time.monotonic()
             if time.monotonic() - self._lock_seen[1] > self.options.timeout:
@@ -477,19 +466,11 @@ def _length(name, raw, shard):
 
 def _keep(path, raw):
     """Write a file that appears whole, and replaces one of that name."""
-    temporary = disk.temporary_name(path.parent, path.stem)
     try:
-        file = disk.create(temporary)
-        try:
-            disk.write(file, raw)
-        finally:
-            disk.close(file)
-        disk.rename(temporary, path)
+        replace_bytes(path, raw, sync=False)
     except OSError as error:
         hint = "MLSM_CACHE sets another place for the cache of remote stores, MLSM_CACHE_GB a limit"
         raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
-    finally:
-        disk.discard(temporary)
 
 
 def _complete(name, entries):
@@ -521,7 +502,7 @@ def _opened(path):
     except FileNotFoundError:
         return None
     with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH)
+        locks.acquire(file, shared=True, wait=True)
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))  # readers watch the latter
     if os.fstat(file.fileno()).st_size:
         return file
@@ -533,11 +514,8 @@ def _opened(path):
 def _removed_unless_mapped(path):
     """Whether a cached group was removed: not when some process maps it. One that is gone counts as removed."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # no locks here; a mapped file stays readable without its name
+        with suppress(OSError):  # no locks here; a mapped file stays readable without its name
+            if not locks.acquire(file):
+                return False
         path.unlink()
     return True

@@ -31,10 +31,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common import disk
 from common.errors import BlockError, ShardError, StoreError
 from common.invocation import program
 from common.text import redacted
-from shards import codec, copies, disk
+from shards import codec, copies
 from shards.manifest import OF_THE_MACHINE, Plan, StoreFiles, UnitRecord, differing, is_plan_file
 from shards.members import check_columns
 from shards.reader import is_url, plan_of

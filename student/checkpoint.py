@@ -24,11 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 
+from common import disk
+from common.disk import file_sha256
+from common.durable import publish_directory
 from common.errors import RunError, WriteError
 from common.paths import utf8, utf8_name
-from shards import disk
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
-from shards.manifest import canonical_json, publish_directory
+from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
 STATE = {       # of state.json, as far as a run takes it from there
@@ -196,7 +198,7 @@ def _tensors(model) -> dict:
 
 def _write_state(directory: Path, state: dict) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    state = state | {"files": {str(path.relative_to(directory)): _sha256(path) for path in files}}
+    state = state | {"files": {str(path.relative_to(directory)): file_sha256(path) for path in files}}
     state["checksum"] = _checksum(state)
     with _new_file(directory / "state.json") as file:
         file.write((json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
@@ -211,7 +213,7 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
         if problem := find_problem(state, STATE):
             return f"state.json: {problem}", {}
         for name, expected in state["files"].items():
-            if _sha256(path / name) != expected:
+            if file_sha256(path / name) != expected:
                 return f"{name} was cut or changed", {}
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}", {}
@@ -221,8 +223,3 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
 def _checksum(state: dict) -> str:
     rest = {name: value for name, value in state.items() if name != "checksum"}
     return hashlib.sha256(utf8(canonical_json(rest))).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with disk.open_to_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from safetensors import SafetensorError
 from transformers import AutoConfig
 
+from common.disk import read_file
+from common.durable import publish_directory
 from common.errors import RunError, ShardError, StoreError, WriteError
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
 from common.progress import silent
 from shards.copies import write_files
-from shards.disk import read_file
-from shards.manifest import publish_directory
 from shards.reader import Store
 from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig

@@ -318,7 +318,7 @@ def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
 
 def test_a_full_disk_leaves_nothing_half_written(made, web, options):
     store = Store.open(f"{web.url}/lsp", remote=options)
-    full = mock.patch("shards.disk.write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    full = mock.patch("common.disk.write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full, pytest.raises(OSError, match="No space left.*MLSM_CACHE sets another place.*000000"):
         store.split("train").read([0])
     assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_groups(options)

@@ -10,11 +10,11 @@ from scipy.stats import entropy
 from tiny_exports import exported
 
 from common.errors import InspectionError
+from common.progress import silent
 from evaluation.lsps import texts
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.show import show
 from evaluation.lsps.terminal import summary
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
 
