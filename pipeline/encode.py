@@ -14,10 +14,10 @@ import warnings
 from contextlib import suppress
 
 from common.errors import ShardError
+from common.progress import silent
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
 from pipeline.config import HOW, plain, with_absolute_paths
-from pipeline.corpus import silent
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.executors import open_executor
 from pipeline.job import check_teacher, load_teacher, scan_corpus, teacher_job

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from common.errors import EncodeError
 from common.invocation import program
+from common.progress import silent
 from pipeline.coding.batch import Reading
 from pipeline.config import LearnConfig
-from pipeline.corpus import silent
 from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
 from pipeline.job import load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job

@@ -19,9 +19,10 @@ from itertools import islice
 import numpy as np
 
 from common.errors import EncodeError
+from common.progress import silent
 from pipeline.coding.batch import UNIT_END, Block
 from pipeline.coding.stages import Stages
-from pipeline.corpus import join_windows, silent
+from pipeline.corpus import join_windows
 from pipeline.executors.base import KILLED
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
 from pipeline.stores import OpenStore

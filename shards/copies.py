@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common import disk
+from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
 from common.invocation import program
-from shards import disk
 from shards.checked_json import DICTIONARY, parse_json, require
-from shards.manifest import OF_THE_MACHINE
 from shards.members import read_array
 
 TOKENIZER_FILES = (
@@ -126,7 +126,9 @@ def read_dictionary(files):
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            center = _kind_of(record["center"]), read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
+            said = record["center"]    # of what kind it is; whatever stands there, the fingerprint covers it
+            kind = said.get("kind") if isinstance(said, dict) else None
+            center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
     except ShardError as error:
         raise StoreError(f"{error}. {_remedy(files)}") from None
@@ -141,11 +143,6 @@ def _require_files(contents, directory, names):
     for name in names:
         if name not in contents:
             raise ShardError(f"{directory / name} is missing")
-
-
-def _kind_of(center):
-    """The kind of a centre by its record in dictionary.json; whatever it is, the fingerprint covers it."""
-    return center.get("kind") if isinstance(center, dict) else None
 
 
 def check_dictionary(files, found):

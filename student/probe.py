@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
+from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
-from shards.disk import read_file
 from shards.reader import is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig

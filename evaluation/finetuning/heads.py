@@ -23,12 +23,13 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from common.durable import make_directories, replace_bytes
 from common.errors import ModelError
 from common.invocation import program
 from evaluation.finetuning.batches import task_number
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
-from shards.manifest import fingerprint, make_directories, replace_bytes
+from shards.manifest import fingerprint
 from student.deberta import adapt_deberta
 from student.dropout import use_fast_dropout
 from student.encoders import without_pooler

@@ -8,6 +8,7 @@ Needs configurations alone. Left out: the counting (encoders.py, solver.py, pret
 
 import math
 
+from common.progress import silent
 from evaluation.flops.encoders import measured_head, measured_student
 from evaluation.flops.pretraining import (
     FISTA,
@@ -22,7 +23,6 @@ from evaluation.flops.pretraining import (
 from evaluation.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from evaluation.plots import drawn
 from pipeline.config import plain
-from pipeline.corpus import silent
 
 
 def count_flops(settings, progress=silent) -> dict:

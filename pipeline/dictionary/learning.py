@@ -17,7 +17,7 @@ import logging
 
 import numpy as np
 
-from pipeline.corpus import silent
+from common.progress import silent
 from pipeline.dictionary.atoms import Dictionary
 from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner

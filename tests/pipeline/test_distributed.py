@@ -19,8 +19,8 @@ from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
 
 from common.errors import CorpusError, EncodeError
+from common.progress import silent
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
 from pipeline.executors.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus

@@ -14,6 +14,7 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from cli import VERBS
+from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -23,7 +24,6 @@ from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
-from student.run import replace_json
 from student.trainer import train
 from terminal.settings import parse
 

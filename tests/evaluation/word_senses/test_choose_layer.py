@@ -14,12 +14,12 @@ from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slo
 
 import cli
 from common.errors import TeacherError, WsdDataError
+from common.progress import silent
 from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
 from pipeline.config import DictionaryConfig
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
 from terminal.layers import layers
