@@ -130,8 +130,8 @@ class StoreView:
         return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
 
     def name(self, lsp):
-        """Its most typical words."""
-        return ", ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
+        """Its most typical words, which may be commas themselves."""
+        return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
     def _typical(self, lsp):
         found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
