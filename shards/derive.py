@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import RequestError, StoreError
-from common.invocation import program
 from shards import codec, copies
 from shards.manifest import StoreFiles, fingerprint, publish_directory, replace_json
 from shards.reader import Store, is_url
@@ -98,7 +97,7 @@ def _target(source, top_n):
     if kept != "all" and top_n >= kept:
         raise RequestError(
             f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
-            f"{kept}. Encode again with: {program()} encode-{source.kind} --top-n {top_n}"
+            f"{kept}. To have more, give the encode-{source.kind} command that made it again, with --top-n {top_n}."
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}
