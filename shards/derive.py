@@ -24,7 +24,6 @@ import numpy as np
 
 from common.durable import publish_directory, replace_json
 from common.errors import RequestError, StoreError
-from common.invocation import program
 from shards import codec, copies
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store, is_url
@@ -94,7 +93,7 @@ def _target(source, top_n):
     if kept != "all" and top_n >= kept:
         raise RequestError(
             f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
-            f"{kept}. Encode again with: {program()} encode-{source.kind} --top-n {top_n}"
+            f"{kept}. To have more, give the encode-{source.kind} command that made it again, with --top-n {top_n}."
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}

@@ -242,8 +242,10 @@ class StoreFiles:
     def target(self):
         if not self.target_file.is_file():
             is_damaged = not self.remote and self.units.is_dir() and self.plans.is_dir()
+            is_there = self.remote or self.path.exists()
+            lacking = "it has no target.json" if is_there else "there is no such directory"
             raise (StoreError if is_damaged else RequestError)(
-                f"{self.path} is not a store: it has no target.json. Make one with: {program()} encode-lsp"
+                f"{self.path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
             )
         target = read_json(self.target_file)
         settings = target.get("settings") if isinstance(target, dict) else None

@@ -36,13 +36,18 @@ def announcement(trainer) -> str:
         ("learning rate", rate, origins.get("lr", "default")),
         ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
     ]  # fmt: skip
-    others = [f"{field.name.replace('_', '-')} {getattr(config, field.name)} ({origins[field.name]})"
+    others = [f"{field.name.replace('_', '-')} {_said(getattr(config, field.name))} ({origins[field.name]})"
               for field in fields(config)
               if field.name in origins and field.name not in _SHOWN]  # fmt: skip
     rows += [("also", ", ".join(others), None)] if others else []
     width = max(len(name) for name, _, _ in rows)
     lines = [f"  {name:<{width}}  {value}" + (f"   [{origin}]" if origin else "") for name, value, origin in rows]
     return "\n".join([f"{trainer.task.name} on {trainer.store.path}:", *lines])
+
+
+def _said(value) -> str:
+    """A setting's value as one writes it after its flag."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _model_rows(trainer, parameters: int) -> list:

@@ -125,7 +125,10 @@ def _with_batch_and_steps(config, windows, found):
     epochs = config.epochs or EPOCHS
     if config.batch_windows is None:
         batch = batch_for(windows, epochs)
-        if batch == LARGEST_BATCH:
+        steps = _steps(windows, epochs, batch)
+        if steps < ENOUGH_STEPS:
+            found["batch_windows"] = f"store: the smallest, as {epochs:g} epochs are {steps:,} steps even so"
+        elif batch == LARGEST_BATCH:
             found["batch_windows"] = f"store: {epochs:g} epochs are {ENOUGH_STEPS:,} steps or more, as in the paper"
         else:
             steps = f"{epochs:g} epochs would be {_steps(windows, epochs, 2 * batch):,} steps at twice that"

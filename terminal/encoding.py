@@ -3,7 +3,7 @@
 import shlex
 
 from common.invocation import program
-from terminal.tables import duration, store_rows, table
+from terminal.tables import counted, duration, size, store_rows, table
 
 
 def encoding(reports, settings):
@@ -29,9 +29,9 @@ def encoding(reports, settings):
 def estimated(report):
     """What --dry-run found out."""
     rows = [
-        ("tokens", f"about {report['tokens']:,} in {report['units']:,} units"),
-        ("bytes", f"about {report['bytes']:,} ({report['bytes_per_token']:.1f} per token and store)"),
-        ("disk", f"{report['disk_free']:,} bytes are free" + (": TOO FEW" * (report["bytes"] > report["disk_free"]))),
+        ("tokens", f"about {report['tokens']:,} in {counted(report['units'], 'unit')}"),
+        ("size", f"about {size(report['bytes'])} ({report['bytes_per_token']:.1f} bytes per token and store)"),
+        ("disk", f"{size(report['disk_free'])} are free" + (": TOO LITTLE" * (report["bytes"] > report["disk_free"]))),
         ("time", f"about {duration(report['seconds'])} at {report['tokens_per_second']:,.0f} tokens/s in one process"),
     ]
     if report.get("lacking"):
@@ -63,7 +63,7 @@ def corpus_lines(corpus):
 
 
 def _documents(counts):
-    left_out = {"duplicates": "duplicates left out", "too_short": "too short", "invalid": "not UTF-8"}
-    more = [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
-    documents = "document" if counts["documents"] == 1 else "documents"
-    return ", ".join([f"{counts['documents']:,} {documents}", f"{counts['held_out_documents']:,} held out", *more])
+    more = [f"{counted(counts['duplicates'], 'duplicate')} left out"] if counts["duplicates"] else []
+    left_out = {"too_short": "too short", "invalid": "not UTF-8"}
+    more += [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
+    return ", ".join([counted(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])

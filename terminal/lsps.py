@@ -15,7 +15,7 @@ def summary(result, settings):
 
 def _facts(result):
     read = f"{result['sampled']:,} of {result['tokens']:,} tokens read, {result['coded']:,} with a code"
-    dead = f"{result['k']:,}, {result['dead']:,} of them not in what was read"
+    dead = f"{result['k']:,}" + (f", {result['dead']:,} of them not in the sample" if result["dead"] else "")
     return [*_source(result), ("LSPs", dead), ("sample", read)]
 
 
@@ -57,7 +57,7 @@ def _lsps(result):
 
 def _lsp(lsp):
     title = f"LSP {lsp['lsp']}" + (f"  ({lsp['label']})" if lsp["label"] else "")
-    words = ", ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
+    words = " · ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
     positional = "; it follows the position" if lsp["positional"] else ""
     over_the_window = f"{_profile(lsp)}  {lsp['position_nats']:.3f} nats by the position{positional}"
     rows = [("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),

@@ -52,7 +52,7 @@ class Progress:
         if stage != self._stage:
             self._stage, self._began, self._first, self._last_line = stage, now, done, 0.0
         rate = (done - self._first) / max(1e-9, now - self._began)
-        facts = [f"{rate:,.0f} {unit}/s"] if rate else []
+        facts = [f"{rate:,.0f} {unit}/s" if rate >= 9.5 else f"{rate:.2g} {unit}/s"] if rate else []
         facts += [f"{name} {_figure(value)}" for name, value in figures.items()]
         if self._bars:
             self._display(self._bar, stage, done, total, printable(redacted(", ".join(facts)), keep=""))

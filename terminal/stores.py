@@ -1,7 +1,7 @@
 """What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection.py as text."""
 
 from common.invocation import program
-from terminal.tables import entries_name, store_rows, table
+from terminal.tables import counted, entries_name, store_rows, table
 
 _LONGEST_LIST = 50
 _LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "solver", "tolerance",
@@ -15,7 +15,7 @@ def verification(report, settings):
     rate = f" in {report['seconds']:.1f} s" + (
         f" ({report['bytes'] / report['seconds'] / 1e6:,.0f} MB/s)" if report["full"] and report["seconds"] else ""
     )
-    checked = f"{report['units']:,} units, {report['bytes']:,} bytes{rate}: {how}"
+    checked = f"{counted(report['units'], 'unit')}, {report['bytes']:,} bytes{rate}: {how}"
     rows = [("store", report["store"]), ("checked", checked)]
     for plan in report["plans"]:
         state = f"{plan['missing']:,} of {plan['units']:,} units are missing" if plan["missing"] else "finished"
@@ -50,7 +50,7 @@ def verification(report, settings):
 def _verdict(report):
     if report["damaged"]:
         units = {entry["unit"] for entry in report["damaged"]} - {None}
-        return f"The store is damaged: {len(report['damaged'])} places in {len(units)} units."
+        return f"The store is damaged: {counted(len(report['damaged']), 'place')} in {counted(len(units), 'unit')}."
     if report["missing"] or not report["plans"]:
         return "Nothing is damaged; the store is unfinished."
     return "The store is whole."
@@ -113,8 +113,9 @@ def _tokens(shown):
 
 def _statistics(shown):
     rows = store_rows(shown["store"], shown)
-    rows += [(name, f"{split['windows']:,} windows, {split['tokens']:,} tokens, {split['documents']:,} documents in "
-                    f"{split['units']:,} units") for name, split in shown["splits"].items()]
+    rows += [(name, f"{counted(split['windows'], 'window')}, {split['tokens']:,} tokens, "
+                    f"{counted(split['documents'], 'document')} in {counted(split['units'], 'unit')}")
+             for name, split in shown["splits"].items()]
     if "most_used" in shown:
         entry = "word" if shown["kind"] == "logits" else "atom"
         rows += [
@@ -138,7 +139,7 @@ def _lineage_rows(shown):
         rows.append(("dictionary", ", ".join(words)))
     for entry in shown["environments"]:
         facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "units")
-        rows.append((f"{entry['units']} units", facts))
+        rows.append((counted(entry["units"], "unit"), facts))
     return rows
 
 
@@ -157,6 +158,7 @@ def histogram(counts, bins=10, width=40):
     largest, total = max(1, max(count for _, count in sums)), max(1, sum(counts))
     lines = []
     for first, count in sums:
-        span = str(first) if step == 1 else f"{first} to {first + step - 1}"
+        last = min(first + step - 1, most)
+        span = str(first) if first == last else f"{first} to {last}"
         lines.append(f"  {span:>9}  {count / total:6.1%}  {'#' * round(width * count / largest)}".rstrip())
     return "\n".join(lines)

@@ -13,10 +13,25 @@ def paths(made, settings):
 
 
 def duration(seconds):
-    """Seconds as minutes or hours, for people."""
+    """Seconds for people, with units: 1:27 alone may be minutes or hours."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if hours:
+        return f"{hours:,} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+def size(number):
+    """Bytes for people, in decimal units: 22.0 MB."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,} bytes"
+
+
+def counted(number, thing):
+    """A number of things, whose plural ends in s."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def store_rows(path, report):
@@ -25,11 +40,12 @@ def store_rows(path, report):
         ("store", path),
         (
             "tokens",
-            f"{report['tokens']:,} in {report['windows']:,} windows of {report['documents']:,} documents",
+            f"{report['tokens']:,} in {counted(report['windows'], 'window')} of "
+            f"{counted(report['documents'], 'document')}",
         ),
         (
             "bytes per token",
-            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {report['units']} shards)",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {counted(report['units'], 'shard')})",
         ),
     ]
     for stage in ("teacher", "solver", "head"):

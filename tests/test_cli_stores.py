@@ -41,13 +41,13 @@ def test_verify_ends_with_3_on_damage_and_says_how_to_repair(place):
     shard.write_bytes(raw)
     assert "The store is whole" in mlsm(place, "verify-shards").stdout  # the quick look does not read it
     run = mlsm(place, "verify-shards", "--full", code=3)
-    for words in ("is damaged: 1 places in 1 units", shard.name, "block 000000", f"verify-shards {store} --repair"):
+    for words in ("is damaged: 1 place in 1 unit", shard.name, "block 000000", f"verify-shards {store} --repair"):
         assert words in run.stdout
     report = json.loads(mlsm(place, "verify-shards", store, "--repair", "--json", code=3).stdout)
     assert len(report["repaired"]) == 2 and len(report["commands"]) == 1
     run = mlsm(place, "verify-shards", store)
     assert "unfinished" in run.stdout and "Missing:" in run.stdout and "encode-lsp" in run.stdout
-    assert "is not a store" in mlsm(place, "verify-shards", "nowhere", code=2).stderr
+    assert "is not a store: there is no such directory" in mlsm(place, "verify-shards", "nowhere", code=2).stderr
 
 
 def test_show_derive_and_clean(place):

@@ -82,7 +82,8 @@ def test_python_and_flags_mean_the_same(own, capsys):
     assert {name: value for name, value in shown.items() if name != "dropout"} == {
         name: value for name, value in config.to_json().items() if name != "dropout"}  # fmt: skip
     assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
-    assert origins["lr"] == "default for width 128" and "batch_windows" in origins
+    assert origins["lr"] == "default for width 128"
+    assert origins["batch_windows"] == "store: the smallest, as 4 epochs are 10 steps even so"
 
 
 def test_epochs_and_steps_are_one_thing(own):

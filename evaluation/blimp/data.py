@@ -10,6 +10,7 @@ with 7 pairs whose two sentences are equal. Left out: scoring.
 
 import hashlib
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,7 +102,9 @@ def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:
     """Those that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(
-            f"--paradigms {unknown[0]} is no paradigm or phenomenon of BLiMP. The phenomena: {', '.join(PHENOMENA)}."
+            f"--paradigms {unknown[0]} is no paradigm or phenomenon of BLiMP."
+            + "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], [*PARADIGMS, *PHENOMENA], 1))
+            + f" The phenomena: {', '.join(PHENOMENA)}."
         )
     wanted = {member for name in names for member in PHENOMENA.get(name, (name,))}
     return [paradigm for paradigm in paradigms if not names or paradigm.name in wanted]

@@ -22,30 +22,54 @@ _NO_TOKEN = -1
 def top_tokens(sample, tokens, count=TOP_CONTEXTS):
     """The tokens on which an LSP is heaviest, one of a document, no two in the same words.
 
+    Where too few documents have it (of three novels no more than three do), more come from the same documents, one of
+    a window.
+
     tokens   those that have it, heaviest first
     Returns  token numbers, int64, at most `count`, heaviest first. Words are the same when the token and SAME_CONTEXT
              tokens to either side are: boilerplate is shown once
     """
     found = np.full(count, _NO_TOKEN)
-    _distinct(tokens, sample.document_N, sample.ids_N, found)
-    return found[found != _NO_TOKEN]
+    known = _distinct(tokens, sample.document_N, sample.ids_N, found, 0)
+    if known < count:
+        _distinct(tokens, sample.window_N, sample.ids_N, found, known)
+    return tokens[np.isin(tokens, found)]
 
 
 @kernel
-def _distinct(tokens, document_N, ids_N, found):
-    """Fill `found` with the first tokens that share neither document nor context with one before."""
-    count = 0
+def _distinct(tokens, group_N, ids_N, found, count):
+    """Fill `found`, which has `count` tokens, with the first that share neither group nor context with one in it.
+
+    Returns  how many it has then
+    """
     for token in tokens:
         if count == len(found):
-            return
+            break
         fresh = True
         for other in found[:count]:
-            if document_N[other] == document_N[token] or _same_context(ids_N, token, other):
+            if group_N[other] == group_N[token] or _same_context(ids_N, token, other):
                 fresh = False
                 break
         if fresh:
             found[count] = token
             count += 1
+    return count
+
+
+def first_of_each(document_n, window_n, count):
+    """Which of some tokens to show: the first of each document, and if these are fewer than `count`, others, at most
+    one of a window and evenly over all, until there are so many.
+
+    document_n, window_n  of the tokens
+    Returns               places of the tokens, int64, in their order
+    """
+    _, places = np.unique(document_n, return_index=True)
+    if len(places) < count:
+        _, others = np.unique(window_n, return_index=True)
+        others = others[~np.isin(window_n[others], window_n[places])]
+        wanted = min(count - len(places), len(others))
+        places = np.append(places, others[np.arange(wanted) * len(others) // max(1, wanted)])
+    return np.sort(places)
 
 
 @kernel

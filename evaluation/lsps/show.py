@@ -57,6 +57,8 @@ def _store(settings, progress):
     store = Store.open(settings.store)
     if settings.text is not None and settings.similar_to is None:
         return _text(settings, store, progress)
+    if store.k and (unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]):
+        raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
     view = StoreView(store, settings.samples, settings.diagnostic, progress)
     if settings.html is not None:
         return {"view": "pages", **pages.write(view, settings.html)}

@@ -130,8 +130,8 @@ class StoreView:
         return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
 
     def name(self, lsp):
-        """Its most typical words."""
-        return ", ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
+        """Its most typical words, which may be commas themselves."""
+        return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
     def _typical(self, lsp):
         found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
@@ -201,9 +201,10 @@ class StoreView:
                  "share": float(having_K[lsp] / len(tokens))} for lsp in largest if mass_K[lsp] > 0]  # fmt: skip
 
     def _occurrences(self, tokens):
-        """Some occurrences, one a document, evenly over the sample."""
-        _, first = np.unique(self.sample.document_N[tokens], return_index=True)
-        first = np.sort(first)[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
+        """Some occurrences, evenly over the sample: one a document, or more where there are few documents."""
+        documents, windows = self.sample.document_N[tokens], self.sample.window_N[tokens]
+        first = figures.first_of_each(documents, windows, WORD_CONTEXTS)
+        first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [{**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
                 for token in tokens[first]]  # fmt: skip
 
@@ -227,21 +228,23 @@ class StoreView:
         return self.similar(text, rows.indices, rows.weights, leave_out=(window, position))
 
     def similar(self, text, lsps, weights, leave_out=None):
-        """Sampled tokens whose LSPs are most like these, one of a document."""
+        """Sampled tokens whose LSPs are most like these, one of a document, or more where there are few documents."""
         if not len(lsps):
             raise InspectionError(f"the token {text!r} has no LSPs: it is special, or its code is empty. Take another.")
         if self.dictionary is None:
             raise InspectionError(f"{self.store.path} has no dictionary, by which LSPs are compared. Copy it again.")
         index = TokenIndex(self.sample, self.dictionary.atoms_Kd, self.progress)
-        found = {}
-        for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True):
-            document = int(self.sample.document_N[token])
-            if (self.sample.window_N[token], self.sample.position_N[token]) != leave_out and document not in found:
-                found[document] = {**context(self.sample, self.vocabulary, int(token)), "cosine": float(cosine),
-                                   "lsps": self._largest(*self.sample.row(token))}  # fmt: skip
+        sample = self.sample
+        near = [(int(token), float(cosine))
+                for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True)
+                if (sample.window_N[token], sample.position_N[token]) != leave_out]  # fmt: skip
+        tokens = np.array([token for token, _ in near], np.int64)
+        shown = figures.first_of_each(sample.document_N[tokens], sample.window_N[tokens], SIMILAR_TOKENS)
         return {"token": text, **self.facts(), "indexed": len(index.tokens),
                 "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
-                "similar": list(found.values())[:SIMILAR_TOKENS]}  # fmt: skip
+                "similar": [{**context(sample, self.vocabulary, token), "cosine": cosine,
+                             "lsps": self._largest(*sample.row(token))}
+                            for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])]}  # fmt: skip
 
 
 def _place(text):

@@ -160,3 +160,5 @@ def test_histogram_bars():
     ]  # fmt: skip
     assert len(stores.histogram([1] * 256).splitlines()) == 10
     assert "0.0%" in stores.histogram([0] * 256)
+    kept_32 = stores.histogram([*[1] * 33, *[0] * 223]).splitlines()
+    assert kept_32[-1].split()[0] == "32", "nothing above --top-n is stored, so no bar may say 32 to 35"

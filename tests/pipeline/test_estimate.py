@@ -77,7 +77,7 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
     for text in (estimated(dry), encoding([done], config)):
         total, first, *rest = text.partition("\nThe text")[2].splitlines()
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
-        assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicates left out" in first
+        assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first
         assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
         assert "a text file has 64 of them on average" in rest[5] and "--document-boundary file" in rest[5]
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]

@@ -55,6 +55,13 @@ def test_a_student_beats_the_marginal_baseline_and_says_so(lsp_store, settings):
     assert figures["unit"] == "tokens" and figures["held_out"] == result["held_out_loss"]
 
 
+def test_what_a_run_says_first_are_values_as_one_writes_them(lsp_store, settings, caplog):
+    config = StudentConfig(**settings | {"store": lsp_store.path, "max_steps": 1, "checkpoints": (0.5, 1.0)})
+    with caplog.at_level("INFO", "student"):
+        train(config, origins={"checkpoints": "flag"})
+    assert "also           checkpoints 0.5 1.0 (flag)" in caplog.text
+
+
 def test_the_log_tells_what_happened(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"eval_every": 4})
     train(config)

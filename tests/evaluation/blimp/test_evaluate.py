@@ -322,3 +322,5 @@ def test_a_few_paradigms_have_a_record_of_their_own(config):
     assert "ellipsis" in blimp(result, config) and "binding" not in blimp(result, config)
     with pytest.raises(BlimpError, match="--paradigms islands is no paradigm or phenomenon of BLiMP"):
         evaluate(replace(config, paradigms=("islands",)))
+    with pytest.raises(BlimpError, match=r"BLiMP\. Did you mean wh_island\? The phenomena: anaphor"):
+        evaluate(replace(config, paradigms=("wh_islands",)))

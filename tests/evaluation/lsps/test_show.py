@@ -58,6 +58,12 @@ def test_an_error_is_one_line(coded_store, tmp_path):
     assert len(errors) == 1 and "'zyzzyva' is not among" in errors[0] and "--samples" in errors[0]
 
 
+def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_store, monkeypatch):
+    monkeypatch.setattr("evaluation.lsps.view.draw", None)
+    with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
+        shown(store=str(coded_store.path), lsp=(3, 48))
+
+
 def test_lsps_words_and_places(coded_store):
     store = str(coded_store.path)
     result, text = shown(store=store, lsp=(3, 7))
