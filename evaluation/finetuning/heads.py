@@ -66,7 +66,10 @@ class Backbone:
         head = _head_parameters(model)
         self._fill_encoder(model, head)
         digest = _fill_head(head, task.name, seed, Path(bank))
-        _speed_up(model)
+        # The same results on a CPU in less time: DeBERTa without gathers, cheaper dropout, oneDNN's products.
+        adapt_deberta(model.base_model)
+        use_fast_dropout(model.base_model)
+        use_onednn(model)
         return model, digest
 
     def _fill_encoder(self, model, head):
@@ -101,11 +104,8 @@ def dropouts(config, rate):
     """
     family = type(config)().to_dict()
     names = [name for name in config.to_dict() if "dropout" in name]
-    return {name: family.get(name) if _is_of_head(name) else rate for name in names}
-
-
-def _is_of_head(name):
-    return any(part in name for part in ("classif", "cls", "pooler", "qa", "summary"))
+    of_head = {name for name in names if any(part in name for part in ("classif", "cls", "pooler", "qa", "summary"))}
+    return {name: family.get(name) if name in of_head else rate for name in names}
 
 
 def positions_of(config):
@@ -167,20 +167,10 @@ def _fill_head(head, task, seed, bank):
 def _drawn(shapes, task, seed):
     drawn = {}
     for name, shape in shapes.items():
-        generator = torch.Generator().manual_seed(_key(name, task, seed))
+        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
+        generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
             drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
         else:
             drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     return drawn
-
-
-def _key(name, task, seed):
-    return int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
-
-
-def _speed_up(model):
-    """The same results on a CPU in less time: oneDNN's products, cheaper dropout, DeBERTa without gathers."""
-    adapt_deberta(model.base_model)
-    use_fast_dropout(model.base_model)
-    use_onednn(model)

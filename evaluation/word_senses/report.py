@@ -78,7 +78,9 @@ def recommend(entries, correct):
         p = mcnemar(right_Q, correct[entry["layer"], k])
         if p >= SIGNIFICANT:
             break
-    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": _standard_error(right_Q),
+    share = right_Q.mean()
+    standard_error = float(np.sqrt(share * (1 - share) / len(right_Q)))
+    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": standard_error,
             "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p}}  # fmt: skip
 
 
@@ -90,9 +92,6 @@ def mcnemar(left_Q, right_Q):
     return float(stats.binomtest(only_left, only_left + only_right).pvalue)
 
 
-def _standard_error(right_Q):
-    share = right_Q.mean()
-    return float(np.sqrt(share * (1 - share) / len(right_Q)))
 
 
 # -- fine-tuning averages ------------------------------------------------------------------------------------
