@@ -87,10 +87,11 @@ def write_part(real, root, training, test):
     return root
 
 
-def plain_vectors(directory, sentences, layers):
+def plain_vectors(directory, sentences, layers, center_Pd=None):
     """Vectors (layers, words, d) of annotated words from the full model of transformers, a sentence at a time.
 
-    The words are split by transformers' own hand.
+    The words are split by transformers' own hand. Row p of center_Pd is subtracted from the token at position p, the
+    last row from all tokens behind it.
     """
     import numpy as np
     import torch
@@ -104,7 +105,8 @@ def plain_vectors(directory, sentences, layers):
             states = model(**encoding, output_hidden_states=True).hidden_states
         for instance in instances:
             places = [i for i, word in enumerate(encoding.word_ids()) if word == instance.place]
-            vectors = [states[layer][0, places].mean(0) if places else torch.zeros(model.config.hidden_size)
+            means = 0 if center_Pd is None else torch.tensor(center_Pd[np.minimum(places, len(center_Pd) - 1)])
+            vectors = [(states[layer][0, places] - means).mean(0) if places else torch.zeros(model.config.hidden_size)
                        for layer in layers]  # fmt: skip
             found.append([(vector / max(vector.norm(), 1e-12)).numpy() for vector in vectors])
     return np.array(found).transpose(1, 0, 2)

@@ -214,11 +214,11 @@ class WordVectors:
 
 
 def vectors_name(layer, dictionary):
-    """What the vectors of a layer that a dictionary is to code are called: they are less its centre, if it has one."""
+    """What the vectors of a layer that a dictionary is to code are called: its centre, if it has one, is part of it."""
     if dictionary.center is None:
         return layer
-    digest = hashlib.sha256()
-    dictionary.center.digest(digest)
+    rows_Pd = dictionary.center.rows_Pd
+    digest = hashlib.sha256(repr(rows_Pd.shape).encode() + np.ascontiguousarray(rows_Pd, "<f4").tobytes())
     return f"{layer}-{digest.hexdigest()[:12]}"
 
 

@@ -165,12 +165,20 @@ def test_a_kill_costs_the_part_or_the_layer_at_hand(settings, result, tmp_path, 
         assert ours.toarray() == pytest.approx(theirs.toarray(), rel=1e-3, abs=1e-5)  # batches of other shapes
 
 
-def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result):
+@pytest.mark.parametrize("center", ["none", "mean", "position"])
+def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result, center, tmp_path):
     """From text to Φ: the slow sums of codes of the plain vectors, a sentence at a time."""
+    if center != "none":
+        settings = settings | {"center": center, "layer": (3,), "k": (16,), "dictionary_tokens": 6000}
+        settings["output"] = tmp_path
+        result = choose_layer(ChooseLayerConfig(**settings))
     data = WsdData.read(settings["wsd_data"], silent)
-    vectors_Nd = plain_vectors(settings["teacher"], data.sentences[:5], [3])[0]
     (atoms,) = (settings["output"] / "dictionaries").glob("*-l3-k16-*")
-    codes_NK = nonneg_lasso(vectors_Nd, Dictionary.load(atoms).atoms_Kd, 0.1).dense(16)
+    dictionary = Dictionary.load(atoms)
+    assert dictionary.centering == center
+    center_Pd = None if center == "none" else dictionary.center.rows_Pd
+    vectors_Nd = plain_vectors(settings["teacher"], data.sentences[:5], [3], center_Pd)[0]
+    codes_NK = nonneg_lasso(vectors_Nd, dictionary.atoms_Kd, 0.1).dense(16)
     training, _ = all_instances(settings["wsd_data"])
     phi = slow_phi(training, codes_NK, slow_candidates(settings["wsd_data"])[1], False)
     directory = Path(result["directory"]) / "layer-3-k16"
