@@ -88,7 +88,7 @@ def measure(settings, directory):
 
 def encode(settings, workers):
     """Encode with so many workers; returns when every unit was answered, and its tokens."""
-    from pipeline.coder import Output
+    from pipeline.coding.batch import Output
     from pipeline.encode import make_lsp_store, run
     from pipeline.executors.dask import WorkerPool
     from pipeline.job import load_teacher, teacher_job

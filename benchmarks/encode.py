@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from benchmarks.data import bench_file, conditions, minilm_directory
-from pipeline.coder import LspCoder, Output, make_batch
+from pipeline.coding.batch import Output, make_batch
+from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import TextFile, join_windows
 from pipeline.corpus.docstrings import collect_docstrings

@@ -23,7 +23,9 @@ from pathlib import Path
 
 from benchmarks.data import conditions
 from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
-from pipeline.coder import LspCoder, Output, hidden_rows
+from pipeline.coding.batch import Output
+from pipeline.coding.hidden import hidden_rows
+from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import learn_dictionary
 from pipeline.solvers import nonneg_lasso

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import conditions
-from pipeline.lsp import distributions
+from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
 from shards.manifest import StoreFiles, fingerprint
 from shards.schema import LSP_OCTAVES, ShardMeta

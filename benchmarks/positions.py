@@ -30,12 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
 from evaluation.lsps.positions import position_profiles
 from evaluation.lsps.sample import Sample
-from pipeline.centering import HiddenSums
-from pipeline.coder import Reading, hidden_rows
+from pipeline.coding.batch import Reading
+from pipeline.coding.distributions import distributions
+from pipeline.coding.hidden import hidden_rows
 from pipeline.config import CENTERS, LearnConfig
 from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary.centering import HiddenSums
 from pipeline.job import load_teacher, teacher_job
-from pipeline.lsp import distributions
 from pipeline.solvers import nonneg_lasso
 
 LAM, TOLERANCE, TOP_N = 0.05, 1e-3, 32

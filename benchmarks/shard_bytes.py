@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import bench_file, conditions
-from pipeline.lsp import distributions
+from pipeline.coding.distributions import distributions
 from pipeline.solvers import nonneg_lasso
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store

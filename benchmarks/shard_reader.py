@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import ROOT, bench_file, conditions
-from pipeline.lsp import distributions
+from pipeline.coding.distributions import distributions
 from pipeline.solvers import nonneg_lasso
 from shards.manifest import Plan, PlannedUnit, StoreFiles, UnitRecord, fingerprint
 from shards.reader import Store

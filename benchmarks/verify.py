@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.data import conditions
 from benchmarks.shard_bytes import MAX_LENGTH, SPECIAL, TOP_N, VOCABULARY, real_codes
-from pipeline.lsp import distributions
+from pipeline.coding.distributions import distributions
 from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, LSP_OCTAVES, ShardMeta

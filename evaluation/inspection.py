@@ -14,11 +14,11 @@ import json
 
 import numpy as np
 
+from common.disk import read_file
 from common.errors import RequestError, ShardError
 from shards import codec
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.copies import foreign_errors
-from shards.disk import read_file
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming

@@ -15,10 +15,10 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from common.disk import read_file
 from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_number, optional, or_null
-from shards.disk import read_file
 
 logger = logging.getLogger(__name__)
 

@@ -25,12 +25,14 @@ import platform
 import re
 from pathlib import Path
 
+from common import disk
+from common.disk import file_sha256
+from common.durable import make_directories, replace_json
 from common.errors import LineageError, RecordError
 from common.invocation import program
 from evaluation.lineage import TAIL, lineage
-from shards import disk
 from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
-from shards.manifest import canonical_json, file_sha256, make_directories, replace_json
+from shards.manifest import canonical_json
 
 SCHEMA = "mlsm-record-2"
 _FIRST_SCHEMA = "mlsm-record-1"

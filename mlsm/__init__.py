@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlsm.commands import export_student as export_student
     from mlsm.commands import finetune as finetune
     from mlsm.commands import learn_dictionary as learn_dictionary
+    from mlsm.commands import read_records as read_records
     from mlsm.commands import show_lsp as show_lsp
     from mlsm.commands import show_shards as show_shards
     from mlsm.commands import sweep as sweep
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pipeline.solvers import nonneg_lasso as nonneg_lasso
     from shards.codec import block_windows as block_windows
     from shards.reader import Store as Store
+    from shards.remote import gopen as gopen
     from shards.source import Remote as Remote
     from shards.torch_dataset import LspDataset as LspDataset
     from student.config import StudentConfig as StudentConfig
@@ -69,7 +71,9 @@ HOME = {
     "Store": "shards.reader",
     "StudentConfig": "student.config",
     "block_windows": "shards.codec",
+    "gopen": "shards.remote",
     "nonneg_lasso": "pipeline.solvers",
+    "read_records": "mlsm.commands",
 } | dict.fromkeys(COMMANDS, "mlsm.commands")  # public name -> module
 
 __all__ = sorted(HOME)

@@ -127,6 +127,13 @@ def clean(config=None, /, *, progress: Progress = None, **settings: Any) -> Repo
     return Report.of(_run("clean", config, settings, None, progress))
 
 
+def read_records(paths) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked; RecordError names what is malformed."""
+    from evaluation import records
+
+    return records.read(paths)
+
+
 def _stores(reports) -> list[Any]:
     """Stores, or what a dry run estimated instead of making them."""
     kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
@@ -146,7 +153,7 @@ def _run(name, config, settings, recipe, progress):
     config, choice = choose(verb, config)
     if choice is not None:
         logger.info("%s", choice)
-    return load(verb.function)(config, progress or _say_nothing)
+    return load(verb.function)(config, progress or (lambda *_, **__: None))
 
 
 def _configured(name, settings_class, settings, recipe):
@@ -167,7 +174,3 @@ def _configured(name, settings_class, settings, recipe):
     if recipe is not None and hasattr(settings_class, "recipe"):
         object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
     return config
-
-
-def _say_nothing(*_, **__):
-    """The progress that nobody wants to see."""

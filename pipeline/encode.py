@@ -14,9 +14,10 @@ import warnings
 from contextlib import suppress
 
 from common.errors import ShardError
-from pipeline.coder import IdsCoder, Output
+from common.progress import silent
+from pipeline.coding.batch import Output
+from pipeline.coding.coder import IdsCoder
 from pipeline.config import HOW, plain, with_absolute_paths
-from pipeline.corpus import silent
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.executors import open_executor
 from pipeline.job import check_teacher, load_teacher, scan_corpus, teacher_job
@@ -47,8 +48,9 @@ def encode_logits(config, progress=silent):
 
     Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
-    from pipeline.logits import LogitsCoder, MaskedLm
+    from pipeline.coding.logits import LogitsCoder
     from pipeline.teacher import check_documents_apart, load_tokenizer
+    from pipeline.teacher.masked_lm import MaskedLm
 
     if config.documents_apart:
         check_documents_apart(config.teacher)

@@ -20,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.centering import HiddenSums
-from pipeline.coder import LspCoder, Output, Reading, hidden_rows
+from pipeline.coding.batch import Output, Reading
+from pipeline.coding.hidden import hidden_rows
+from pipeline.coding.lsp import LspCoder
 from pipeline.corpus.windows import packed_tokens
+from pipeline.dictionary.centering import HiddenSums
 from pipeline.learn import load_dictionary, wanted_dictionaries
 from pipeline.units import write_units
 from shards.manifest import StoreFiles
@@ -47,9 +49,9 @@ def estimate(job, coder, targets):
     Returns  dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
              tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
     """
-    records, seconds = _measured(job, coder, targets)
+    records, seconds = _measure(job, coder, targets)
     total, measured = tokens_by_sample(job), records[0].tokens
-    size = sum(_bytes_in_all(record, total, len(job.plan.units)) for record in records)
+    size = sum(_extrapolate_bytes(record, total, len(job.plan.units)) for record in records)
     busy = {
         name: sum(record.environment.get(name, 0.0) for record in records) / measured
         for name in ("teacher_seconds", "solver_seconds")
@@ -68,7 +70,7 @@ def estimate(job, coder, targets):
     }
 
 
-def _bytes_in_all(record, tokens, units):
+def _extrapolate_bytes(record, tokens, units):
     """Bytes of a store of so many tokens and units, from a small one: what is there once a block or unit apart."""
     blocks = sum(group["length"] for group in record.blocks)
     once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in record.statistics else IDS_COLUMNS)
@@ -87,7 +89,7 @@ def estimate_lsp(job, teacher):
         outputs.append(Output(config.layer[0], load_dictionary(config, config.dictionary, teacher)))
     for entry in wanted:
         made_up = entry in lacking
-        dictionary = _provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
+        dictionary = _learn_provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
         outputs.append(Output(entry.layer, dictionary))
     targets = [job.target({"top_n": config.top_n}, {}, len(output.dictionary.atoms_Kd)) for output in outputs]
     coder = LspCoder(teacher, outputs, config, job.special_ids)
@@ -98,9 +100,9 @@ def estimate_lsp(job, teacher):
     return found | {"lacking": len(lacking), "learning_seconds": learning}
 
 
-def _provisional(job, teacher, entry):
+def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan."""
-    from pipeline.dictionary import MOST_A_BATCH, learn_dictionary
+    from pipeline.dictionary.learning import MOST_A_BATCH, learn_dictionary
 
     config, parts, count = job.config, [], 0
     centred = config.center != "none"
@@ -175,7 +177,7 @@ def likely_bytes(target):
     return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
 
 
-def _measured(job, coder, targets):
+def _measure(job, coder, targets):
     """Records of the longest measurement, one a target, and its seconds."""
     unit = next(unit for unit in job.plan.units if unit.split == "train")
     _encode_some(job, coder, targets, unit, FEWEST_WINDOWS)  # compiles, and fills the caches

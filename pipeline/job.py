@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import CorpusError, EncodeError, StoreError
+from common.progress import silent
 from pipeline import plan as planning
-from pipeline.corpus import TextFile, open_sources, silent
+from pipeline.corpus import TextFile, open_sources
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.windows import drops_white_space
 from shards.manifest import fingerprint

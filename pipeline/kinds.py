@@ -4,18 +4,19 @@
     target = kind.target(job, teacher, output)     # the content of target.json
     coder = kind.open_coder(context, stores)       # in any process that encodes
 
-To add a kind, write the functions of its row, and a coder (coder.py says what that is).
+To add a kind, write its class and its coder (coding/coder.py says what that is).
 Left out: the commands (encode.py), the stores themselves (stores.py).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import EncodeError
-from pipeline.coder import IdsCoder, LspCoder, Output, Reading
+from pipeline.coding.batch import Output, Reading
+from pipeline.coding.coder import IdsCoder
+from pipeline.coding.lsp import LspCoder
 from pipeline.job import check_same_teacher, check_teacher, load_teacher
 from shards import copies
 from shards.manifest import differing, fingerprint
@@ -26,8 +27,10 @@ class Description(NamedTuple):
     """What is particular about a store.
 
     name      begins the name of its directory
-    settings  what names it: where they differ, the content does;  lineage  what else its target.json says
-    k         entries of a distribution, 0 where there is none;  octaves  of the stored weights
+    settings  what names it: where they differ, the content does
+    lineage   what else its target.json says
+    k         entries of a distribution; 0 where there is none
+    octaves   of the stored weights
     """
 
     name: str
@@ -37,20 +40,26 @@ class Description(NamedTuple):
     octaves: int = LSP_OCTAVES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # equal to itself in other processes, where a coder is kept for it
 class Kind:
-    """One kind of store.
+    """One kind of store; a subclass says what is its own."""
 
-    load_teacher  function of a Job to what reads the text, None where nothing does
-    describe      function of a Job, its teacher and an Output to a Description
-    read_output   function of an OpenStore and a teacher to the Output that the store was made for
-    make_coder    function of a teacher, Outputs, settings and special ids to the coder
-    """
+    def load_teacher(self, job):
+        """What reads the text; None where nothing does."""
+        raise NotImplementedError
 
-    load_teacher: Callable
-    describe: Callable
-    read_output: Callable
-    make_coder: Callable
+    def describe(self, job, teacher, output):
+        """The Description of a store for an Output."""
+        raise NotImplementedError
+
+    def read_output(self, store, teacher):
+        """The Output that an OpenStore was made for. Raises StoreError when it holds another dictionary than its target
+        names."""
+        raise NotImplementedError
+
+    def make_coder(self, teacher, outputs, config, special_ids):
+        """What codes for the Outputs."""
+        raise NotImplementedError
 
     def target(self, job, teacher, output):
         """The content of target.json."""
@@ -60,8 +69,7 @@ class Kind:
     def open_coder(self, context, stores):
         """What codes for some OpenStores, an output of the coder for each, in any process.
 
-        Raises  EncodeError where the teacher or the settings are not the stores', StoreError where a store holds
-                another dictionary than its target names
+        Raises  EncodeError where the teacher or the settings are not the stores'; StoreError as `read_output`
         """
         job = context.job
         teacher = context.keep("teacher", partial(self.load_teacher, job))
@@ -71,18 +79,13 @@ class Kind:
         outputs = []
         for store in stores:
             outputs.append(self.read_output(store, teacher))
-            _check_settings(store, self.describe(job, teacher, outputs[-1]).settings)
+            given, found = self.describe(job, teacher, outputs[-1]).settings, store.target["settings"]
+            if fingerprint(given) != fingerprint(found):
+                raise EncodeError(
+                    f"{store.files.path} was made with other settings than those of this command: "
+                    f"{differing(found, given)}. Give the settings of the store, or another --output."
+                )
         return self.make_coder(teacher, outputs, job.config, job.special_ids)
-
-
-def _check_settings(store, settings):
-    """Raise EncodeError when a store was made with other settings than those that it would be added to with."""
-    found = store.target["settings"]
-    if fingerprint(settings) != fingerprint(found):
-        raise EncodeError(
-            f"{store.files.path} was made with other settings than those of this command: {differing(found, settings)}."
-            " Give the settings of the store, or another --output."
-        )
 
 
 def name_of_dtype(teacher):
@@ -90,107 +93,101 @@ def name_of_dtype(teacher):
     return str(teacher.dtype).removeprefix("torch.")
 
 
-# -- ids ---------------------------------------------------------------------------------------------------
+class Ids(Kind):
+    """Token ids alone."""
+
+    def load_teacher(self, job):
+        return None
+
+    def describe(self, job, teacher, output):
+        settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
+        return Description(f"ids-L{job.config.max_length}", settings, {"tokenizer_name": job.config.tokenizer}, k=0)
+
+    def read_output(self, store, teacher):
+        return None
+
+    def make_coder(self, *_):
+        return IdsCoder()
 
 
-def _load_no_teacher(job):
-    return None
+class Logits(Kind):
+    """The teacher's most probable words at every token."""
+
+    def load_teacher(self, job):
+        from pipeline.teacher.masked_lm import MaskedLm
+
+        teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
+        check_teacher(job, teacher)
+        return teacher
+
+    def describe(self, job, teacher, output):
+        from pipeline.coding.logits import entries_kept
+
+        settings = {
+            "kind": "logits",
+            "format": FORMAT_VERSION,
+            "windowing": job.rules,
+            "teacher": teacher.fingerprint,
+            "k": teacher.vocabulary,
+            "top_n": entries_kept(job.config.top_n, teacher),
+            "octaves": LOGITS_OCTAVES,
+            "dtype": name_of_dtype(teacher),
+        } | Reading.of(job.config, teacher).settings()
+        lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
+        return Description(f"logits-{Path(teacher.name).name}", settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+
+    def read_output(self, store, teacher):
+        return Output(teacher.layer, None)
+
+    def make_coder(self, *arguments):
+        from pipeline.coding.logits import LogitsCoder
+
+        return LogitsCoder(*arguments)
 
 
-def _describe_ids(job, teacher, output):
-    settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
-    return Description(f"ids-L{job.config.max_length}", settings, {"tokenizer_name": job.config.tokenizer}, k=0)
+class Lsp(Kind):
+    """Distributions over latent semantic properties."""
+
+    def load_teacher(self, job):
+        return load_teacher(job)
+
+    def describe(self, job, teacher, output):
+        config, k = job.config, len(output.dictionary.atoms_Kd)
+        settings = {
+            "kind": "lsp",
+            "format": FORMAT_VERSION,
+            "windowing": job.rules,
+            "teacher": teacher.fingerprint,
+            "layer": output.layer,
+            "dictionary": output.dictionary.fingerprint,
+            "k": k,
+            "lam": config.lam,
+            "top_n": config.top_n,
+            "dtype": name_of_dtype(teacher),
+        }
+        if config.solver == "fista":
+            settings["solver"] = {"name": "fista", "steps": config.solver_steps}
+        else:
+            settings["tolerance"] = config.tolerance  # which FISTA does not ask for
+        if output.dictionary.center is not None:  # stores from before there was centring have no such key
+            settings["center"] = output.dictionary.centering
+        settings |= Reading.of(config, teacher).settings()
+        lineage = {
+            "teacher_name": teacher.name,
+            "teacher_layers": teacher.num_layers,
+            "dictionary_settings": output.dictionary.settings,
+        }
+        return Description(f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}", settings, lineage, k)
+
+    def read_output(self, store, teacher):
+        from pipeline.dictionary import Dictionary
+
+        dictionary = Dictionary.load(store.files.dictionary)
+        copies.check_dictionary(store.files, dictionary.fingerprint)
+        return Output(store.target["settings"]["layer"], dictionary)
+
+    def make_coder(self, *arguments):
+        return LspCoder(*arguments)
 
 
-def _read_no_output(store, teacher):
-    return None
-
-
-def _make_ids_coder(*_):
-    return IdsCoder()
-
-
-# -- logits ------------------------------------------------------------------------------------------------
-
-
-def load_masked_lm(job):
-    """The teacher of a store of logits, whole and with its head. Raises as `load_teacher`."""
-    from pipeline.logits import MaskedLm
-
-    teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
-    check_teacher(job, teacher)
-    return teacher
-
-
-def _describe_logits(job, teacher, output):
-    from pipeline.logits import entries_kept
-
-    settings = {
-        "kind": "logits",
-        "format": FORMAT_VERSION,
-        "windowing": job.rules,
-        "teacher": teacher.fingerprint,
-        "k": teacher.vocabulary,
-        "top_n": entries_kept(job.config.top_n, teacher),
-        "octaves": LOGITS_OCTAVES,
-        "dtype": name_of_dtype(teacher),
-    } | Reading.of(job.config, teacher).settings()
-    lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-    return Description(f"logits-{Path(teacher.name).name}", settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
-
-
-def _read_logits_output(store, teacher):
-    return Output(teacher.layer, None)
-
-
-def _make_logits_coder(*arguments):
-    from pipeline.logits import LogitsCoder
-
-    return LogitsCoder(*arguments)
-
-
-# -- LSPs --------------------------------------------------------------------------------------------------
-
-
-def _describe_lsp(job, teacher, output):
-    config, k = job.config, len(output.dictionary.atoms_Kd)
-    settings = {
-        "kind": "lsp",
-        "format": FORMAT_VERSION,
-        "windowing": job.rules,
-        "teacher": teacher.fingerprint,
-        "layer": output.layer,
-        "dictionary": output.dictionary.fingerprint,
-        "k": k,
-        "lam": config.lam,
-        "top_n": config.top_n,
-        "dtype": name_of_dtype(teacher),
-    }
-    if config.solver == "fista":
-        settings["solver"] = {"name": "fista", "steps": config.solver_steps}
-    else:
-        settings["tolerance"] = config.tolerance  # which FISTA does not ask for
-    if output.dictionary.center is not None:  # stores from before there was centring have no such key
-        settings["center"] = output.dictionary.centering
-    settings |= Reading.of(config, teacher).settings()
-    lineage = {
-        "teacher_name": teacher.name,
-        "teacher_layers": teacher.num_layers,
-        "dictionary_settings": output.dictionary.settings,
-    }
-    return Description(f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}", settings, lineage, k)
-
-
-def _read_lsp_output(store, teacher):
-    from pipeline.dictionary import Dictionary
-
-    dictionary = Dictionary.load(store.files.dictionary)
-    copies.check_dictionary(store.files, dictionary.fingerprint)
-    return Output(store.target["settings"]["layer"], dictionary)
-
-
-KINDS = {  # of named functions alone, so that a Kind can be sent to other processes
-    "ids": Kind(_load_no_teacher, _describe_ids, _read_no_output, _make_ids_coder),
-    "logits": Kind(load_masked_lm, _describe_logits, _read_logits_output, _make_logits_coder),
-    "lsp": Kind(load_teacher, _describe_lsp, _read_lsp_output, LspCoder),
-}
+KINDS = {"ids": Ids(), "logits": Logits(), "lsp": Lsp()}

@@ -6,7 +6,7 @@
 All that are lacking are sampled in one pass of the teacher, then learned one after the other. A dictionary's
 directory is named by what it is learned from; its work lies in a hidden directory beside it until it is finished, so
 that an interruption costs at most a minute of learning. Left out: the sample (sample.py), the learning itself
-(dictionary.py).
+(dictionary/).
 """
 
 import logging
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from common.errors import EncodeError
 from common.invocation import program
-from pipeline.centering import Center
-from pipeline.coder import Reading
+from common.progress import silent
+from pipeline.coding.batch import Reading
 from pipeline.config import LearnConfig
-from pipeline.corpus import silent
+from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
 from pipeline.job import load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
 from pipeline.sample import sample_hidden
@@ -52,7 +52,7 @@ def learn_dictionary(config, progress=silent):
     Raises   as encode_lsp, DictionaryError; ValueError on a file that cannot be used or changes meanwhile
     """
     if config.hidden is not None:
-        return _dictionaries_of_file(config, progress)
+        return _provide_from_file(config, progress)
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
     with open_executor(job, teacher) as executor:
@@ -110,11 +110,11 @@ def batch_key(batch):
     return {} if batch == ALWAYS_BEFORE else {"batch": batch}
 
 
-def _dictionaries_of_file(config, progress):
+def _provide_from_file(config, progress):
     """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
     from pipeline.device import choose_device
     from pipeline.dictionary import minibatch_size
-    from pipeline.training_vectors import file_digest, file_stamp, open_vectors, refuse_unusable
+    from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)
     if config.teacher is not None or config.corpus != LearnConfig.corpus:
@@ -152,7 +152,7 @@ def _dictionaries_of_file(config, progress):
 
 def _report(entry, learned):
     from pipeline.dictionary import Dictionary
-    from pipeline.learning_checkpoint import discard
+    from pipeline.dictionary.checkpoint import discard
 
     discard(entry.work)
     return Dictionary.load(entry.directory).report() | {
@@ -169,7 +169,7 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
     check_vectors  raises when they are no longer what the names of the directories say
     Returns        those that were learned; another process may have finished the rest before their places were ours
     """
-    from pipeline.learning_checkpoint import workplace
+    from pipeline.dictionary.checkpoint import workplace
 
     with ExitStack() as held:
         places = [(entry, held.enter_context(workplace(entry.work))) for entry in lacking]
@@ -182,7 +182,7 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
 
 def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
     from pipeline.dictionary import learn_dictionary as learn
-    from pipeline.learning_checkpoint import forget
+    from pipeline.dictionary.checkpoint import forget
 
     found = learn(
         hidden_Nd,

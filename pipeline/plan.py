@@ -5,7 +5,7 @@ ranges of about `unit_tokens` tokens. A unit's id follows from the tokenizer, th
 record range and the records in it that are left out, so the output does not depend on the worker count, on retries or
 on order, and an LSP store and an ids store of one plan pair exactly. Where a source is cut does not depend on what is
 left out: a text that turns up in an earlier file changes the unit it is left out of, and no other. Left out: encoding
-a unit (encode.py).
+a unit (units.py).
 """
 
 from dataclasses import asdict

@@ -3,7 +3,7 @@
     hidden_Nd, ... = sample_hidden(executor, teacher, places)
 
 Windows at which the teacher fails, or a worker dies, are left out. Left out: which dictionaries are learned (learn.py),
-the learning (dictionary.py).
+the learning (dictionary/).
 
 Shapes: N vectors of the sample, n of a part of it, d hidden width.
 """
@@ -16,8 +16,10 @@ import numpy as np
 
 from common.errors import EncodeError
 from pipeline import plan as planning
-from pipeline.centering import HiddenSums
-from pipeline.coder import SOME_WINDOWS, Reading, describe, hidden_rows, may_be_the_texts_fault
+from pipeline.coding.batch import Reading
+from pipeline.coding.failures import SOME_WINDOWS, describe, isolate, may_be_the_texts_fault
+from pipeline.coding.hidden import hidden_rows
+from pipeline.dictionary.centering import HiddenSums
 from pipeline.executors.base import KILLED, PART, unpack
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
 from pipeline.files import growing_rows
@@ -215,7 +217,7 @@ def read_hidden(context, items, *, layers, place, expected):
     check_same_teacher(teacher, *expected)
     dtype = sample_dtype(job, teacher).base
     for _, batches in items:
-        rows = [rows_of_batch(job, teacher, layers, windows) for windows in batches]
+        rows = [read_batch(job, teacher, layers, windows) for windows in batches]
         yield [
             context.pack(np.concatenate([of_layer[i] for of_layer in rows]).astype(dtype), place)
             for i in range(len(layers))
@@ -226,7 +228,7 @@ def probe_hidden(context, items, *, layers):
     """The same of some windows, and keep nothing: only whether this process survives it counts."""
     for (windows,) in items:
         try:
-            rows_of_batch(context.job, context.keep("teacher", partial(load_teacher, context.job)), layers, windows)
+            read_batch(context.job, context.keep("teacher", partial(load_teacher, context.job)), layers, windows)
         except Exception:
             logger.debug("raises, and so does not kill", exc_info=True)
         yield None
@@ -235,7 +237,7 @@ def probe_hidden(context, items, *, layers):
 # -- one batch ---------------------------------------------------------------------------------------------
 
 
-def rows_of_batch(job, teacher, layers, windows):
+def read_batch(job, teacher, layers, windows):
     """Hidden states of the windows of one forward pass, those left out at which the teacher fails.
 
     Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
@@ -244,37 +246,41 @@ def rows_of_batch(job, teacher, layers, windows):
     batch, found = max(1, job.config.batch_tokens // job.config.max_length), []
     if not windows:
         return [_no_rows(job, teacher)] * len(layers)
-    for layer, (rows_nd, failing) in zip(layers, _usable_rows(job, teacher, layers, windows, batch), strict=True):
+    for layer, (rows_nd, failing) in zip(layers, _read_usable(job, teacher, layers, windows, batch), strict=True):
         if failing > max(SOME_WINDOWS, len(windows) // 2):
             raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
         found.append(rows_nd)
     return found
 
 
-def _usable_rows(job, teacher, layers, windows, batch):
-    """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does.
+def _read_usable(job, teacher, layers, windows, batch):
+    """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does."""
+    reading, raw = Reading.of(job.config, teacher), job.config.center != "none"
 
-    These are found by halving.
-    """
-    try:
-        reading = Reading.of(job.config, teacher)
-        raw = job.config.center != "none"
+    def read(layers, windows):
         rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, reading, raw)
-        return [(_recorded(found, sample_dtype(job, teacher)) if raw else found, 0) for found in rows]
-    except Exception as error:
-        if not may_be_the_texts_fault(error):
-            raise
-        if len(layers) > 1:  # it may be the fault of one, and the others' samples must not know of that one
-            return [_usable_rows(job, teacher, (layer,), windows, batch)[0] for layer in layers]
-        if len(windows) == 1:
+        return [_record(found, sample_dtype(job, teacher)) if raw else found for found in rows]
+
+    if len(layers) > 1:
+        try:
+            return [(rows_nd, 0) for rows_nd in read(layers, windows)]
+        except Exception as error:
+            if not may_be_the_texts_fault(error):
+                raise
+        # It may be the fault of one layer, and the others' samples must not know of that one.
+        return [_read_usable(job, teacher, (layer,), windows, batch)[0] for layer in layers]
+    parts, failing = [], 0
+    for _, rows, error in isolate(windows, partial(read, layers)):
+        if error is None:
+            parts.append(rows[0])
+        else:
             logger.warning("a window is left out of the dictionary's sample: %s", describe(error))
-            return [(_no_rows(job, teacher), 1)]
-    half = len(windows) // 2
-    parts = [_usable_rows(job, teacher, layers, part, batch)[0] for part in (windows[:half], windows[half:])]
-    return [(np.concatenate([rows_nd for rows_nd, _ in parts]), sum(failing for _, failing in parts))]
+            parts.append(_no_rows(job, teacher))
+            failing += 1
+    return [(parts[0] if len(parts) == 1 else np.concatenate(parts), failing)]
 
 
-def _recorded(found, dtype):
+def _record(found, dtype):
     """HiddenRows as an array of records."""
     records_n = np.empty(len(found.rows_Nd), dtype)
     records_n["row"], records_n["position"] = found.rows_Nd, found.position_N

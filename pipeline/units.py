@@ -2,9 +2,9 @@
 
     for unit, counts, figures in encode_missing(executor, tasks, stores, kind): ...
 
-Reading and coding run in stages ahead of the writing (coder.py says which beside which), over all units without a pause
-between two; writing stays in the caller's thread. A document whose coding fails is quarantined: its windows keep their
-numbers but carry no entries, and its unit's record names it.
+Reading and coding run in stages ahead of the writing (coding/coder.py says which beside which), over all units without
+a pause between two; writing stays in the caller's thread. A document whose coding fails is quarantined: its windows
+keep their numbers but carry no entries, and its unit's record names it.
 
 A unit at which workers die twice is put aside until nothing else runs. Then ranges of its windows are probed, smaller
 and smaller ones, until the windows that kill a worker are alone; the unit is encoded without them, and its record names
@@ -19,11 +19,12 @@ from itertools import islice
 import numpy as np
 
 from common.errors import EncodeError
-from pipeline.coder import UNIT_END, Block
-from pipeline.corpus import join_windows, silent
+from common.progress import silent
+from pipeline.coding.batch import UNIT_END, Block
+from pipeline.coding.stages import Stages
+from pipeline.corpus import join_windows
 from pipeline.executors.base import KILLED
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
-from pipeline.stages import Stages
 from pipeline.stores import OpenStore
 from shards.schema import windows_per_block
 

@@ -4,7 +4,8 @@
     recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
 
 A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
-what trains on the store starts from that one. Left out: flags, and which recipe applies without a store (cli.py).
+what trains on the store starts from that one. Left out: flags, and which recipe applies without a store
+(terminal/settings.py).
 """
 
 import dataclasses

@@ -23,7 +23,6 @@ Left out: damaged units (verify.py).
 """
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import locks
 from common.errors import ShardError
 from common.invocation import program
 from shards.manifest import StoreFiles
@@ -158,7 +158,7 @@ def _began(pid):
 
 
 def _holder(directory):
-    """Why such a directory is in use: its lock is held, as pipeline/learning_checkpoint.py does."""
+    """Why such a directory is in use: its lock is held, as pipeline/dictionary/checkpoint.py does."""
     with _locked(directory) as mine:
         return None if mine else "another process is at work in it"
 
@@ -172,12 +172,7 @@ def _locked(directory):
         yield True
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except BlockingIOError:
-        free = False
-    try:
-        yield free
+        yield locks.acquire(descriptor)
     finally:
         os.close(descriptor)
 

@@ -7,7 +7,7 @@ A store is used without the teacher's directory, so it holds the tokenizer and t
 copy before it is compared here with the fingerprint in target.json: ids would mean other words, and LSPs other atoms.
 Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
 which transformers would run code. What was read is what is compared, and what is written to an export.
-Left out: making the copies (pipeline/encode.py), how a dictionary was learned (pipeline/dictionary.py).
+Left out: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from common import disk
+from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
 from common.invocation import program
-from shards import disk
 from shards.checked_json import DICTIONARY, parse_json, require
-from shards.manifest import OF_THE_MACHINE
 from shards.members import read_array
 
 TOKENIZER_FILES = (
@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 30  # of one such file
 def dictionary_fingerprint(atoms_Kd, center=None):
     """Hexadecimal SHA-256 over shape and bytes of a dictionary's atoms, float32, and of its centre if it has one.
 
-    center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (pipeline/centering.py)
+    center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (dictionary/centering.py)
     """
     digest = hashlib.sha256(repr(atoms_Kd.shape).encode())
     digest.update(np.ascontiguousarray(atoms_Kd, "<f4"))
@@ -126,7 +126,9 @@ def read_dictionary(files):
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            center = _kind_of(record["center"]), read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
+            said = record["center"]    # of what kind it is; whatever stands there, the fingerprint covers it
+            kind = said.get("kind") if isinstance(said, dict) else None
+            center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
     except ShardError as error:
         raise StoreError(f"{error}. {_remedy(files)}") from None
@@ -141,11 +143,6 @@ def _require_files(contents, directory, names):
     for name in names:
         if name not in contents:
             raise ShardError(f"{directory / name} is missing")
-
-
-def _kind_of(center):
-    """The kind of a centre by its record in dictionary.json; whatever it is, the fingerprint covers it."""
-    return center.get("kind") if isinstance(center, dict) else None
 
 
 def check_dictionary(files, found):

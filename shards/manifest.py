@@ -1,31 +1,29 @@
-"""Small JSON files that make a store: target, plans, unit records; and how any file becomes visible.
+"""Small JSON files that make a store: target, plans, unit records.
 
-A file appears whole or not at all: unique temporary name, fsync, `os.link` to the final name (which never
-replaces; where something shall be replaced, a rename), unlink, fsync of the directory. The unit's record is the only
+Each appears whole or not at all, by a link, which never replaces (common/durable.py). The unit's record is the only
 commit; it names its shard, whose name carries its hash, so two writers of one unit cannot mix. Every file also carries
 a checksum over its values.
-Left out: the calls themselves (disk.py), tar members (writer.py), choosing what to encode (pipeline/plan.py).
+Left out: tar members (writer.py), choosing what to encode (pipeline/plan.py).
 """
 
-import errno
 import hashlib
 import json
-import os
 import re
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from common import disk
+from common.durable import make_directories, publish_directory, publish_json, replace_json  # noqa: F401
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from common.paths import utf8
-from shards import checked_json, disk
+from shards import checked_json
+from shards.blocks import LocalBlocks
 from shards.schema import FORMAT_VERSION, repair_hint
 
 TARGET_FIELDS = checked_json.TARGET.keys()
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
-OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
 
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -39,129 +37,6 @@ def canonical_json(value):
 def fingerprint(value):
     """SHA-256 of the canonical JSON, as 32 hexadecimal digits."""
     return hashlib.sha256(utf8(canonical_json(value))).hexdigest()[:32]
-
-
-def publish(temporary, final, withdraw=False):
-    """Give a written and fsynced file its final name, unless that name exists.
-
-    withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
-    Returns   True when this call published it, False when another had; the temporary is gone either way
-    """
-    written = os.stat(temporary)
-    try:
-        disk.link(temporary, final)
-        published = True
-    except FileExistsError:
-        published = False
-    try:
-        disk.unlink(temporary)
-        disk.fsync_path(final.parent)
-    except OSError:
-        if published and withdraw:
-            with suppress(OSError):
-                if os.path.samestat(os.stat(final), written):  # nobody has replaced it meanwhile
-                    disk.unlink(final)
-        raise
-    return published
-
-
-def publish_directory(final, fill, replace=True, carry=None):
-    """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
-
-    replace  whether one that is already there is replaced, or stays and counts as this one
-    carry    called as carry(old, new) with a directory that is replaced, out of everybody's way already, and the one
-             that shall take its place: what it does not take over (leaving the old one as it is) is removed
-    A failure leaves things as they were, and no temporary.
-    """
-    make_directories(final.parent)
-    temporary = disk.temporary_name(final.parent, final.name)
-    try:
-        disk.mkdir(temporary)
-        fill(temporary)
-        _fsync_tree(temporary)
-        try:
-            disk.rename(temporary, final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            if replace:
-                _replace_directory(temporary, final, carry)
-        disk.fsync_path(final.parent)
-    finally:
-        disk.discard(temporary)
-
-
-def _replace_directory(temporary, final, carry):
-    replaced = disk.temporary_name(final.parent, final.name)
-    try:
-        disk.rename(final, replaced)
-        if carry is not None:
-            carry(replaced, temporary)
-        disk.rename(temporary, final)
-    except BaseException:       # Ctrl-C as well: the old one would go with the other temporaries
-        if not final.exists() and replaced.exists():
-            disk.rename(replaced, final)
-        raise
-    disk.discard(replaced)
-
-
-def _fsync_tree(directory):
-    for path in directory.rglob("*"):
-        disk.fsync_path(path)
-    disk.fsync_path(directory)
-
-
-def make_directories(path):
-    """Make a directory and its parents, each of them durable in the one above."""
-    if not path.is_dir():
-        make_directories(path.parent)
-        with suppress(FileExistsError):
-            disk.mkdir(path)
-        disk.fsync_path(path.parent)
-
-
-def file_sha256(path):
-    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
-    with disk.open_to_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def publish_json(path, value, withdraw=False):
-    """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
-    with _written(path, _json_bytes(value)) as temporary:
-        return publish(temporary, path, withdraw)
-
-
-def replace_json(path, value):
-    """Write JSON under a final name, in place of what has it."""
-    replace_bytes(path, _json_bytes(value))
-
-
-def replace_bytes(path, content):
-    """Write a file's content under a final name, in place of what has it."""
-    with _written(path, content) as temporary:
-        disk.rename(temporary, path)
-        disk.fsync_path(path.parent)
-
-
-def _json_bytes(value):
-    return utf8(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-@contextmanager
-def _written(path, content):
-    """A temporary beside `path` that holds the content on disk."""
-    temporary = disk.temporary_name(path.parent, path.stem)
-    try:
-        file = disk.create(temporary)
-        try:
-            disk.write(file, content)
-            disk.fsync(file)
-        finally:
-            disk.close(file)
-        yield temporary
-    finally:
-        disk.discard(temporary)
 
 
 def with_checksum(values):
@@ -191,7 +66,7 @@ def read_json(path):
         raise _with_remedy(path, f"{path}: not readable as JSON ({error})") from None
     except OSError as error:
         gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
-        if gone or error.errno in OF_THE_MACHINE:
+        if gone or error.errno in disk.OF_THE_MACHINE:
             raise
         raise _with_remedy(path, f"{path}: cannot be read, {error.strerror}") from None
 
@@ -336,6 +211,7 @@ class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
     remote = False
+    how_to_finish = "Run the encoding command that began it again; finished units are kept."
 
     def __init__(self, path):
         self.path = Path(path)
@@ -391,10 +267,6 @@ class StoreFiles:
         target = self.target()
         return target["target"], target["k"] > 0
 
-    @property
-    def _target_id(self):
-        return self._of_target[0]
-
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
 
@@ -416,6 +288,10 @@ class StoreFiles:
         """The shard of a record as an open file; FileNotFoundError when there is none."""
         return disk.open_to_read(self.units / record.file)
 
+    def open_blocks(self, table):
+        """A BlockStore, from which the windows of the units in a BlockTable are read."""
+        return LocalBlocks(self, table)
+
     def repair_hint(self):
         """What to do about damage in this store, in words for an error."""
         return repair_hint(self.path)
@@ -424,6 +300,14 @@ class StoreFiles:
         """Units of the plan that have no record yet, in order."""
         done = {path.stem for path in self.units.glob("*.json")}
         return [unit for unit in plan.units if unit.id not in done]
+
+    def check_finished(self, plan):
+        """Raise StoreError when units of a plan are missing."""
+        if missing := self.missing_units(plan):
+            raise StoreError(
+                f"{self.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
+                f"{self.how_to_finish}"
+            )
 
     def publish_plan(self, plan):
         publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
@@ -457,11 +341,8 @@ class StoreFiles:
                 return plan
         if not plans:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
-        missing = len(self.missing_units(plans[0]))
-        raise StoreError(
-            f"{self.path} is unfinished: {missing} of {len(plans[0].units)} units are missing. "
-            "Run the encoding command that began it again; finished units are kept."
-        )
+        self.check_finished(plans[0])
+        return plans[0]  # its last unit was committed between the two looks
 
 
 def is_plan_file(path):

@@ -20,8 +20,10 @@ from importlib.metadata import version
 import numpy as np
 import webdataset as wds
 
-from shards import codec, disk
-from shards.manifest import UnitRecord, publish_json, replace_json
+from common import disk
+from common.durable import publish_json, replace_json
+from shards import codec
+from shards.manifest import UnitRecord
 from shards.schema import BLOCK_TOKENS, SHARD_MTIME
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics

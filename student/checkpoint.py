@@ -24,11 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 
+from common import disk
+from common.disk import file_sha256
+from common.durable import publish_directory
 from common.errors import RunError, WriteError
 from common.paths import utf8, utf8_name
-from shards import disk
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
-from shards.manifest import canonical_json, publish_directory
+from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
 STATE = {       # of state.json, as far as a run takes it from there
@@ -81,12 +83,18 @@ class Checkpoints:
         def fill(directory: Path) -> None:
             disk.mkdir(directory / "resume")
             with _new_file(directory / "resume" / "student.safetensors") as file:
-                file.write(safetensors_bytes(_tensors(model)))
+                weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+                file.write(safetensors_bytes(weights))
             with _new_file(directory / "resume" / "optimizer.pt") as file:
                 torch.save(optimizer.state_dict(), file)
             if step in self.kept_steps:
                 export(directory)
-            _write_state(directory, {"step": step} | state)
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            hashes = {str(path.relative_to(directory)): file_sha256(path) for path in files}
+            whole = {"step": step} | state | {"files": hashes}
+            whole["checksum"] = _checksum(whole)
+            with _new_file(directory / "state.json") as file:
+                file.write((json.dumps(whole, indent=1, sort_keys=True) + "\n").encode())
 
         try:
             publish_directory(final, fill)
@@ -190,18 +198,6 @@ def _new_file(path: Path):
         disk.close(file.file)
 
 
-def _tensors(model) -> dict:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-
-
-def _write_state(directory: Path, state: dict) -> None:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    state = state | {"files": {str(path.relative_to(directory)): _sha256(path) for path in files}}
-    state["checksum"] = _checksum(state)
-    with _new_file(directory / "state.json") as file:
-        file.write((json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
-
-
 def _inspect(path: Path) -> tuple[str | None, dict]:
     """What is wrong with a checkpoint (None: nothing) and its state."""
     try:
@@ -211,7 +207,7 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
         if problem := find_problem(state, STATE):
             return f"state.json: {problem}", {}
         for name, expected in state["files"].items():
-            if _sha256(path / name) != expected:
+            if file_sha256(path / name) != expected:
                 return f"{name} was cut or changed", {}
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}", {}
@@ -221,8 +217,3 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
 def _checksum(state: dict) -> str:
     rest = {name: value for name, value in state.items() if name != "checksum"}
     return hashlib.sha256(utf8(canonical_json(rest))).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with disk.open_to_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -188,8 +188,8 @@ LSP_LOADING = """\
 Distributions over the latent semantic properties of text; this needs the package `mlsm`:
 
 ```python
-from student.lsp_model import LspModel
-lsps, = LspModel.from_pretrained(PATH).lsp(["The bank raised its rates."])
+import mlsm
+lsps, = mlsm.LspModel.from_pretrained(PATH).lsp(["The bank raised its rates."])
 lsps.tokens, lsps.top(5)
 ```
 

@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from common import disk
+from common.disk import file_sha256
 from common.errors import RunError
-from shards import disk
-from shards.manifest import file_sha256, fingerprint
+from shards.manifest import fingerprint
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)

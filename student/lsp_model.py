@@ -27,11 +27,11 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
+from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
-from shards.disk import read_file
 from student.encoders import without_pooler
 from student.model import Student
 

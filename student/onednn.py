@@ -1,16 +1,16 @@
 """Linear layers by oneDNN on a CPU, forward and backward.
 
-torch sends a float32 product on a CPU to MKL, which on an AMD EPYC (Zen 5) does not use AVX-512; oneDNN, which torch
-carries too, took less than half the time for the products of a BERT of 6 x 256. The operator is a private one, so
-it is tried once, and everything works without it. On a GPU, under autocast or torch.compile, layers are torch's own.
+On an AMD EPYC (Zen 5) they took less than half the time of torch's own for the products of a BERT of 6 x 256
+(common/onednn.py says why). Everything works without the operator. On a GPU, under autocast or torch.compile, layers
+are torch's own.
 
 Shapes: N rows, d inputs, K outputs.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
+
+from common.onednn import available, multiply
 
 
 def linear(rows_nd, weight_Kd, bias_K=None):
@@ -39,7 +39,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_Nd, weight_Kd, bias_K):
         ctx.save_for_backward(rows_Nd, weight_Kd)
-        return _product(rows_Nd, weight_Kd, bias_K)
+        return multiply(rows_Nd, weight_Kd, bias_K)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -47,30 +47,14 @@ class _Linear(torch.autograd.Function):
         rows_Nd, weight_Kd = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return (
-            _product(gradient_NK, weight_Kd.t()) if wanted[0] else None,
-            _product(gradient_NK.t(), rows_Nd.t()) if wanted[1] else None,
+            multiply(gradient_NK, weight_Kd.t()) if wanted[0] else None,
+            multiply(gradient_NK.t(), rows_Nd.t()) if wanted[1] else None,
             gradient_NK.sum(0) if wanted[2] else None,
         )
-
-
-def _product(rows_Nd, weight_Kd, bias_K=None):
-    return torch.ops.mkldnn._linear_pointwise(rows_Nd, weight_Kd, bias_K, "none", [], "")
 
 
 def _serves(rows_nd, weight_Kd) -> bool:
     if torch.compiler.is_compiling():
         return False
     plain = rows_nd.dtype == weight_Kd.dtype == torch.float32 and rows_nd.device.type == "cpu"
-    return plain and rows_nd.numel() > 0 and not torch.is_autocast_enabled("cpu") and _available()
-
-
-@functools.cache
-def _available() -> bool:
-    """Whether the operator exists here and computes what it should."""
-    place = {"dtype": torch.float32, "device": "cpu"}
-    rows, weight = torch.arange(6, **place).view(2, 3), torch.arange(12, **place).view(4, 3)
-    bias = torch.arange(4, **place)
-    try:
-        return torch.equal(_product(rows, weight, bias), F.linear(rows, weight, bias))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
+    return plain and rows_nd.numel() > 0 and not torch.is_autocast_enabled("cpu") and available()

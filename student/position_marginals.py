@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from common.durable import appearing_whole
 from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
-from shards import disk
 from shards.manifest import fingerprint
 from shards.positions import teacher_positions
 
@@ -97,14 +97,10 @@ def _load(path, shape):
 
 
 def _save(path, halves):
-    temporary = disk.temporary_name(path.parent, path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with appearing_whole(path) as file:
             np.savez_compressed(file, mass=np.stack([half.mass_GK.toarray() for half in halves]),
                                 tokens=np.stack([half.tokens_G for half in halves]))  # fmt: skip
-        disk.rename(temporary, path)
     except OSError as error:
         logger.info("the averages by position are not kept: %s could not be written (%s)", path, error)
-    finally:
-        disk.discard(temporary)

@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
+from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
-from shards.disk import read_file
 from shards.reader import is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig
@@ -302,7 +302,7 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
         what = "distribution over LSPs"
         loading = (
             "Scores over the vocabulary; this needs the package `mlsm`:\n\n"
-            "```python\nfrom student.probe import ProbedLspModel\nmodel = ProbedLspModel.from_pretrained(PATH)\n"
+            "```python\nimport mlsm\nmodel = mlsm.ProbedLspModel.from_pretrained(PATH)\n"
             "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
             "`AutoModel` loads the encoder alone."
         )

@@ -14,7 +14,6 @@ lines, the summary from the last checkpoint, config.json if the checkpoints are 
 commands are of the same run (identity.py), what is trained (trainer.py).
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -22,11 +21,12 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
+from common import locks
+from common.durable import replace_bytes, replace_json
 from common.errors import RunError, WriteError
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
-from shards import disk
 from shards.manifest import fingerprint
 from student.checkpoint import Checkpoints, remove_leftovers
 from student.config import StudentConfig
@@ -90,7 +90,8 @@ class Run:
             check_earlier_version(config, identity)
             self.directory.mkdir(parents=True, exist_ok=True)
         kept = {"operational": _operational(config), "architecture": encoder_config}
-        replace_json(self.config_file, identity | kept | self.arithmetic())
+        with _replacing(self.config_file):
+            replace_json(self.config_file, identity | kept | self.arithmetic(), allow_nan=True)
 
     def arithmetic(self) -> dict:
         """How the gradient's norm is summed; empty in runs that were begun when one float32 sum gave it.
@@ -127,7 +128,8 @@ class Run:
 
     def finish(self, result: dict) -> None:
         """Write the summary: from now on the run is finished."""
-        replace_json(self.result_file, result)
+        with _replacing(self.result_file):
+            replace_json(self.result_file, result, allow_nan=True)
 
     @contextmanager
     def locked(self):
@@ -137,11 +139,10 @@ class Run:
         """
         with self._open_lock() as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"another process is training {self.directory}. Wait for it, stop it, or give another --output."
-                ) from None
+                if not locks.acquire(file):
+                    raise RunError(
+                        f"another process is training {self.directory}. Wait for it, stop it, or give another --output."
+                    )
             except OSError as error:
                 logger.warning("%s cannot be locked (%s); start no second process of this run", self.directory, error)
             yield
@@ -183,27 +184,17 @@ class Run:
             logger.warning("%s; they are kept in %s", damage(self.log_file, damaged), aside)
             with _writing(aside), open(aside, "ab") as file:
                 file.writelines(line + b"\n" for line in damaged.values())
-        _replace_text(self.log_file, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
+        kept = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
+        with _replacing(self.log_file):
+            replace_bytes(self.log_file, utf8(kept))
 
 
-def replace_json(path: Path, value: dict) -> None:
-    """Write a JSON file that appears whole."""
-    _replace_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    temporary = disk.temporary_name(path.parent, path.name)
+@contextmanager
+def _replacing(path: Path):
     try:
-        with open(temporary, "wb") as file:
-            file.write(utf8(text))
-            file.flush()
-            os.fsync(file.fileno())
-        disk.rename(temporary, path)
+        yield
     except OSError as error:
         raise WriteError(f"{path} could not be written: {error}. Make room, and run the same command.") from error
-    finally:
-        disk.discard(temporary)
-    disk.fsync_path(path.parent)
 
 
 def _operational(config: StudentConfig) -> dict:

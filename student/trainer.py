@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 
 from common.device import choose_device, own_randomness
+from common.durable import publish_directory
 from common.errors import Interrupted, RunError, TrainingError
 from common.invocation import program
 from common.progress import silent
-from shards.manifest import fingerprint, publish_directory
+from shards.manifest import fingerprint
 from shards.reader import Store
 from student.announcement import announcement
 from student.batches import Batch, pinned, read_ahead

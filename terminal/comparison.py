@@ -28,7 +28,9 @@ def comparison(result, settings):
     parts += _difference_lines(result["differences"], numbers)
     left_out = [_left_out(found, numbers) for found in result["left_out"]]
     parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
-    parts += _listed("Notes", [*_failed(models), *result["notes"]])
+    failed = [f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
+              for model in models for run in model["failed"]]
+    parts += _listed("Notes", [*failed, *result["notes"]])
     return "\n".join([*parts, *_files(result, settings)])
 
 
@@ -140,8 +142,9 @@ def _significance_tables(result, numbers):
     for level, facts in result["levels"].items():
         whole = result["significance"][level]
         cells = {name: [[rows[i][j] for j in shown] for i in shown] for name, rows in whole.items()}
+        counts = [n for row in cells["n"] for n in row if n is not None]
         parts.append("\nIs the row better than the column? p of Wilcoxon's test, one-sided; * p < 0.01")
-        parts.append(f"  over {facts['meaning']}; {_n(cells['n'], facts['full'])}")
+        parts.append(f"  over {facts['meaning']}; {out_of(counts, facts['full'])}")
         parts.append(_matrix(header, cells["p"], p_text))
         if level == "scores":
             parts += ["\nPairs that the row wins (ties)", _matrix(header, _wins(cells), str)]
@@ -165,11 +168,6 @@ def _wins(cells):
         [None if wins is None else f"{wins} ({ties})" for wins, ties in zip(*rows, strict=True)]
         for rows in zip(cells["wins"], cells["ties"], strict=True)
     ]
-
-
-def _n(cells, full):
-    counts = [n for row in cells for n in row if n is not None]
-    return out_of(counts, full)
 
 
 def _matrix(header, cells, text):
@@ -222,13 +220,6 @@ def _left_out(found, numbers):
         tasks.setdefault(task, []).append(seed)
     named = ", ".join(f"{task} {'/'.join(map(str, seeds))}" for task, seeds in tasks.items())
     return f"{numbers[found['model']]} and {numbers[found['against']]}: {found['why']}: seeds of {named}"
-
-
-def _failed(models):
-    return [
-        f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
-        for model in models for run in model["failed"]
-    ]
 
 
 def _difference_lines(differences, numbers):

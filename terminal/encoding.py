@@ -13,19 +13,17 @@ def encoding(reports, settings):
     lines = []
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
-        lines.append(table(store_rows(report["store"], report) + _run_rows(report)))
+        rows = store_rows(report["store"], report)
+        if "dictionary" in report:
+            rows.append(("dictionary", report["dictionary"]))
+        if report["new_units"]:
+            tokens, seconds = report["new_tokens"], report["seconds"]
+            rows.append(("this run", f"{tokens:,} tokens in {duration(seconds)} ({tokens / seconds:,.0f}/s)"))
+        lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
     stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
     return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
-
-
-def _run_rows(report):
-    rows = [("dictionary", report["dictionary"])] if "dictionary" in report else []
-    if report["new_units"]:
-        rate = report["new_tokens"] / report["seconds"]
-        rows.append(("this run", f"{report['new_tokens']:,} tokens in {duration(report['seconds'])} ({rate:,.0f}/s)"))
-    return rows
 
 
 def estimated(report):

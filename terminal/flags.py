@@ -81,7 +81,12 @@ def read_flags(settings_class, argv: list[str]) -> dict:
     found, others = parser.parse_known_intermixed_args([_with_hyphens(word) for word in argv])
     if others:
         flags = [word for word in others if word.startswith("-")]
-        raise ValueError(_unknown_flag(spelt[flags[0]], fields) if flags else f"unexpected word {others[0]!r}.")
+        if not flags:
+            raise ValueError(f"unexpected word {others[0]!r}.")
+        unknown = spelt[flags[0]].partition("=")[0]
+        meant = meant_by(unknown.lstrip("-"), fields)
+        hint = f" Did you mean --{meant.replace('_', '-')}?" if meant else ""
+        raise ValueError(f"there is no flag {unknown}.{hint}")
     return {name: _value(fields[name], words) for name, words in vars(found).items()}
 
 
@@ -138,12 +143,6 @@ def _with_hyphens(word):
     """--learning_rate=1e-3 as --learning-rate=1e-3."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
-def _unknown_flag(word, fields):
-    flag = word.partition("=")[0]
-    meant = meant_by(flag.lstrip("-"), fields)
-    return f"there is no flag {flag}." + (f" Did you mean --{meant.replace('_', '-')}?" if meant else "")
 
 
 def meant_by(name: str, fields) -> str | None:

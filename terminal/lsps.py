@@ -58,8 +58,10 @@ def _lsps(result):
 def _lsp(lsp):
     title = f"LSP {lsp['lsp']}" + (f"  ({lsp['label']})" if lsp["label"] else "")
     words = " · ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
+    positional = "; it follows the position" if lsp["positional"] else ""
+    over_the_window = f"{_profile(lsp)}  {lsp['position_nats']:.3f} nats by the position{positional}"
     rows = [("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
-            ("typical words", words or "none"), ("over the window", _profile(lsp) + _position_note(lsp)),
+            ("typical words", words or "none"), ("over the window", over_the_window),
             ("information", f"{lsp['information']:.4f} nats a token by the word")]  # fmt: skip
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
     lines += ["\nFires together with:", *(
@@ -68,11 +70,6 @@ def _lsp(lsp):
     lines += _nearest(lsp["nearest"])
     lines.append("\nFrom every tenth of its weights:")
     return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
-
-
-def _position_note(lsp):
-    positional = "; it follows the position" if lsp["positional"] else ""
-    return f"  {lsp['position_nats']:.3f} nats by the position{positional}"
 
 
 def _senses(senses):

@@ -22,7 +22,10 @@ def verification(report, settings):
         rows.append(("plan", f"{plan['plan']}: {state}"))
     lines = ["", _verdict(report), table(rows)]
     lines += _listed("Damaged", [_damage_line(entry) for entry in damaged])
-    lines += _listed("Missing", [_missing_line(entry) for entry in missing])
+    lines += _listed("Missing", [
+        f"unit {entry['unit']} ({entry['split']}, records {entry['records'][0]:,} to {entry['records'][1]:,} of "
+        f"{entry['source']})" for entry in missing
+    ])
     lines += _listed(
         f"Stray, and ignored by readers ({program()} clean removes left-overs)",
         [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
@@ -63,11 +66,6 @@ def _listed(title, entries):
 def _damage_line(entry):
     block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
     return f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}"
-
-
-def _missing_line(entry):
-    first, stop = entry["records"]
-    return f"unit {entry['unit']} ({entry['split']}, records {first:,} to {stop:,} of {entry['source']})"
 
 
 def cleaning(report, settings):
@@ -156,15 +154,11 @@ def histogram(counts, bins=10, width=40):
     """Tokens by their number of non-zeros, as lines with bars; counts[n] tokens have n."""
     most = max((n for n, count in enumerate(counts) if count), default=0)
     step = max(1, -(-(most + 1) // bins))
-    sums = [
-        (first, min(first + step - 1, most), sum(counts[first : first + step])) for first in range(0, most + 1, step)
-    ]
-    largest, total = max(1, max(count for _, _, count in sums)), max(1, sum(counts))
-    return "\n".join(
-        f"  {_span(first, last):>9}  {count / total:6.1%}  {'#' * round(width * count / largest)}".rstrip()
-        for first, last, count in sums
-    )
-
-
-def _span(first, last):
-    return str(first) if first == last else f"{first} to {last}"
+    sums = [(first, sum(counts[first : first + step])) for first in range(0, most + 1, step)]
+    largest, total = max(1, max(count for _, count in sums)), max(1, sum(counts))
+    lines = []
+    for first, count in sums:
+        last = min(first + step - 1, most)
+        span = str(first) if first == last else f"{first} to {last}"
+        lines.append(f"  {span:>9}  {count / total:6.1%}  {'#' * round(width * count / largest)}".rstrip())
+    return "\n".join(lines)

@@ -64,15 +64,10 @@ def store_rows(path, report):
             words = "against float32: total variation {tv:.4f}, hidden states {hidden:.2%} apart; of {tokens:,} tokens"
             rows.append(("precision", words.format(**effect)))
         if "max_kkt" in report:
-            rows.append(_optimality(report))
+            solver, worst = report.get("solver"), f"{report['max_kkt']:.2g}"
+            rows.append(("exactness", f"no KKT violation above {worst}" if solver is None else
+                         f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {worst}"))
     return rows
-
-
-def _optimality(report):
-    if solver := report.get("solver"):
-        words = f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {report['max_kkt']:.2g}"
-        return "exactness", words
-    return "exactness", f"no KKT violation above {report['max_kkt']:.2g}"
 
 
 def entries_name(report):

@@ -15,7 +15,13 @@ def training(result, settings):
     store = Store.open(result["store"], result["plan"])
     lines = [
         f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
-        table(store_rows(store.path, store.report()) + _student_rows(result)),
+        table([
+            *store_rows(store.path, store.report()),
+            ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
+            *_trained_rows(result),
+            ("run", result["run"]),
+            ("student exported to", result["export"]),
+        ]),
         _how_to_load(result["export"]),
     ]
     if result["objective"] in ("mlsm", "naive-mlsm"):
@@ -38,6 +44,7 @@ def probing(result, settings):
         f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
         table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
         _how_to_load(result["export"]),
+        f"\nNext, BLiMP with it:\n  {program()} {shlex.join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
     ])
 
 
@@ -50,7 +57,10 @@ def exported(report, settings):
         lines.append(_how_to_load(report["export"]))
     if "revisions" in report:
         lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
-        lines.append(table([(row["branch"], _files_of(row)) for row in report["revisions"]]))
+        lines.append(table([
+            (row["branch"], f"{len(row['files'])} files, {sum(row['files'].values()):,} bytes of {row['directory']}")
+            for row in report["revisions"]
+        ]))
     return "\n".join(lines)
 
 
@@ -59,17 +69,6 @@ def _how_to_load(export):
     from student.export import loading_code
 
     return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
-
-
-def _files_of(revision):
-    files = revision["files"]
-    return f"{len(files)} files, {sum(files.values()):,} bytes of {revision['directory']}"
-
-
-def _student_rows(result):
-    student = f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"
-    rows = [("student", student), *_trained_rows(result)]
-    return rows + [("run", result["run"]), ("student exported to", result["export"])]
 
 
 def _trained_rows(result):

@@ -1,6 +1,7 @@
 """Which package may import which, and that light modules stay light (DESIGN.md, import directions)."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,32 @@ ALLOWED = {
     "terminal": OURS - {"cli", "mlsm", "benchmarks"},
     "mlsm": OURS - {"benchmarks"},
 }
+# The floors of pipeline/, from the ground up: a module imports only from its own floor and from those before it.
+FLOORS = (
+    "config",
+    "files",
+    "device",
+    "corpus",  # sources, documents, windows
+    "plan",
+    "solvers",
+    "teacher",
+    "dictionary",
+    "job",
+    "coding",
+    "executors",  # which know no step
+    "stores",
+    "units",
+    "sample",
+    "kinds",
+    "learn",
+    "estimate",
+    "encode",
+    "tokenizer",
+)
 SHARDS_USERS = {"encode", "estimate", "job", "kinds", "learn", "plan", "stores", "units"}  # who writes, names or plans
+SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shards derives them from the ids
+SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
-SHARDS_USERS |= {"coder"}  # which tells the teacher a pair's segments, as shards derives them from the ids
-SHARDS_USERS |= {"centering", "dictionary", "teacher"}  # of what stores keep copies, and compare with fingerprints
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 
 
@@ -37,6 +60,59 @@ def imported(path):
 
 def python_files(package):
     return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_of(path):
+    """The name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(package):
+    """Every module of a package to those of the same package that it imports, anywhere in its file."""
+    files = {module_of(path): path for path in python_files(package)}
+    graph = {}
+    for name, path in files.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):  # of a package either a module or what the package names
+                assert node.level == 0, f"{path}: a relative import"
+                named = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                found = {full if full in files else node.module for full in named.values()}
+            else:
+                continue
+            graph[name] |= found & files.keys()
+    return graph
+
+
+def test_no_circle_in_the_pipeline():
+    graph = import_graph("pipeline")
+    assert sum(map(len, graph.values())) > 100
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_the_pipeline_imports_downward_only():
+    height = {f"pipeline.{name}": number for number, name in enumerate(FLOORS)}
+
+    def floor_of(module):
+        return height[".".join(module.split(".")[:2])]
+
+    graph = {name: found for name, found in import_graph("pipeline").items() if name != "pipeline"}
+    assert {".".join(name.split(".")[:2]) for name in graph} == height.keys(), "FLOORS names every module, and no other"
+    wrong = [(name, other) for name, found in graph.items() for other in found if floor_of(other) > floor_of(name)]
+    assert not wrong
+
+
+def test_executors_know_no_step():
+    known = {"pipeline.executors", "pipeline.corpus", "pipeline.files"}  # corpus: progress that nobody watches
+    graph = import_graph("pipeline")
+    found = {other for name in graph if name.startswith("pipeline.executors") for other in graph[name]}
+    assert {".".join(name.split(".")[:2]) for name in found} <= known
 
 
 @pytest.mark.parametrize("package", [name for name in ALLOWED if (ROOT / name).is_dir()])

@@ -21,18 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.device import choose_device
+from common.durable import make_directories
 from common.errors import BlimpError
 from common.invocation import program
+from common.progress import silent
 from evaluation import records
 from evaluation.blimp.config import BlimpConfig
 from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
 from evaluation.blimp.models import check_family, load
 from evaluation.blimp.scoring import Scorer
 from evaluation.models import directories
-from pipeline.corpus import silent
-from pipeline.device import choose_device
 from pipeline.files import appearing_whole
-from shards.manifest import fingerprint, make_directories
+from shards.manifest import fingerprint
 
 
 class Scores(NamedTuple):

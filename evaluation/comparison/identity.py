@@ -62,7 +62,9 @@ class Differences:
         found = [name for name in sorted(studied) if name in self.settings]
         what, said = " and ".join(found or sorted(studied)), []
         if others := self.beyond(studied):
-            named = ", ".join(f"{name} ({_values(self.settings[name])})" for name in others)
+            values = {name: "; ".join(f"{value}: {_some(labels)}" for value, labels in self.settings[name].items())
+                      for name in others}
+            named = ", ".join(f"{name} ({values[name]})" for name in others)
             said.append(f"The models differ in {what} and also in {named}.")
         if self.unknown:
             said.append(
@@ -214,10 +216,6 @@ def text(value):
 
 def _canonical(value):
     return json.dumps(value, sort_keys=True)
-
-
-def _values(by_text):
-    return "; ".join(f"{value}: {_some(labels)}" for value, labels in by_text.items())
 
 
 def _some(labels):

@@ -40,6 +40,8 @@ def compare(settings, progress):
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
     tests, left_out = matrices([model for model in models if model.trainings])
+    notes_on_blimp = [f"BLiMP of {label} does not compare with that of the others: {why}"
+                      for label, why in scored_alike(models)[1].items()]
     result = {
         "records": len(found),
         "models": _described(models),
@@ -51,7 +53,7 @@ def compare(settings, progress):
         "blimp": compare_on_blimp(models),
         "differences": _differences(models),
         "left_out": left_out,
-        "notes": [*notes, *_notes_on_fine_tuning(models), *_notes_on_blimp(models)],
+        "notes": [*notes, *_notes_on_fine_tuning(models), *notes_on_blimp],
     }
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
@@ -77,11 +79,6 @@ def _notes_on_fine_tuning(models):
         return []
     return [f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
             "earlier version do not say it. Give finetune the same models again."]    # fmt: skip
-
-
-def _notes_on_blimp(models):
-    _, left_out = scored_alike(models)
-    return [f"BLiMP of {label} does not compare with that of the others: {why}" for label, why in left_out.items()]
 
 
 def _described(models):
@@ -140,6 +137,8 @@ _MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two
 def _save_tables(directory, result):
     """Write the CSV files. Returns their paths."""
     differ_in = _texts_of_pairs(result["differences"]["pairs"])
+    single_trainings = [found | {"task": task, "seed": seed}
+                        for found in result["left_out"] for task, seed in found["trainings"]]
     contents = {
         "models": _model_rows(result["models"]),
         "tasks": _task_rows(result["models"]),
@@ -151,7 +150,7 @@ def _save_tables(directory, result):
                            "high", "p", "holm"),
                           [row | {"differ_in": differ_in[row["model"], row["against"]]} for row in result["blimp"]]),
         "differences": _difference_rows(result),
-        "left-out": _rows_of(("model", "against", "why", "task", "seed"), _single_trainings(result["left_out"])),
+        "left-out": _rows_of(("model", "against", "why", "task", "seed"), single_trainings),
     }
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -178,10 +177,6 @@ def _difference_rows(result):
 
 def _rows_of(header, dicts):
     return header, [[row[name] for name in header] for row in dicts]
-
-
-def _single_trainings(left_out):
-    return [found | {"task": task, "seed": seed} for found in left_out for task, seed in found["trainings"]]
 
 
 def _model_rows(models):

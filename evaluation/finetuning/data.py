@@ -9,9 +9,9 @@ Left out: formats (formats.py), the table of tasks (tasks.py).
 from pathlib import Path
 from typing import NamedTuple
 
+from common.disk import file_sha256
 from common.errors import DataError
 from evaluation.finetuning.formats import Example
-from shards.manifest import file_sha256
 
 
 class TaskData(NamedTuple):

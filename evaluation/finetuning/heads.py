@@ -23,12 +23,13 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from common.durable import make_directories, replace_bytes
 from common.errors import ModelError
 from common.invocation import program
 from evaluation.finetuning.batches import task_number
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
-from shards.manifest import fingerprint, make_directories, replace_bytes
+from shards.manifest import fingerprint
 from student.deberta import adapt_deberta
 from student.dropout import use_fast_dropout
 from student.encoders import without_pooler
@@ -101,11 +102,8 @@ def dropouts(config, rate):
     """
     family = type(config)().to_dict()
     names = [name for name in config.to_dict() if "dropout" in name]
-    return {name: family.get(name) if _is_of_head(name) else rate for name in names}
-
-
-def _is_of_head(name):
-    return any(part in name for part in ("classif", "cls", "pooler", "qa", "summary"))
+    parts_of_a_head = ("classif", "cls", "pooler", "qa", "summary")
+    return {name: family.get(name) if any(part in name for part in parts_of_a_head) else rate for name in names}
 
 
 def positions_of(config):
@@ -167,16 +165,13 @@ def _fill_head(head, task, seed, bank):
 def _drawn(shapes, task, seed):
     drawn = {}
     for name, shape in shapes.items():
-        generator = torch.Generator().manual_seed(_key(name, task, seed))
+        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
+        generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
             drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
         else:
             drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     return drawn
-
-
-def _key(name, task, seed):
-    return int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
 
 
 def _speed_up(model):

@@ -45,14 +45,6 @@ def constant(task, predicted):
     return f"every prediction is {said}"
 
 
-def _matthews(task, gold, predicted):
-    return float(matthews_corrcoef(gold, predicted))
-
-
-def _accuracy(task, gold, predicted):
-    return float(accuracy_score(gold, predicted))
-
-
 def _f1(task, gold, predicted):
     """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences.
 
@@ -73,14 +65,6 @@ def _f1(task, gold, predicted):
         return float(entity_f1(*names))
 
 
-def _pearson(task, gold, predicted):
-    return _correlation(pearsonr, gold, predicted)
-
-
-def _spearman(task, gold, predicted):
-    return _correlation(spearmanr, gold, predicted)
-
-
 def _correlation(function, gold, predicted):
     if not np.all(np.isfinite(predicted)):
         return 0.0
@@ -90,4 +74,10 @@ def _correlation(function, gold, predicted):
     return value if math.isfinite(value) else 0.0
 
 
-_FUNCTIONS = {"matthews": _matthews, "accuracy": _accuracy, "f1": _f1, "pearson": _pearson, "spearman": _spearman}
+_FUNCTIONS = {
+    "matthews": lambda task, gold, predicted: float(matthews_corrcoef(gold, predicted)),
+    "accuracy": lambda task, gold, predicted: float(accuracy_score(gold, predicted)),
+    "f1": _f1,
+    "pearson": lambda task, gold, predicted: _correlation(pearsonr, gold, predicted),
+    "spearman": lambda task, gold, predicted: _correlation(spearmanr, gold, predicted),
+}

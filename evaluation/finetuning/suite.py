@@ -23,7 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from common.device import choose_device
 from common.errors import ModelError, StudyError
+from common.progress import silent
 from evaluation import records
 from evaluation.finetuning import metrics, training
 from evaluation.finetuning.batches import choose, encode, order_digest
@@ -33,8 +35,6 @@ from evaluation.finetuning.heads import Backbone, dropouts, positions_of, read_c
 from evaluation.finetuning.miniature import write_miniatures
 from evaluation.finetuning.tasks import TASKS
 from evaluation.models import directories
-from pipeline.corpus import silent
-from pipeline.device import choose_device
 from pipeline.teacher import load_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ Needs configurations alone. Left out: the counting (encoders.py, solver.py, pret
 
 import math
 
+from common.progress import silent
 from evaluation.flops.encoders import measured_head, measured_student
 from evaluation.flops.pretraining import (
     FISTA,
@@ -22,7 +23,6 @@ from evaluation.flops.pretraining import (
 from evaluation.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from evaluation.plots import drawn
 from pipeline.config import plain
-from pipeline.corpus import silent
 
 
 def count_flops(settings, progress=silent) -> dict:
@@ -47,7 +47,10 @@ def _counted(setting, settings):
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut = f"mlsm-{setting.layer}"
     return {
-        "setting": plain(settings) | _derived(setting),
+        "setting": plain(settings) | {
+            "vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked,
+            "attention_apart": setting.teacher.is_analytic,
+        },
         "table3": columns,
         "table3_as_printed": {name: {row: as_printed(row, flops) for row, flops in rows.items() if " " in row}
                               for name, rows in columns.items()},
@@ -60,12 +63,6 @@ def _counted(setting, settings):
         "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
         "run": {name: run * rows["total"] for name, rows in full.items()},
     }  # fmt: skip
-
-
-def _derived(setting):
-    apart = setting.teacher.is_analytic
-    return {"vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked,
-            "attention_apart": apart}  # fmt: skip
 
 
 def as_printed(row: str, flops: float) -> str:

@@ -80,7 +80,9 @@ class Encoder:
         if not self.is_analytic:
             return Products(self.measured(windows, length), 0)
         d, positions = self.width, windows * length
-        weights = self.layers * (4 * d * d + 2 * d * _feed_forward_width(self.config))
+        is_distilbert = self.config.model_type == "distilbert"
+        feed_forward = self.config.hidden_dim if is_distilbert else self.config.intermediate_size
+        weights = self.layers * (4 * d * d + 2 * d * feed_forward)
         if self.embedding_width != d:
             weights += self.embedding_width * d
         attention = self.layers * positions * 2 * 2 * length * d
@@ -144,10 +146,6 @@ def measured_student(encoder: Encoder, windows: int, length: int, masked: int, o
 
     student = Student(build_encoder(encoder.config, seed=0), outputs, tied=False, seed=0)
     return forward_flops(student, windows, length, masked)
-
-
-def _feed_forward_width(config) -> int:
-    return config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
 
 
 def _load_config(name: str):

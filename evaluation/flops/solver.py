@@ -11,7 +11,7 @@ FISTA_STEPS = 100         # of the official code
 # 1e-3. They depend on the vectors; both belong to one token.
 UPDATED_ROWS = 132        # rows of the Gram matrix taken off all k correlations
 INNER_OPERATIONS = 229_000    # coordinate descent and conjugate gradients in the working set
-MINIBATCH = 2048          # vectors between two updates of the atoms (pipeline/dictionary.py)
+MINIBATCH = 2048          # vectors between two updates of the atoms (pipeline/dictionary/)
 
 
 def fista_flops(tokens: float, k: int, d: int, steps: int = FISTA_STEPS) -> float:

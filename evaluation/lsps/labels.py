@@ -10,9 +10,9 @@ dictionary: those of another one would name other LSPs, so the fingerprint decid
 import json
 from pathlib import Path
 
+from common.disk import read_file
 from common.errors import InspectionError
 from common.invocation import program
-from shards.disk import read_file
 
 PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",
             "diagnostics/*/layer-*-k*/labels.json")  # fmt: skip

@@ -19,11 +19,12 @@ import shutil
 import stat
 from pathlib import Path
 
+from common.disk import file_sha256
+from common.durable import publish_directory
 from common.errors import InspectionError
 from common.text import printable
 from evaluation.lsps import words
 from evaluation.lsps.labels import short
-from shards.manifest import file_sha256, publish_directory
 
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}

@@ -41,8 +41,9 @@ def teacher_lsps(store, dictionary, text, teacher=None):
     """
     import torch
 
-    from pipeline.coder import center_on, centred_rows, make_batch
-    from pipeline.lsp import distributions
+    from pipeline.coding.batch import make_batch
+    from pipeline.coding.distributions import distributions
+    from pipeline.coding.hidden import center_on, centred_rows
     from pipeline.solvers import nonneg_lasso
 
     settings = store.settings

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from common.errors import InspectionError
+from common.progress import silent
 from evaluation.lsps import figures, words
 from evaluation.lsps.contexts import context, lsp_contexts
 from evaluation.lsps.labels import asked_labels, find_labels, short
@@ -22,7 +23,6 @@ from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.lsps.positions import position_profiles, word_information
 from evaluation.lsps.sample import by_lsp, draw
 from evaluation.lsps.vocabulary import Vocabulary
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import is_url

@@ -30,7 +30,7 @@ def full_scale(over: str, gpu: str, mfu: float) -> dict:
     if peak is None:
         raise SweepError(f"--gpu {gpu!r}: its peak is not known here. Give CUDA's name of one, such as 'NVIDIA H200'.")
     values = LAYERS if over == "layer" else SIZES
-    flops = _flops([_setting(over, value) for value in values])
+    flops = _flops([Setting.of(CountFlopsConfig(**{over: value})) for value in values])
     hours = {name: flops[name] / (peak * mfu) / 3600 for name in ("shared", "apart", "online")}
     return {"over": over, "values": list(values), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
 
@@ -54,10 +54,6 @@ def full_scale_lines(scale):
         f"dictionaries {flops['dictionaries']:.1e}."
     )
     return [*lines, "  Every window is encoded once and read once, the most that encoding can cost."]
-
-
-def _setting(over, value):
-    return Setting.of(CountFlopsConfig(**{over: value}))
 
 
 def _flops(settings):

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from common.errors import SweepError
+from common.progress import silent
 from evaluation.comparison.identity import SAME_MASS
 from evaluation.flops.encoders import Encoder
 from evaluation.flops.stores import store_flops
@@ -24,7 +25,6 @@ from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.word_senses.report import read_result
 from pipeline.config import EncodeConfig
-from pipeline.corpus import silent
 from pipeline.files import appearing_whole
 from shards.manifest import fingerprint
 from shards.reader import Store

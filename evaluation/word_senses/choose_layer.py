@@ -22,21 +22,22 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from common.durable import publish_directory
 from common.errors import WsdDataError
+from common.progress import silent
 from evaluation.word_senses.data import WsdData, data_fingerprint
 from evaluation.word_senses.labels import name_lsps
 from evaluation.word_senses.report import finetuning_averages, summarise, write_report
 from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums
 from evaluation.word_senses.word_vectors import Readings, word_vectors
-from pipeline.coder import center_on
-from pipeline.corpus import silent
+from pipeline.coding.hidden import center_on
+from pipeline.dictionary.checkpoint import workplace
 from pipeline.executors import open_executor
 from pipeline.files import appearing_whole
 from pipeline.job import load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
-from pipeline.learning_checkpoint import workplace
 from pipeline.solvers import nonneg_lasso
-from shards.manifest import fingerprint, publish_directory
+from shards.manifest import fingerprint
 
 FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
 PART_TOKENS = 65_536  # of a file of vectors

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from common.durable import replace_json
 from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
 from evaluation.word_senses.framework import TEST_SETS
 from pipeline.files import appearing_whole
-from shards.manifest import replace_json
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05
@@ -78,7 +78,9 @@ def recommend(entries, correct):
         p = mcnemar(right_Q, correct[entry["layer"], k])
         if p >= SIGNIFICANT:
             break
-    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": _standard_error(right_Q),
+    share = right_Q.mean()
+    standard_error = float(np.sqrt(share * (1 - share) / len(right_Q)))
+    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": standard_error,
             "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p}}  # fmt: skip
 
 
@@ -88,11 +90,6 @@ def mcnemar(left_Q, right_Q):
     if only_left + only_right == 0:
         return 1.0
     return float(stats.binomtest(only_left, only_left + only_right).pvalue)
-
-
-def _standard_error(right_Q):
-    share = right_Q.mean()
-    return float(np.sqrt(share * (1 - share) / len(right_Q)))
 
 
 # -- fine-tuning averages ------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def word_vectors(teacher, words, readings, layers, batch_tokens, pad, centers=No
     """Unit-length vectors of the words of a chunk.
 
     layers   numbers, the deepest at most the teacher's own
-    centers  name to (layer, rows that are subtracted at each position: pipeline/centering.py, or None); by default
+    centers  name to (layer, rows that are subtracted at each position: dictionary/centering.py, or None); by default
              every layer by its number, without a centre
     Returns  dict of name to (words, d) float32
     Raises   EncodeError on a hidden state that is not finite

@@ -16,7 +16,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.corpus.source import silent
+from common.progress import silent
 
 _MINIMUM_DOCSTRING = 40  # characters; shorter ones are labels, not prose
 

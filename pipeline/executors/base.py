@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.corpus import silent
+from common.progress import silent
 
 KILLED = object()  # in place of a result: every process that tried the item died
 PART = ".part-"  # is in the names of the files in which arrays come from other processes

@@ -23,7 +23,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from common.errors import EncodeError
-from pipeline.corpus import silent
+from common.progress import silent
 from pipeline.executors.base import KILLED, Executor
 from pipeline.executors.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
 from pipeline.executors.worker import Work, perform

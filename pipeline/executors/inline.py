@@ -3,7 +3,7 @@
 from collections import deque
 from contextlib import closing
 
-from pipeline.corpus import silent
+from common.progress import silent
 from pipeline.executors.base import Context, Executor
 
 

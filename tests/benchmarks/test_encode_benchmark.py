@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.coder import LspCoder, Output
+from pipeline.coding.batch import Output
+from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary

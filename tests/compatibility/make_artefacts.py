@@ -203,7 +203,7 @@ def give(command, places, stopped_by=None):
 
 def learn(out):
     """Kill the learning of a dictionary, keep what is there, then go on to the end."""
-    from pipeline import learning_checkpoint
+    from pipeline.dictionary import checkpoint as learning_checkpoint
 
     with mock.patch.object(learning_checkpoint, "SECONDS_BETWEEN", 0):
         give(LEARNING, {}, killed_in_minibatch(3))
@@ -219,7 +219,7 @@ def learn(out):
 
 def killed_in_minibatch(number):
     """A kill in the minibatch of that number."""
-    from pipeline.dictionary import _Learning
+    from pipeline.dictionary.learning import _Learning
 
     whole, begun = _Learning._minibatch, []
 

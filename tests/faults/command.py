@@ -12,11 +12,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 if __name__ == "__main__":
     if layout := os.environ.get("MLSM_TEST_LAYOUT"):
-        from pipeline.coder import LAYOUTS
+        from pipeline.coding.coder import LAYOUTS
 
         LAYOUTS["cpu"] = LAYOUTS[layout]
     if "MLSM_TEST_SAVE_ALWAYS" in os.environ:
-        from pipeline import learning_checkpoint
+        from pipeline.dictionary import checkpoint as learning_checkpoint
 
         learning_checkpoint.SECONDS_BETWEEN = 0
     import cli

@@ -4,7 +4,7 @@ import os
 import signal
 from contextlib import contextmanager
 
-from shards import disk
+from common import disk
 
 
 class Died(BaseException):

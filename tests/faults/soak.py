@@ -31,12 +31,13 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 from faulty_disk import forked
 from tiny_teacher import standard_text, tiny_teacher
 
-from pipeline import coder, teacher  # noqa: F401
-from pipeline.coder import LAYOUTS
+from common.disk import file_sha256
+from pipeline import teacher  # noqa: F401
+from pipeline.coding.coder import LAYOUTS
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
-from shards.manifest import StoreFiles, file_sha256
+from shards.manifest import StoreFiles
 
 
 def main():

@@ -18,9 +18,11 @@ import pytest
 from faulty_disk import forked, raising_at, recorded, watched
 from make_store import SPECIAL, make_store, random_block
 
+from common import disk
+from common.disk import file_sha256
+from common.durable import publish_directory
 from common.errors import StoreError
-from shards import disk
-from shards.manifest import Plan, PlannedUnit, StoreFiles, file_sha256, fingerprint, publish_directory
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter

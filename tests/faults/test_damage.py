@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from make_store import make_store
 from test_commit import write
 
+from common.disk import file_sha256
 from common.errors import ShardError, StoreError
-from shards.manifest import StoreFiles, UnitRecord, file_sha256
+from shards.manifest import StoreFiles, UnitRecord
 from shards.reader import Store, newest_store
 
 CASES = int(os.environ.get("MLSM_FAULT_CASES", 60))  # `make faults` asks for more

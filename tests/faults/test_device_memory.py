@@ -11,8 +11,8 @@ import torch
 from stored import shards
 from test_quarantine import clean, place, plant, rows_of  # noqa: F401  (fixtures)
 
-from pipeline import coder as coding
-from pipeline.coder import LAYOUTS
+from pipeline.coding import lsp
+from pipeline.coding.coder import LAYOUTS
 from pipeline.encode import encode_lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
@@ -32,14 +32,14 @@ def teacher_refuses(patch):
 
 
 def solver_refuses(patch):
-    solves = coding.nonneg_lasso
+    solves = lsp.nonneg_lasso
 
     def solver(hidden_Nd, *arguments, **options):
         if len(hidden_Nd) > MOST * 32:
             raise RuntimeError("[CUresult.CUDA_ERROR_OUT_OF_MEMORY] Call to cuMemAlloc results in an error")
         return solves(hidden_Nd, *arguments, **options)
 
-    patch.setattr(coding, "nonneg_lasso", solver)
+    patch.setattr(lsp, "nonneg_lasso", solver)
 
 
 @pytest.mark.parametrize("layout", ["alone", "cuda"])

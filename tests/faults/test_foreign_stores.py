@@ -21,6 +21,7 @@ import webdataset as wds
 from faulty_disk import forked
 from transformers import AutoTokenizer
 
+from common import disk
 from common.errors import DictionaryError, Interrupted, RecordError, ShardError, StoreError
 from evaluation import records
 from evaluation.inspection import token_texts
@@ -33,7 +34,7 @@ from pipeline.job import teacher_job
 from pipeline.kinds import KINDS
 from pipeline.learn import load_dictionary
 from pipeline.stores import OpenStore
-from shards import copies, disk, writer
+from shards import copies, writer
 from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint, with_checksum

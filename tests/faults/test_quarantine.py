@@ -15,9 +15,9 @@ import torch
 from stored import shards
 
 from common.errors import EncodeError
-from pipeline import coder as coding
 from pipeline import stores
-from pipeline.coder import LAYOUTS
+from pipeline.coding import lsp
+from pipeline.coding.coder import LAYOUTS
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
@@ -48,7 +48,7 @@ def clean(place):
 def plant(patch, windows, how):
     """Let these windows (rows of ids) fail, wherever they turn up."""
     keys = {np.ascontiguousarray(row, np.int64).tobytes() for row in windows}
-    works, solves = Teacher.__call__, coding.nonneg_lasso
+    works, solves = Teacher.__call__, lsp.nonneg_lasso
 
     def teaches(teacher, ids_WL, real_WL, tokens_N):
         hidden = works(teacher, ids_WL, real_WL, tokens_N)
@@ -71,7 +71,7 @@ def plant(patch, windows, how):
         return solves(hidden_Nd, *arguments, **options)
 
     patch.setattr(Teacher, "__call__", teaches)
-    patch.setattr(coding, "nonneg_lasso", solver)
+    patch.setattr(lsp, "nonneg_lasso", solver)
 
 
 def rows_of(store, split="train"):

@@ -8,8 +8,10 @@ import pytest
 from faulty_disk import killed_at, raising_at, recorded
 from make_store import SPECIAL, random_block
 
-from shards import disk, writer
-from shards.manifest import Plan, PlannedUnit, StoreFiles, file_sha256, fingerprint
+from common import disk
+from common.disk import file_sha256
+from shards import writer
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter

@@ -25,8 +25,8 @@ from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
 
 from common.errors import EncodeError
+from common.progress import silent
 from pipeline.config import EncodeConfig
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
 from pipeline.executors.cluster import event_loop, local_cluster, quiet

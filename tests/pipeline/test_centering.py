@@ -15,11 +15,12 @@ from evaluation.lsps.texts import teacher_lsps
 from evaluation.word_senses.word_vectors import Reading as WordReading
 from evaluation.word_senses.word_vectors import word_vectors
 from pipeline import learn as learning
-from pipeline import learning_checkpoint
-from pipeline.centering import LEAST_TOKENS, HiddenSums
-from pipeline.coder import Reading, hidden_rows
+from pipeline.coding.batch import Reading
+from pipeline.coding.hidden import hidden_rows
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary
+from pipeline.dictionary import checkpoint as learning_checkpoint
+from pipeline.dictionary.centering import LEAST_TOKENS, HiddenSums
 from pipeline.encode import encode_lsp
 from pipeline.job import load_teacher, teacher_job
 from pipeline.learn import learn_dictionary

@@ -10,9 +10,9 @@ from planted import planted, unit_rows
 
 from common.errors import DictionaryError
 from pipeline.dictionary import Dictionary, learn_dictionary
+from pipeline.dictionary.vectors import refuse_unusable, unit_length
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
-from pipeline.training_vectors import refuse_unusable, unit_length
 
 
 @pytest.fixture(scope="module")

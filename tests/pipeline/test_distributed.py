@@ -19,8 +19,8 @@ from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
 
 from common.errors import CorpusError, EncodeError
+from common.progress import silent
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
 from pipeline.executors.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
@@ -130,7 +130,7 @@ def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_
 def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, caplog):
     def chatty(context, items):
         for item in items:
-            logging.getLogger("pipeline.coder").warning("a batch of %s", len(context.job.plan.units))
+            logging.getLogger("pipeline.coding.coder").warning("a batch of %s", len(context.job.plan.units))
             warnings.warn("workers warn of this", stacklevel=1)
             yield f"{item} is well"
 

@@ -12,10 +12,11 @@ from planted import planted
 from common.errors import DeviceError, EncodeError
 from pipeline import device as device_module
 from pipeline import learn as learning
-from pipeline import learning_checkpoint, training_vectors
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, minibatch_size
+from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
+from pipeline.dictionary import vectors as training_vectors
 from pipeline.learn import learn_dictionary
 from shards.manifest import fingerprint
 

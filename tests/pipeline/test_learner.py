@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from planted import planted, unit_rows
 
-from pipeline.learner_cpu import CpuLearner
+from pipeline.dictionary.cpu import CpuLearner
 from pipeline.solvers import nonneg_lasso
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,8 +64,9 @@ def copied(state):
 
 
 def test_torch_learner_equals_the_numba_learner(monkeypatch):
-    from pipeline import learner_cpu, learner_torch
-    from pipeline.learner_torch import TorchLearner
+    from pipeline.dictionary import cpu as learner_cpu
+    from pipeline.dictionary import torch as learner_torch
+    from pipeline.dictionary.torch import TorchLearner
 
     for module in (learner_cpu, learner_torch):         # else codes may differ by their tolerance
         monkeypatch.setattr(module, "KKT_TOLERANCE", 1e-5)
@@ -87,7 +88,7 @@ def test_torch_learner_equals_the_numba_learner(monkeypatch):
 
 
 def test_torch_update_is_one_atom_after_the_other():
-    from pipeline.learner_torch import TorchLearner
+    from pipeline.dictionary.torch import TorchLearner
 
     rng = np.random.default_rng(0)
     learner = CpuLearner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)

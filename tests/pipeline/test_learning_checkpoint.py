@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from planted import planted
 
-from pipeline import dictionary, learning_checkpoint
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import checkpoint as learning_checkpoint
+from pipeline.dictionary import learn_dictionary, learning
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = {"epochs": 6, "batch": 256, "evaluate_every": 1024, "min_improvement": 0}
@@ -74,7 +74,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     np.save(tmp_path / "hidden.npy", planted()[0])
     code = """
 import os, signal, sys
-from pipeline import learning_checkpoint
+from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary
 learning_checkpoint.SECONDS_BETWEEN = 0
 def progress(stage, done, *_, **figures):
@@ -103,7 +103,7 @@ def test_another_request_starts_afresh(interrupted, change, caplog):
 
 
 def test_another_algorithm_starts_afresh(interrupted, monkeypatch):
-    monkeypatch.setattr(dictionary, "ALGORITHM", -1)
+    monkeypatch.setattr(learning, "ALGORITHM", -1)
     assert first_position(interrupted)[0] == 256
 
 
@@ -199,8 +199,8 @@ def test_only_a_free_place_is_discarded(tmp_path):
 
 
 def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
-    from pipeline import dictionary as module
-    from pipeline.learner_torch import TorchLearner
+    from pipeline.dictionary import learning as module
+    from pipeline.dictionary.torch import TorchLearner
 
     hidden, _ = planted()
     reference = learn_dictionary(hidden, 40, 0.05, seed=1, **LONG)

@@ -17,12 +17,13 @@ from tiny_families import LAYERS, edit_weights, tiny_model, windows
 from transformers import AutoModelForMaskedLM
 
 from common.errors import EncodeError, RunError, TeacherError
-from pipeline import logits as logits_module
-from pipeline.coder import LAYOUTS
+from pipeline.coding import logits as logits_module
+from pipeline.coding.coder import LAYOUTS
+from pipeline.coding.logits import most_probable
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits
-from pipeline.logits import MaskedLm, most_probable
 from pipeline.teacher import FAMILIES, Teacher, teacher_fingerprint
+from pipeline.teacher.masked_lm import MaskedLm
 from shards.derive import derive
 from shards.reader import Store
 from shards.schema import LOGITS_OCTAVES
@@ -315,7 +316,7 @@ def test_failing_windows_lose_their_rows_and_nothing_else_changes(place, report,
 def test_a_killed_run_goes_on_to_the_same_bytes(place, report, tmp_path):
     """SIGKILL in the second or third unit: what was committed stays, and nothing of it is done again."""
     code = (
-        "import os, signal, sys\nimport cli\nfrom pipeline.coder import TeacherCoder\n"
+        "import os, signal, sys\nimport cli\nfrom pipeline.coding.coder import TeacherCoder\n"
         "works, calls = TeacherCoder._finish, []\n"
         "def dies(coder, batch):\n"
         "    calls.append(1)\n"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lsp import distributions
+from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
 
 

@@ -15,16 +15,20 @@ import pytest
 from stored import shards
 
 from common.errors import CorpusError, EncodeError, ShardError, TeacherError
-from pipeline import coder as coding
 from pipeline import encode as encoding
 from pipeline import units
-from pipeline.coder import LAYOUTS, hidden_rows, make_batch, unit_rows
+from pipeline.coding import coder as coding
+from pipeline.coding import lsp
+from pipeline.coding.batch import Output, make_batch
+from pipeline.coding.coder import LAYOUTS
+from pipeline.coding.hidden import centred_rows, hidden_rows
+from pipeline.coding.lanes import HostLane
+from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
 from pipeline.job import Job, teacher_job
-from pipeline.lanes import HostLane
 from pipeline.solvers import Codes
 from pipeline.stores import TargetStore
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
@@ -124,8 +128,8 @@ def fail_in(patch, stage, error, at):
     place, name = {
         "read": (Window, "_replace"),
         "teach": (Teacher, "__call__"),
-        "solve": (coding, "nonneg_lasso"),
-        "finish": (coding, "distributions"),
+        "solve": (lsp, "nonneg_lasso"),
+        "finish": (lsp, "distributions"),
         "write": (UnitWriter, "write_block"),
         "commit": (UnitWriter, "_commit"),
     }[stage]
@@ -219,8 +223,8 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
 
     job = teacher_job(replace(place, output=tmp_path), lambda *_, **__: None)
     teacher = Teacher.load(place.teacher, 2)
-    outputs = [coding.Output(2, Dictionary.load(place.dictionary))]
-    coder = coding.LspCoder(teacher, outputs, place, job.special_ids)
+    outputs = [Output(2, Dictionary.load(place.dictionary))]
+    coder = LspCoder(teacher, outputs, place, job.special_ids)
     store = TargetStore(job, "store", job.target({}, {}, k=48), {})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
@@ -268,13 +272,13 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     monkeypatch.setattr(Codes, "to_host", lambda codes: fetched.append(1) or codes, raising=False)
     monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:5], False, *args[6:]))  # no pinning here
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
-    works = coding.LspCoder.__init__
+    works = LspCoder.__init__
 
     def as_on_a_gpu(coder, *args):
         works(coder, *args)
         coder._on_gpu = True
 
-    monkeypatch.setattr(coding.LspCoder, "__init__", as_on_a_gpu)
+    monkeypatch.setattr(LspCoder, "__init__", as_on_a_gpu)
     report = encode_lsp(replace(place, output=tmp_path))[0]
     assert shards(report["store"]) == shards(alone.path)
     teach, solve, finish = lanes
@@ -287,7 +291,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
 def test_device_memory_is_bounded_by_the_layout(place, tmp_path, monkeypatch):
     """Batches that hold hidden states: as many as the layout says, ready or in the making, and the solver's."""
     held, most = set(), []
-    teach, solve = coding.LspCoder._teach, coding.LspCoder._solve
+    teach, solve = LspCoder._teach, LspCoder._solve
 
     def watched_teach(coder, batches):
         held.update(map(id, batches))
@@ -301,8 +305,8 @@ def test_device_memory_is_bounded_by_the_layout(place, tmp_path, monkeypatch):
         assert batch.hidden is None
         return batch
 
-    monkeypatch.setattr(coding.LspCoder, "_teach", watched_teach)
-    monkeypatch.setattr(coding.LspCoder, "_solve", watched_solve)
+    monkeypatch.setattr(LspCoder, "_teach", watched_teach)
+    monkeypatch.setattr(LspCoder, "_solve", watched_solve)
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
     encode_lsp(replace(place, output=tmp_path))
     assert max(most) <= GPU_LAYOUT["teach"] + 1
@@ -341,7 +345,7 @@ def test_full_windows_need_no_mask(reading):
     full = [windows[0], windows[3]]
     ids = np.concatenate([window.ids for window in full])
     batch = make_batch(ids, np.array([32, 32]), 4, 32, special)
-    assert batch.real_WL is None and unit_rows(teacher, batch, [2])[2].rows_Nd.shape == (60, 32)
+    assert batch.real_WL is None and centred_rows(teacher, batch, [(2, None)])[0].rows_Nd.shape == (60, 32)
 
 
 def test_a_hidden_state_of_zeros_stays_zero(reading):
@@ -354,6 +358,6 @@ def test_a_hidden_state_of_zeros_stays_zero(reading):
         return [torch.zeros(len(tokens), 32) for _ in layers]
 
     zeros.layer = 3
-    hidden = unit_rows(zeros, batch, [2])[2]
+    hidden = centred_rows(zeros, batch, [(2, None)])[0]
     hidden.check(teacher)
     assert not hidden.rows_Nd.any()

@@ -7,8 +7,9 @@ import pytest
 from kinds import KINDS, opened, write, write_bytes
 
 from common.errors import CorpusError
+from common.progress import silent
 from pipeline import plan as planning
-from pipeline.corpus import JsonLines, TextFile, silent
+from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
 from pipeline.executors.inline import Inline
 from pipeline.sample import sample_windows

@@ -8,8 +8,8 @@ import pytest
 import torch
 from stored import shards
 
-from pipeline import coder as coding
-from pipeline.coder import LAYOUTS
+from pipeline.coding import lsp
+from pipeline.coding.coder import LAYOUTS
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
@@ -74,7 +74,7 @@ def test_what_is_lacking_is_added_to_what_is_there(place, together, tmp_path, mo
 
 def test_a_failure_in_one_output_leaves_the_others_alone(place, together, tmp_path, monkeypatch):
     """The solver fails at one window of one dictionary: only that store has it in quarantine."""
-    solves, calls = coding.nonneg_lasso, []
+    solves, calls = lsp.nonneg_lasso, []
 
     def solver(hidden_Nd, atoms_Kd, *args, **options):
         if len(atoms_Kd) == 40 and (np.abs(hidden_Nd - poison).max(1) < 1e-7).any():
@@ -87,7 +87,7 @@ def test_a_failure_in_one_output_leaves_the_others_alone(place, together, tmp_pa
     teacher = Teacher.load(place.teacher, 3)
     state = teacher(torch.from_numpy(batch.ids).long(), torch.from_numpy(batch.documents >= 0), layers=[1, 3])[0][0, 5]
     poison = (state / state.norm()).numpy()
-    monkeypatch.setattr(coding, "nonneg_lasso", solver)
+    monkeypatch.setattr(lsp, "nonneg_lasso", solver)
     for report in together:
         assert not report["quarantined"]
     stores = {}

@@ -24,7 +24,7 @@ from evaluation.lsps.texts import teacher_lsps
 from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.sweep import _encoding
 from pipeline import estimate as estimating
-from pipeline.coder import total_variation
+from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_logits, encode_lsp
@@ -34,7 +34,7 @@ from pipeline.kinds import KINDS
 from pipeline.learn import learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
-from pipeline.teacher import torch_dtype
+from pipeline.teacher.cut import torch_dtype
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
@@ -399,7 +399,7 @@ def test_the_dictionary_of_pairs_is_learned_with_segments(place, sentences, tmp_
     given = LearnConfig(**common(place) | {"output": tmp_path, "corpus": (sentences[0],), "max_length": 32},
                         packing="pairs", layer=2, k=40, dictionary_tokens=1_000, dictionary_epochs=1)  # fmt: skip
     (with_segments,) = learn_dictionary(given)
-    monkeypatch.setattr("pipeline.teacher._segments", lambda model: 1)
+    monkeypatch.setattr("pipeline.teacher.cut._segments", lambda model: 1)
     (without,) = learn_dictionary(given)
     assert with_segments["dictionary"] != without["dictionary"]
     assert with_segments["objective"] != without["objective"]

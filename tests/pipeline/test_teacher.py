@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import DeviceError, TeacherError
-from pipeline import teacher as teacher_module
 from pipeline.teacher import (
     FAMILIES,
     Teacher,
@@ -466,10 +465,10 @@ def test_fingerprint_sees_the_config_and_every_part(tmp_path):
 
 
 def test_bundled_is_a_reserved_name(bert_dir, monkeypatch, tmp_path):
-    monkeypatch.setattr(teacher_module, "BUNDLED", bert_dir)
+    monkeypatch.setattr("pipeline.teacher.location.BUNDLED", bert_dir)
     teacher = Teacher.load("bundled", 1)
     assert teacher.name == "bundled" and teacher.fingerprint == teacher_fingerprint(bert_dir)
-    monkeypatch.setattr(teacher_module, "BUNDLED", tmp_path / "nothing")
+    monkeypatch.setattr("pipeline.teacher.location.BUNDLED", tmp_path / "nothing")
     with pytest.raises(TeacherError, match="bundled teacher is missing"):
         locate("bundled")
 

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import CorpusError
+from common.progress import silent
 from pipeline.config import TokenizerConfig
-from pipeline.corpus import silent
 from pipeline.tokenizer import run
 
 

@@ -9,9 +9,9 @@ import time
 import pytest
 from make_store import make_store
 
+from common.disk import temporary_name
 from shards import clean as module
 from shards.clean import clean
-from shards.disk import temporary_name
 from shards.reader import Store
 
 

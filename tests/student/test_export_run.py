@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from common.durable import replace_json
 from common.errors import RunError, WriteError
 from evaluation.lineage import lineage
 from student import export_run as exporting
@@ -25,7 +26,7 @@ from student.model import build_student
 from student.objectives import Mlsm, Mtl
 from student.probe import ProbedLspModel, train_probe
 from student.probe_config import ProbeConfig
-from student.run import Run, replace_json
+from student.run import Run
 from student.trainer import train
 from terminal.training import exported as show_export
 

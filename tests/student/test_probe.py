@@ -14,6 +14,7 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from cli import VERBS
+from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -23,7 +24,6 @@ from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
-from student.run import replace_json
 from student.trainer import train
 from terminal.settings import parse
 
@@ -113,7 +113,7 @@ def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_
     assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
     assert weights_fingerprint(LspModel.from_pretrained(export).student) == weights_fingerprint(source)
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
-    before, *_ = (export / "README.md").read_text().split("```python\nfrom student.")
+    before, *_ = (export / "README.md").read_text().split("```python\nimport mlsm\n")
     assert before.rstrip().endswith("needs the package `mlsm`:")
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage["student"]["objective"] == "mlsm" and lineage["student"]["step"] == 60

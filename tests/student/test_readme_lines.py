@@ -1,29 +1,25 @@
-"""The lines that the README shows to somebody who uses Python, as they stand there but for the sizes."""
+"""The lines that README.md and docs/python.md show to somebody who uses Python, but for the sizes."""
 
 from pathlib import Path
 
-from student.config import StudentConfig
-from student.lsp_model import LspModel
-from student.probe import ProbedLspModel, train_probe
-from student.probe_config import ProbeConfig
-from student.trainer import train
+import mlsm
 
 
 def test_train_load_look_and_probe(lsp_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"max_steps": 8, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8, "device": "cpu"}
 
-    result = train(StudentConfig(store=lsp_store.path, encoder="bert-2x32", **sizes))
+    student = mlsm.train_student(store=lsp_store.path, encoder="bert-2x32", **sizes)
 
-    model = LspModel.from_pretrained(result["run"])
+    model = mlsm.LspModel.from_pretrained(student)
     for lsps in model.lsp(["w3 w10 w31", "w7 w22"]):
         for token, best in zip(lsps.tokens, lsps.top(3), strict=True):
             assert token.startswith("w") and len(best) == 3 and 0 < best[2][1] <= best[0][1] < 1
         assert lsps.distributions_Tk.sum(dim=1).allclose(lsps.distributions_Tk.new_ones(len(lsps.tokens)))
 
-    probe = train_probe(ProbeConfig(student=result["run"], **sizes))
-    words = ProbedLspModel.from_pretrained(probe["run"])
+    probe = mlsm.train_probe(student=student, **sizes)
+    words = mlsm.ProbedLspModel.from_pretrained(probe)
     inputs = model.tokenizer("w3 [MASK] w31", return_tensors="pt")
     logits = words(inputs["input_ids"], inputs["attention_mask"]).logits
     assert logits.shape == (1, 3, lsp_store.vocab_size)
-    assert Path(probe["run"]).parent == Path("runs/probes") and probe["store"] == str(lsp_store.path)
+    assert Path(probe.run).parent == Path("runs/probes") and probe["store"] == str(lsp_store.path)

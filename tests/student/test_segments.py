@@ -9,6 +9,7 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
+from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import encoder_config, token_types
@@ -21,7 +22,6 @@ from student.model import build_student
 from student.objectives import Mlm
 from student.probe import ProbedStudent, train_probe
 from student.probe_config import ProbeConfig
-from student.run import replace_json
 from student.step import Loader
 from student.trainer import train
 

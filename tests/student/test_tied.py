@@ -8,6 +8,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from tiny_store import log_of
 from transformers import AutoModelForMaskedLM
 
+from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -18,7 +19,6 @@ from student.identity import read_json
 from student.lsp_model import LspModel
 from student.model import build_student
 from student.objectives import Mlsm, Mtl, NaiveMlsm
-from student.run import replace_json
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24

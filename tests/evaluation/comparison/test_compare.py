@@ -12,6 +12,7 @@ from test_cli import error_line, mlsm
 from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
 
 from common.errors import RecordError, WsdDataError
+from common.progress import silent
 from evaluation.comparison import published
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import tick_values
@@ -19,7 +20,6 @@ from evaluation.comparison.report import compare
 from evaluation.comparison.study import SUITE
 from evaluation.plots import new_figure
 from evaluation.records import METRICS
-from pipeline.corpus import silent
 from terminal.comparison import comparison
 
 TEACHER = {"name": "a teacher", "fingerprint": "f"}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
+from common.progress import silent
 from evaluation.finetuning import training
 from evaluation.finetuning.batches import encode, order
 from evaluation.finetuning.config import FinetuneConfig
@@ -12,7 +13,6 @@ from evaluation.finetuning.data import load_task
 from evaluation.finetuning.heads import Backbone
 from evaluation.finetuning.metrics import UNREAD, figures
 from evaluation.finetuning.tasks import TASKS
-from pipeline.corpus import silent
 from pipeline.teacher import load_tokenizer
 
 

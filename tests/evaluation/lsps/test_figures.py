@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from common.progress import silent
 from evaluation.lsps import figures, words
 from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.lsps.view import StoreView
-from pipeline.corpus import silent
 
 
 @pytest.fixture(scope="module")

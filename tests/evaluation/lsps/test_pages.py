@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from common import disk
+from common.disk import file_sha256
 from common.errors import InspectionError
 from evaluation.lsps import pages
-from shards import clean, disk
-from shards.manifest import file_sha256
+from shards import clean
 
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
 

@@ -6,9 +6,9 @@ from make_store import make_store
 from tiny_store import write_store
 
 from common.errors import InspectionError
+from common.progress import silent
 from evaluation.inspection import window_tokens
 from evaluation.lsps.sample import by_lsp, draw
-from pipeline.corpus import silent
 from shards.reader import Store
 
 

@@ -12,10 +12,10 @@ from http_store import serving
 from tiny_exports import exported
 
 from common.errors import InspectionError
+from common.progress import silent
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.labels import find_labels
 from evaluation.lsps.show import show
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
 from terminal.lsps import summary

@@ -10,10 +10,10 @@ from scipy.stats import entropy
 from tiny_exports import exported
 
 from common.errors import InspectionError
+from common.progress import silent
 from evaluation.lsps import texts
 from evaluation.lsps.config import LspConfig
 from evaluation.lsps.show import show
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
 from terminal.lsps import summary

@@ -14,12 +14,12 @@ from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slo
 
 import cli
 from common.errors import TeacherError, WsdDataError
+from common.progress import silent
 from evaluation.word_senses import choose_layer as module
 from evaluation.word_senses.choose_layer import choose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
 from pipeline.config import DictionaryConfig
-from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
 from terminal.layers import layers
@@ -223,6 +223,7 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
 
     part, most, whole = said(5_000), said(150_000), said(226_036)
     assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No conclusion" in part
+    assert "without --limit" in part
     assert "poorly" not in part and "Recommended" not in part
     for text in (most, whole):
         assert "tell senses apart poorly" in text and "Recommended at k = 16" in text and "No conclusion" not in text

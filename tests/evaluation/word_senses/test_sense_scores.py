@@ -9,11 +9,11 @@ from data import data_path
 from scipy import sparse
 from tiny_senses import all_instances, slow_diagnostic, write_miniature, write_part
 
+from common.progress import silent
 from evaluation.word_senses.choose_layer import diagnose_layer
 from evaluation.word_senses.config import ChooseLayerConfig
 from evaluation.word_senses.data import WsdData
 from evaluation.word_senses.sense_scores import Questions, answer, normalised, npmi, sense_sums
-from pipeline.corpus import silent
 from pipeline.solvers import nonneg_lasso
 
 

@@ -15,7 +15,7 @@ are spent on these two, and so are the distributions that a student learns.
 
 which is the usual estimate of random effects (one-way analysis of variance; Searle, Casella and McCulloch 1992, chapter
 3), with n the tokens at p. Positions of fewer than LEAST_TOKENS, and those behind the last one, have the mean of all.
-Positions are those that the teacher counts. Left out: where the hidden states come from (coder.py).
+Positions are those that the teacher counts. Left out: where the hidden states come from (coding/hidden.py).
 
 Shapes: N tokens, P positions, d hidden width.
 """

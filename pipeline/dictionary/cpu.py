@@ -3,7 +3,7 @@
 Code a minibatch, add its codes to A = sum a a' and B = sum h a' after scaling these down, then one pass of block
 coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2).
 Every product is cut into the same pieces whatever the number of threads, so that it has the same bits.
-Left out: order, evaluation and stopping (dictionary.py), the same on a GPU (learner_torch.py).
+Left out: order, evaluation and stopping (learning.py), the same on a GPU (torch.py).
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -46,7 +46,7 @@ class CpuLearner:
     def state(self):
         """Everything that the next step depends on, as NumPy arrays by name, wherever it is asked for.
 
-        dictionary.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
+        learning.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
         """
         return {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK, "steps": np.array(self.steps),
                 "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.uses_K}

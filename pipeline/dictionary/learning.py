@@ -1,43 +1,29 @@
 """Online dictionary learning: the atoms that make non-negative codes of hidden states sparse and exact.
 
     dictionary = learn_dictionary(hidden_Nd, k=3072, lam=0.05, seed=0)
-    dictionary.save("atoms")
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
 forgetting and the replacement of unused atoms of section 3.4. Here: the order of the work, the evaluation on
-held-out vectors, when to stop, and the file format; one minibatch is the learner's (learner_cpu.py). Memory is
+held-out vectors, and when to stop; one minibatch is the learner's (cpu.py, torch.py). Memory is
 bounded by A and the Gram matrix (K x K each) and 16 bytes a vector, whatever the length of the (memory-mapped)
 input; a start by k-means holds 64 vectors an atom beside that. Randomness comes from (seed, epoch): equal input
 and thread count give equal atoms, interrupted or not.
-Left out: the codes themselves (solvers/), where the vectors come from (encode.py).
+Left out: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
-import errno
-import json
 import logging
-import shutil
-import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from common.errors import DictionaryError
-from common.invocation import program
-from pipeline.centering import Center
-from pipeline.files import appearing_whole, fsync_directory
-from pipeline.learner_cpu import CpuLearner
-from pipeline.learning_checkpoint import Checkpoint
+from common.progress import silent
+from pipeline.dictionary.atoms import Dictionary
+from pipeline.dictionary.checkpoint import Checkpoint
+from pipeline.dictionary.cpu import CpuLearner
+from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import objective
-from pipeline.training_vectors import TrainingVectors
-from shards.checked_json import DICTIONARY, parse_json, require
-from shards.copies import dictionary_fingerprint
-from shards.disk import read_file
-from shards.members import read_array
 
-FORMAT = 1                      # of the files
 ALGORITHM = 1                   # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
 KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
@@ -45,115 +31,6 @@ FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048        # vectors of a minibatch
 BATCHES_A_PASS = 128            # where that leaves a minibatch between them: see docs/benchmarks.md
 SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
-
-
-def silent(*args, **figures):
-    """Progress that nobody watches."""
-
-
-@dataclass(frozen=True)
-class Dictionary:
-    """Atoms with how they came about.
-
-    atoms_Kd  float32, row norms <= 1
-    history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
-              explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
-              evaluation before, then replaced)
-    stopped   why learning ended
-    settings  what it was asked for
-    center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
-    """
-
-    atoms_Kd: np.ndarray
-    history: list
-    stopped: str
-    settings: dict
-    center: Center | None = None
-
-    @property
-    def fingerprint(self):
-        """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
-        return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
-
-    @property
-    def centering(self):
-        """What --center it has: "none", "mean" or "position"."""
-        return "none" if self.center is None else self.center.kind
-
-    def report(self):
-        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
-
-        An explained variance that there is not is NaN here, a number to whoever prints it.
-        """
-        best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
-        if best.get("explained_variance", 0) is None:
-            best["explained_variance"] = float("nan")
-        return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
-                **{name: best[name] for name in best if name != "vectors"},
-                "vectors": self.settings.get("vectors")}
-
-    def save(self, directory):
-        """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
-        or not at all.
-
-        Raises DictionaryError if the directory already holds something else.
-        """
-        directory = Path(directory)
-        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
-        record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
-                  "stopped": self.stopped, "settings": self.settings, "history": self.history}
-        if self.center is not None:
-            record["center"] = self.center.record
-        temporary.mkdir(parents=True)
-        try:
-            with appearing_whole(temporary / "atoms.npy") as file:
-                np.save(file, self.atoms_Kd)
-            if self.center is not None:
-                with appearing_whole(temporary / "center.npy") as file:
-                    np.save(file, self.center.rows_Pd)
-            with appearing_whole(temporary / "dictionary.json") as file:
-                file.write(json.dumps(record, indent=1).encode())
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        try:
-            temporary.rename(directory)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            if not _holds(directory, self.fingerprint):
-                raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
-                                      "directory, or remove that one.") from error
-        fsync_directory(directory.parent)
-
-    @classmethod
-    def load(cls, directory):
-        """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
-        directory = Path(directory)
-        try:
-            record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
-            require(record, DICTIONARY, "dictionary.json")
-            atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), "<f4", 2).copy(order="K")
-            center = Center.load(directory, record["center"]) if "center" in record else None
-            dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)
-            found, expected = dictionary.fingerprint, record["fingerprint"]
-        except FileNotFoundError as error:
-            raise DictionaryError(f"{directory} is not a dictionary: it has no {Path(error.filename).name}. "
-                                  f"Make one with: {program()} learn-dictionary") from error
-        except (OSError, ValueError) as error:
-            raise DictionaryError(f"{directory} is damaged ({error}). Copy or learn it again.") from error
-        if found != expected:
-            raise DictionaryError(f"{directory} is damaged: its arrays have sha256 {found[:12]}, "
-                                  f"dictionary.json says {expected[:12]}. Copy or learn it again.")
-        return dictionary
-
-
-def _holds(directory, fingerprint):
-    try:
-        return Dictionary.load(directory).fingerprint == fingerprint
-    except DictionaryError:
-        return False
 
 
 def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, init="sample", batch=None,
@@ -275,7 +152,7 @@ class _Learning:
         make = CpuLearner
         arguments = [self.settings["lam"], self.settings["forgetting"]]
         if self.device != "cpu":
-            from pipeline.learner_torch import TorchLearner
+            from pipeline.dictionary.torch import TorchLearner
 
             make = TorchLearner
             arguments.append(self.device)

@@ -1,9 +1,9 @@
-"""One minibatch of online dictionary learning in torch operations: for a GPU, the same method as learner_cpu.py.
+"""One minibatch of online dictionary learning in torch operations: for a GPU, the same method as cpu.py.
 
 Nothing in the update of the atoms waits for the device or depends on its values, and shapes are fixed, so that it
 can be captured in a CUDA graph; it is not yet, and its K short steps are several thousand small launches a
 minibatch. A solver for all atoms of a group at once does not exist: the projection comes between them.
-Not run on a GPU yet; on CPU tensors the tests hold it against learner_cpu.py.
+Not run on a GPU yet; on CPU tensors the tests hold it against cpu.py.
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -11,7 +11,7 @@ Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 import numpy as np
 import torch
 
-from pipeline.learner_cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
+from pipeline.dictionary.cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
 from pipeline.solvers import nonneg_lasso
 
 SMALLEST_CURVATURE = 1e-10      # below, an atom was not used lately: nothing to learn from

@@ -10,99 +10,25 @@ the kept mass is rounding noise where it is small.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then
-the bytes would depend on which windows failed. Left out: what is learned from this (the student's part), what stages
-and failures are (coder.py).
+the bytes would depend on which windows failed. Left out: the model (teacher/masked_lm.py), what is learned from this
+(the student's part), what stages and failures are (coder.py, failures.py).
 
 Shapes: N coded tokens, C tokens of a chunk, d hidden width, V entries of the vocabulary, n kept.
 """
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import MODEL_FOR_MASKED_LM_MAPPING
-from transformers.modeling_outputs import BaseModelOutput
 
-from common.errors import EncodeError, TeacherError
-from common.invocation import program
-from pipeline.coder import Hidden, TeacherCoder, not_finite
-from pipeline.device import choose_device
-from pipeline.lsp import MOST_ENTRIES, Distributions
-from pipeline.teacher import (
-    Teacher,
-    check_report,
-    cut_config,
-    fast_linear,
-    load_weights,
-    locate,
-    read_config,
-    teacher_fingerprint,
-    torch_dtype,
-)
+from common.errors import EncodeError
+from pipeline.coding.coder import TeacherCoder
+from pipeline.coding.distributions import MOST_ENTRIES, Distributions
+from pipeline.coding.hidden import Hidden, not_finite
 
 LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
 COMPARED_TOKENS = 128  # of one product, where two precisions are compared: three tables of this many logits
 CHUNK_TOKENS = 1024  # more make no product faster
-
-
-class MaskedLm(Teacher):
-    """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher its layer is the last.
-
-    vocabulary  V, logits of a token; may exceed the tokenizer's largest id
-    """
-
-    def __init__(self, name, model, fingerprint):
-        layers = model.config.num_hidden_layers
-        super().__init__(name, layers, layers, model.base_model, fingerprint)
-        self._head = _head_alone(model)
-        self.vocabulary = self.logits(torch.zeros(1, self.hidden_size, device=self.device)).shape[1]
-
-    @classmethod
-    def load(cls, name_or_path, *, dtype="float32", device="cpu"):
-        """Load a teacher with its head; arguments as of `Teacher.load`.
-
-        Raises  TeacherError if it is not found, does not fit or has no masked-LM head; DeviceError
-        """
-        directory = locate(name_or_path)
-        config = read_config(directory, name_or_path)
-        device = choose_device(device)
-        whole = cut_config(config, config.num_hidden_layers)
-        model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-        model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
-        _require_head(report, model.base_model_prefix, name_or_path)
-        check_report(report, model, name_or_path)
-        return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
-
-    def in_float32(self):
-        """As of Teacher."""
-        return MaskedLm.load(self.name, dtype="float32", device=self.device)
-
-    @torch.inference_mode()
-    def logits(self, rows_Cd):
-        """Logits of hidden states of the last layer: a new float32 tensor (C, V), whatever the teacher's dtype."""
-        return self._head(inputs_embeds=rows_Cd[None].to(self.dtype)).logits[0].float()
-
-
-def _head_alone(model):
-    """A model whose encoder hands on what it is given as inputs_embeds: its forward pass is that of its head alone,
-    whatever the family. The weights are shared."""
-    head, encoder = copy.copy(model), copy.copy(model.base_model)
-    head._modules = dict(model._modules)
-    encoder.forward = lambda *_, inputs_embeds, **__: BaseModelOutput(last_hidden_state=inputs_embeds)
-    setattr(head, model.base_model_prefix, encoder)
-    return head
-
-
-def _require_head(report, encoder, name):
-    """Raise TeacherError when weights are missing, none of which is the encoder's."""
-    missing = sorted(report["missing_keys"])
-    if missing and not any(key.startswith(f"{encoder}.") for key in missing):
-        raise TeacherError(
-            f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks {missing[0]}"
-            f"{' and more' if len(missing) > 1 else ''}. Take one that was saved as a masked language model, such as "
-            f"google-bert/bert-base-cased or bundled, or encode its hidden states: {program()} encode-lsp"
-        )
 
 
 @dataclass(frozen=True)
@@ -187,11 +113,11 @@ class LogitsCoder(TeacherCoder):
         fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
         self._chunk = max(1, min(CHUNK_TOKENS, config.batch_tokens, fitting))
 
-    def _states(self, teacher, batch, outputs):
+    def read_states(self, teacher, batch, outputs):
         rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
         return dict.fromkeys(outputs, Hidden(teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
 
-    def _variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+    def measure_variation(self, rows_Nd, exact_Nd, exact_teacher, output):
         pairs = zip(rows_Nd.split(COMPARED_TOKENS), exact_Nd.split(COMPARED_TOKENS), strict=True)
         parts = [
             self.teacher.logits(rows_nd).softmax(1).sub_(exact_teacher.logits(exact_nd).softmax(1)).abs_().sum(1) / 2

@@ -1,34 +1,20 @@
-"""The teacher: a Hugging Face encoder cut off after layer l, and its tokenizer.
+"""The model cut off after layer l.
 
-`Teacher` builds and loads only the embeddings and layers 1 ... l; what it returns equals
-`hidden_states[l]` of the whole model. Two things make that true of more than BERT: settings that list
-one value per layer are cut with the layers, and a family that ends in a norm of its own (ModernBERT) has
-that norm only at l = L, since `hidden_states[l]` of a lower layer is taken before it.
-
-What could go wrong in silence is an error here: a weight that the checkpoint lacks (it would be drawn at
-random), a weight or a setting that transformers does not use (it would compute another model), a family that nobody
-compared with its full model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers
-makes up a tokenizer of five words).
-
-Left out: the masked-LM head (logits.py), tokenizing text (corpus.py), unit length and dropping specials (coder.py).
+`Teacher` builds and loads only the embeddings and layers 1 ... l; what it returns equals `hidden_states[l]` of the
+whole model. Two things make that true of more than BERT: settings that list one value per layer are cut with the
+layers, and a family that ends in a norm of its own (ModernBERT) has that norm only at l = L, since `hidden_states[l]`
+of a lower layer is taken before it. Left out: the masked-LM head (masked_lm.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """
 
-import contextlib
 import copy
-import hashlib
 import inspect
 import json
 import math
-from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import MODEL_MAPPING, AutoConfig
 
 from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
@@ -36,9 +22,8 @@ from common.errors import TeacherError
 from common.paths import utf8_name
 from pipeline.device import choose_device
 from pipeline.solvers import onednn
-from shards.copies import tokenizer_fingerprint  # noqa: F401 (where it was before stores compared with it)
-
-BUNDLED = Path(__file__).parent / "bundled_teacher"
+from pipeline.teacher.location import fingerprint, in_one_line, locate, require_weight_files
+from pipeline.teacher.tokenizer import quiet_transformers
 
 # Families for which a test compares every layer of the cut model with the full one.
 FAMILIES = (
@@ -47,18 +32,8 @@ FAMILIES = (
 )  # fmt: skip
 FINAL_NORM = {"eurobert": "norm", "modernbert": "final_norm"}  # attribute of the model, applied after layer L
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")  # configuration lists with one entry per layer
-
 ROTARY = ("eurobert", "modernbert")  # families that rotate queries and keys by position and add nothing to the input
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-HUB_FILES = [
-    "config.json", WEIGHTS, "model-*.safetensors", WEIGHTS_INDEX,
-    "*token*.json", "vocab.*", "merges.txt", "*.model",
-]  # fmt: skip
 
 
 class Teacher:
@@ -107,7 +82,7 @@ class Teacher:
             layer=layer,
             num_layers=config.num_hidden_layers,
             model=fast_linear(model.to(device)),
-            fingerprint=_fingerprint(directory, name_or_path),
+            fingerprint=fingerprint(directory, name_or_path),
         )
 
     def in_float32(self):
@@ -172,156 +147,6 @@ class Teacher:
             )
 
 
-def teacher_fingerprint(name_or_path):
-    """Hex sha256 of a teacher's configuration and weights, without loading the model.
-
-    Equal content gives an equal fingerprint under any name or path. Reads every byte: seconds for gigabytes.
-    Raises  TeacherError if the teacher is not found or its weights are not safetensors
-    """
-    return _fingerprint(locate(name_or_path), name_or_path)
-
-
-# ---- tokenizer
-
-
-def load_tokenizer(name_or_path):
-    """The fast tokenizer of a teacher or of any directory of tokenizer files.
-
-    Reads whole documents: a truncation or padding that was saved with it (sentence-transformers do that)
-    is switched off. A special token written out in a text ("[MASK]") is read as text: only the tokenizer
-    itself adds specials; this lives in the object, so a saved copy goes back to the usual behaviour.
-    Raises  TeacherError if there is no vocabulary, or no fast tokenizer for it
-    """
-    directory = locate(name_or_path)
-    if not any(_matches(directory, TOKENIZER_FILES)):  # transformers would invent one
-        raise TeacherError(
-            f"{name_or_path}: no tokenizer in {directory} (expected one of {', '.join(TOKENIZER_FILES)}). "
-            "Copy the files of the tokenizer that this model was trained with into that directory."
-        )
-    try:
-        with _quiet(), utf8_name(directory) as place:
-            tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included
-        raise TeacherError(
-            f"{name_or_path}: the tokenizer in {directory} cannot be read: {_one_line(error)}. "
-            "Fetch its files again, or save it once more with save_pretrained."
-        ) from error
-    if not tokenizer.is_fast:
-        raise TeacherError(
-            f"{name_or_path}: {type(tokenizer).__name__} is not a fast tokenizer, and only those are used. "
-            "Take a teacher that comes with a tokenizer.json."
-        )
-    tokenizer.split_special_tokens = True  # tokenizer(text) sets the backend's switch anew at each call
-    tokenizer.backend_tokenizer.encode_special_tokens = True  # for callers of the backend itself
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def special_ids(tokenizer):
-    """Ids of the special tokens: a dict of "cls", "sep", "mask", "pad" (int) and "all" (sorted list).
-
-    "all" holds every special id, [UNK] and added ones included. A tokenizer without [CLS] or [SEP] lends
-    its begin- and end-of-sequence tokens.
-    Raises  TeacherError naming what is missing
-    """
-    found = {
-        "cls": _first(tokenizer.cls_token_id, tokenizer.bos_token_id),
-        "sep": _first(tokenizer.sep_token_id, tokenizer.eos_token_id),
-        "mask": tokenizer.mask_token_id,
-        "pad": tokenizer.pad_token_id,
-    }
-    missing = [name for name, token_id in found.items() if token_id is None]
-    if missing:
-        raise TeacherError(
-            f"the tokenizer {tokenizer.name_or_path} has no token for {', '.join(missing)}; cls, sep, mask "
-            "and pad are all needed. Use the tokenizer of a masked language model."
-        )
-    return found | {"all": sorted({*found.values(), *tokenizer.all_special_ids})}
-
-
-# ---- where a teacher lies
-
-
-def locate(name_or_path):
-    """The directory of a teacher, given as "bundled", as a directory or as the name of a model on the Hub.
-
-    The Hub's cache is asked first, so a finished download needs no network; `hf download` refreshes it.
-    Raises  TeacherError saying what was tried
-    """
-    if str(name_or_path) == "bundled":
-        if not BUNDLED.is_dir():
-            raise TeacherError(
-                f"the bundled teacher is missing: {BUNDLED} is no directory. "
-                "Install this package again, or name a teacher with --teacher."
-            )
-        return BUNDLED
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise TeacherError(f"{path} is a file, expected the directory of a model: try {path.parent}")
-    if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith((".", "~")):
-        raise TeacherError(f"no such directory: {path}. Give a model's directory, or its name on the Hub.")
-    return _from_hub(str(name_or_path))
-
-
-def _from_hub(name):
-    with contextlib.suppress(LocalEntryNotFoundError, ValueError):  # ValueError: not a Hub name; said below
-        cached = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
-        if _weight_files(cached) and any(_matches(cached, TOKENIZER_FILES)):
-            return cached
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
-        offline = isinstance(error, LocalEntryNotFoundError)
-        raise TeacherError(
-            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not to be had from the "
-            f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else _one_line(error)}). "
-            f"Give the directory of a model, or where there is a network run: hf download {name}"
-        ) from error
-
-
-def _weight_files(directory):
-    """The safetensors files of a checkpoint, its index first; empty if there are none or one is missing."""
-    index = directory / WEIGHTS_INDEX
-    if (directory / WEIGHTS).exists():
-        return [directory / WEIGHTS]
-    if not index.exists():
-        return []
-    shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    files = [index, *(directory / shard for shard in shards)]
-    return files if all(file.exists() for file in files) else []
-
-
-def _checked_weight_files(directory, name):
-    if files := _weight_files(directory):
-        return files
-    pickled = sorted(path.name for path in _matches(directory, PICKLED_WEIGHTS))
-    found = f"only {', '.join(pickled)}" if pickled else "none of it"
-    raise TeacherError(
-        f"{name}: expected {WEIGHTS} or every part that {WEIGHTS_INDEX} lists, found {found} in {directory}. "
-        "A pickled checkpoint (.bin, .pt) can run code when it is read, so it is not loaded. If you trust it "
-        """convert it: python -c "from transformers import AutoModel as M, AutoTokenizer as T; """
-        f"""[C.from_pretrained('{name}').save_pretrained('converted') for C in (M, T)]", and use converted"""
-    )
-
-
-def _fingerprint(directory, name):
-    digest = hashlib.sha256()
-    for file in [directory / "config.json", *_checked_weight_files(directory, name)]:
-        with open(file, "rb") as stream:
-            digest.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
-def _matches(directory, patterns):
-    return (path for pattern in patterns for path in directory.glob(pattern))
-
-
-# ---- building the cut model
-
-
 def read_config(directory, name):
     """The configuration of a teacher. Raises TeacherError when it cannot be read, or its family is not a tested one."""
     file = directory / "config.json"
@@ -341,7 +166,7 @@ def read_config(directory, name):
         raise
     except Exception as error:  # transformers' checks of a configuration raise classes of their own
         raise TeacherError(
-            f"{name}: {file} cannot be read: {_one_line(error)}. Fetch or save the model again."
+            f"{name}: {file} cannot be read: {in_one_line(error)}. Fetch or save the model again."
         ) from error
 
 
@@ -412,9 +237,9 @@ def load_weights(model_class, directory, config, dtype, name, **options):
 
     Raises  TeacherError when there are none, or they cannot be read
     """
-    _checked_weight_files(directory, name)
+    require_weight_files(directory, name)
     try:
-        with _quiet(), utf8_name(directory) as place:
+        with quiet_transformers(), utf8_name(directory) as place:
             model, report = model_class.from_pretrained(
                 place,
                 config=config,
@@ -427,7 +252,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise TeacherError(
-            f"{name}: the weights in {directory} cannot be loaded: {_one_line(error)}. "
+            f"{name}: the weights in {directory} cannot be loaded: {in_one_line(error)}. "
             "Fetch or save the model again."
         ) from error
     for parameter in model.parameters():  # DeBERTa creates some in float32 whatever the dtype, and then fails
@@ -494,36 +319,10 @@ def torch_dtype(dtype, device):
     """What --dtype means on a device. Raises TeacherError.
 
     "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,
-    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; coder.py refuses them.
+    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; coding/ refuses them.
     """
     if dtype == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
         raise TeacherError(f"no such dtype: {dtype!r}. Use {', '.join(DTYPES)} or auto.")
     return DTYPES[dtype]
-
-
-@contextlib.contextmanager
-def _quiet():
-    """No table of unused weights (a cut model leaves many), no bar; afterwards everything as it was."""
-    verbosity = transformers_logging.get_verbosity()
-    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-        if not hub_bars:  # transformers' switch moves the Hub's as well
-            disable_progress_bars()
-
-
-def _first(*token_ids):
-    return next((token_id for token_id in token_ids if token_id is not None), None)
-
-
-def _one_line(error):
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first.rstrip('.')}"

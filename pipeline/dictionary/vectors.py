@@ -2,7 +2,7 @@
 
 The input may be larger than memory: rows are read a minibatch at a time, those of one minibatch in the order of
 the file, and scaled to unit length as they are read. Beside them this keeps two row numbers a vector (16 bytes)
-and the held-out rows. Left out: what is learned from them (dictionary.py, learner_cpu.py, learner_torch.py).
+and the held-out rows. Left out: what is learned from them (learning.py, cpu.py, torch.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width.
 """

@@ -1,0 +1,154 @@
+"""The file-system calls by which files appear whole, one function each, and the temporaries that wait for a name.
+
+    file = disk.create(temporary)
+    disk.write(file, raw)
+
+What this project writes goes through these names (`disk.link(...)`, never an imported `link`), so that a test can stand
+in for any of them: record their order, raise at the i-th, kill the process at the i-th. None does more than it says.
+Files are unbuffered: an error of the disk comes from the call that met it, and closing a file writes nothing. Files are
+opened for reading here too, by `open_to_read`, which never waits for a pipe.
+Left out: in which order they are called (durable.py, shards/writer.py).
+"""
+
+import atexit
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+
+CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_temporaries = set()
+
+
+def create(path):
+    """Open a new file for writing."""
+    return open(path, "xb", buffering=0)
+
+
+def write(file, raw):
+    """Write all of it; the system may take a part at a time."""
+    raw = memoryview(raw)
+    while len(raw):
+        raw = raw[file.write(raw) :]
+
+
+def fsync(file):
+    os.fsync(file.fileno())
+
+
+def close(file):
+    file.close()
+
+
+def open_to_read(path):
+    """A regular file, or a link that ends at one, open for reading.
+
+    Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
+    """
+    _refuse_irregular(os.stat(path), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return open(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_irregular(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def kind_of_file(status):
+    """What an os.stat_result is of, in words."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
+def read_file(path):
+    """All bytes of a regular file. Raises as `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.readall()
+
+
+def file_sha256(path):
+    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
+    with open_to_read(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link(old, new):
+    """A second name for a file; FileExistsError if there is one of that name."""
+    os.link(old, new)
+
+
+def unlink(path):
+    os.unlink(path)
+    _temporaries.discard((os.getpid(), path))
+
+
+def rename(old, new):
+    """Replaces a file, or an empty directory, that has the new name."""
+    os.rename(old, new)
+    _temporaries.discard((os.getpid(), old))
+
+
+def mkdir(path):
+    os.mkdir(path)
+
+
+def fsync_path(path):
+    """Make a file's bytes, or a directory's names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(directory, stem):
+    """A name no other process uses; it begins with a dot, so that no reader takes it for finished.
+
+    Until `discard` it is remembered: what an interruption left behind goes when the process ends, unless it is
+    killed. There is no moment between two instructions at which Ctrl-C could leave a file for good.
+    """
+    path = Path(directory) / f".{stem}.{os.getpid()}.{uuid.uuid4().hex[:12]}.tmp"
+    _temporaries.add((os.getpid(), path))
+    return path
+
+
+def discard(temporary):
+    """Remove a temporary, file or directory, if it still has its name. Never raises OSError."""
+    if (os.getpid(), temporary) not in _temporaries:
+        return
+    try:
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary)
+        else:
+            unlink(temporary)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return  # the error that led here tells more; the end of the process tries again
+    _temporaries.discard((os.getpid(), temporary))
+
+
+@atexit.register
+def discard_all():
+    """Remove the temporaries of this process: at its end, or when nobody wants any more what it is about to write."""
+    for process, path in list(_temporaries):
+        if process == os.getpid():  # a forked child owns none of its parent's
+            discard(path)

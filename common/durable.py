@@ -1,0 +1,166 @@
+"""Files and directories that appear whole or not at all, and survive a power cut once they have appeared.
+
+    with appearing_whole(path) as file:              # replaces a file
+        file.write(...)
+    publish_json(path, value)                        # never replaces one
+    publish_directory(path, fill)
+
+Every one of them takes the same way: a unique temporary name beside the final one, write, fsync, the final name by
+rename (or by link, which never replaces), fsync of the directory. A failure leaves things as they were and no
+temporary; a kill leaves at most a temporary, whose name says so (disk.temporary_name). Writes are plain writes, never
+through a memory map: on a full disk these raise OSError, a map kills the process.
+Left out: the calls themselves (disk.py).
+"""
+
+import errno
+import io
+import json
+import os
+from contextlib import contextmanager, suppress
+
+from common import disk
+from common.paths import utf8
+
+
+@contextmanager
+def appearing_whole(path, sync=True):
+    """A buffered binary file to write to, which gets its name when the block ends well; else nothing stays.
+
+    sync  whether it survives a power cut once it has its name
+    """
+    with _temporary(path) as temporary:
+        file = io.BufferedWriter(disk.create(temporary))
+        try:
+            yield file
+            file.flush()
+            if sync:
+                disk.fsync(file)
+        except BaseException:
+            with suppress(OSError):    # closing tries once more to write what could not be written
+                disk.close(file)
+            raise
+        disk.close(file)
+        _rename(temporary, path, sync)
+
+
+def replace_bytes(path, content, sync=True):
+    """Write a file's content under a final name, in place of what has it. `sync` as of `appearing_whole`."""
+    with _written(path, content, sync) as temporary:
+        _rename(temporary, path, sync)
+
+
+def replace_json(path, value, allow_nan=False):
+    """Write JSON under a final name, in place of what has it."""
+    replace_bytes(path, _json_bytes(value, allow_nan))
+
+
+def publish_json(path, value, withdraw=False):
+    """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
+    with _written(path, _json_bytes(value)) as temporary:
+        return publish(temporary, path, withdraw)
+
+
+def publish(temporary, final, withdraw=False):
+    """Give a written and fsynced file its final name, unless that name exists.
+
+    withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
+    Returns   True when this call published it, False when another had; the temporary is gone either way
+    """
+    written = os.stat(temporary)
+    try:
+        disk.link(temporary, final)
+        published = True
+    except FileExistsError:
+        published = False
+    try:
+        disk.unlink(temporary)
+        disk.fsync_path(final.parent)
+    except OSError:
+        if published and withdraw:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(final), written):  # nobody has replaced it meanwhile
+                    disk.unlink(final)
+        raise
+    return published
+
+
+def publish_directory(final, fill, replace=True, carry=None):
+    """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
+
+    replace  whether one that is already there is replaced, or stays and counts as this one
+    carry    called as carry(old, new) with a directory that is replaced, out of everybody's way already, and the one
+             that shall take its place: what it does not take over (leaving the old one as it is) is removed
+    A failure leaves things as they were, and no temporary.
+    """
+    make_directories(final.parent)
+    with _temporary(final) as temporary:
+        disk.mkdir(temporary)
+        fill(temporary)
+        for path in temporary.rglob("*"):
+            disk.fsync_path(path)
+        disk.fsync_path(temporary)
+        try:
+            disk.rename(temporary, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if replace:
+                _replace_directory(temporary, final, carry)
+        disk.fsync_path(final.parent)
+
+
+def _replace_directory(temporary, final, carry):
+    replaced = disk.temporary_name(final.parent, final.name)
+    try:
+        disk.rename(final, replaced)
+        if carry is not None:
+            carry(replaced, temporary)
+        disk.rename(temporary, final)
+    except BaseException:  # Ctrl-C as well: the old one would go with the other temporaries
+        if not final.exists() and replaced.exists():
+            disk.rename(replaced, final)
+        raise
+    disk.discard(replaced)
+
+
+def make_directories(path):
+    """Make a directory and its parents, each of them durable in the one above."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        with suppress(FileExistsError):
+            disk.mkdir(path)
+        disk.fsync_path(path.parent)
+
+
+@contextmanager
+def _temporary(path):
+    """A temporary name beside `path`, whose bearer is removed at the end if it still has it."""
+    temporary = disk.temporary_name(path.parent, path.name)
+    try:
+        yield temporary
+    finally:
+        disk.discard(temporary)
+
+
+@contextmanager
+def _written(path, content, sync=True):
+    """A temporary beside `path` that holds the content."""
+    with _temporary(path) as temporary:
+        file = disk.create(temporary)
+        try:
+            disk.write(file, content)
+            if sync:
+                disk.fsync(file)
+        finally:
+            disk.close(file)
+        yield temporary
+
+
+def _rename(temporary, path, sync):
+    disk.rename(temporary, path)
+    if sync:
+        disk.fsync_path(path.parent)
+
+
+def _json_bytes(value, allow_nan=False):
+    return utf8(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=allow_nan) + "\n")

@@ -1,0 +1,24 @@
+"""Locks on files, by which the processes of a machine, and where the file system shares locks those of several, wait
+for one another or keep out of one another's way. A lock ends with the process that holds it, however that ends.
+"""
+
+import fcntl
+
+
+def acquire(file, *, shared=False, wait=False) -> bool:
+    """Lock an open file. False where another process holds a lock on it that does not go with this one.
+
+    shared  whether others may hold a shared lock too
+    wait    whether to wait for the others instead of answering False
+    Raises  OSError where the file system has no locks
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def release(file) -> None:
+    """Give a lock back now, not when every process that has inherited the open file has closed it."""
+    fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,30 @@
+"""Matrix products by oneDNN, which torch carries but asks only for some of its float32 products.
+
+torch sends a float32 product on a CPU to MKL, NumPy to OpenBLAS. On an AMD EPYC (Zen 5) neither uses AVX-512, and
+oneDNN took half the time or less. The operator is a private one of torch, so it is tried once; whoever uses it must do
+without where `available()` says no. Left out: gradients (student/onednn.py), threads and rounding
+(pipeline/solvers/onednn.py).
+
+Shapes: N rows, d inputs, K outputs.
+"""
+
+import functools
+
+import torch
+
+
+def multiply(rows_Nd, weight_Kd, bias_K=None):
+    """rows @ weight.T + bias on float32 tensors of the CPU: a new tensor (N, K) without a gradient."""
+    return torch.ops.mkldnn._linear_pointwise(rows_Nd, weight_Kd, bias_K, "none", [], "")
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the operator exists here and computes what it should."""
+    place = {"dtype": torch.float32, "device": "cpu"}
+    rows, weight = torch.arange(6, **place).view(2, 3), torch.arange(12, **place).view(4, 3)
+    bias = torch.arange(4, **place)
+    try:
+        return torch.equal(multiply(rows, weight, bias), torch.nn.functional.linear(rows, weight, bias))
+    except (AttributeError, RuntimeError, TypeError):
+        return False

@@ -1,0 +1,222 @@
+"""What travels through the stages of a coder: blocks of windows, and the batches of a forward pass.
+
+Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from common.documents import positions_in_documents
+from shards.segments import segment_ids
+
+UNIT_END = object()  # comes after the blocks of a unit
+
+
+class Reading(NamedTuple):
+    """What a teacher is told about a window beside its ids.
+
+    documents_apart  which tokens belong to one document: each is read as if it stood alone
+    segments         which of the two sentences of a pair each token belongs to
+    """
+
+    documents_apart: bool = False
+    segments: bool = False
+
+    @classmethod
+    def of(cls, config, teacher):
+        """How a command reads: with segments where windows are pairs and the teacher has two token types, unless the
+        settings say never."""
+        tells_segments = config.segments == "auto" and config.packing == "pairs" and teacher.segments >= 2
+        return cls(config.documents_apart, tells_segments)
+
+    def settings(self):
+        """What it adds to the settings that name a store or a dictionary; nothing for windows read as one text."""
+        return {name: True for name, value in self._asdict().items() if value}
+
+
+AS_ONE_TEXT = Reading()
+
+
+class Output(NamedTuple):
+    """What a store wants of the hidden states."""
+
+    layer: int
+    dictionary: object
+
+
+@dataclass(eq=False)
+class Block:
+    """What becomes one block of a shard.
+
+    columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
+    output      number of the output that it is for
+    batches     how many forward passes it takes
+    parts       columns of the batches that are done; this and what follows belongs to the last stage
+    statistics  sums over the block, for the unit's statistics, and its largest KKT violation
+    seconds     for which teacher, solver and distributions were busy, for the unit's environment
+    failed      windows without entries because coding them failed, or is known to: number in the block to the reason
+    """
+
+    columns: dict
+    output: int = 0
+    batches: int = 0
+    parts: list = field(default_factory=list)
+    statistics: dict = field(default_factory=dict)
+    seconds: dict = field(default_factory=dict)
+    failed: dict = field(default_factory=dict)
+
+    @property
+    def tokens(self):
+        return len(self.columns["ids"])
+
+    def add_to(self, statistics, environment):
+        """Add the block's figures to those of its unit."""
+        largest = max(statistics.get("max_kkt", 0.0), self.statistics.get("max_kkt", 0.0))
+        add_amounts(statistics, self.statistics)
+        add_amounts(environment, self.seconds)
+        if "max_kkt" in self.statistics:
+            statistics["max_kkt"] = largest
+
+
+@dataclass(eq=False)
+class Batch:
+    """Windows of one forward pass; each stage replaces what the one before it made.
+
+    ids_WL     int64 tensor, padded, in pinned memory where there is a GPU
+    real_WL    bool tensor, True at tokens; None when every window is full
+    tokens_N   int64 tensor, which of the W * L places are coded
+    coded_T    bool, which of the tokens end to end are coded
+    windows    how many of the W count, the others being copies
+    first      number of the first window in its block
+    blocks     those that it is part of, one an output; from the teacher on, each has a Batch of its own
+    hidden     Hidden (hidden.py) between teacher and solver
+    codes      what the coder made of the hidden states: Codes, or MostProbable of logits.py
+    marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
+    sharing    how many batches share the teacher's pass
+    documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
+    compared   whether it is to say what the teacher's dtype changes
+    error      what teacher or solver raised; failures.py says what follows
+    idle       whether there is nothing to code, because all of its windows are known to fail
+    """
+
+    ids_WL: torch.Tensor
+    real_WL: torch.Tensor | None
+    tokens_N: torch.Tensor
+    coded_T: np.ndarray
+    windows: int
+    first: int = 0
+    blocks: list = field(default_factory=list)
+    hidden: object = None
+    codes: object = None
+    marks: dict = field(default_factory=dict)
+    sharing: int = 1
+    documents_WL: torch.Tensor | None = None
+    segments_WL: torch.Tensor | None = None
+    compared: bool = False
+    error: Exception | None = None
+    idle: bool = False
+
+    @property
+    def block(self):
+        """The one block that it is part of."""
+        (block,) = self.blocks
+        return block
+
+    def only(self, windows):
+        """The batch with these windows alone, in their places; the others become copies of the first of them."""
+        chosen_W = np.zeros(len(self.ids_WL), bool)
+        chosen_W[windows] = True
+        source_W = torch.from_numpy(np.where(chosen_W, np.arange(len(chosen_W)), windows[0]))
+        kept_N = chosen_W[self.tokens_N.numpy() // self.ids_WL.shape[1]]
+        coded_T = self.coded_T.copy()
+        coded_T[coded_T] = kept_N
+        return replace(
+            self, **self._rows(source_W), tokens_N=self.tokens_N[torch.from_numpy(kept_N)], coded_T=coded_T,
+            hidden=None, codes=None, marks={}, error=None,
+        )  # fmt: skip
+
+    def not_known_to_fail(self):
+        """Numbers of the windows that the batch's blocks do not name as failed."""
+        return [window for window in range(self.windows) if self.first + window not in self.blocks[0].failed]
+
+    def without_known_failures(self):
+        """The batch without the windows that are known to fail; idle when these are all."""
+        whole = self.not_known_to_fail()
+        if len(whole) == self.windows:
+            return self
+        return self.only(whole) if whole else replace(self, coded_T=np.zeros_like(self.coded_T), idle=True)
+
+    def alone(self, windows):
+        """A smaller batch of these windows, in increasing order; its `coded_T` says nothing."""
+        length, source_W = self.ids_WL.shape[1], torch.tensor(windows)
+        window_N, place_N = self.tokens_N // length, self.tokens_N % length
+        kept_N = torch.isin(window_N, source_W)
+        tokens_N = torch.searchsorted(source_W, window_N[kept_N]) * length + place_N[kept_N]
+        return replace(self, **self._rows(source_W), tokens_N=tokens_N, windows=len(windows), marks={})
+
+    def _rows(self, source_W):
+        names = ("ids_WL", "real_WL", "documents_WL", "segments_WL")
+        return {name: None if (rows := getattr(self, name)) is None else rows[source_W] for name in names}
+
+    @property
+    def reading(self):
+        """What the teacher is told beside ids and padding, as keyword arguments."""
+        given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    @property
+    def position_N(self):
+        """The positions of the coded tokens as the teacher counts them, from 0; int64 tensor on the host."""
+        if self.documents_WL is None:
+            return self.tokens_N % self.ids_WL.shape[1]
+        return positions_in_documents(self.documents_WL).flatten()[self.tokens_N]
+
+
+def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False, documents_T=None, segments=False):
+    """The Batch of some windows, given end to end.
+
+    windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    pinned       in memory from which a GPU copies by itself
+    documents_T  as `documents_of` gives it, where documents are kept apart
+    segments     whether the windows are pairs of sentences that the teacher shall tell apart
+    """
+    real_WL = np.zeros((windows, max_length), bool)
+    real_WL[: len(lengths_W)] = np.arange(max_length) < lengths_W[:, None]
+    ids_WL = torch.full((windows, max_length), special_ids["pad"], dtype=torch.int64, pin_memory=pinned)
+    ids_WL.numpy()[real_WL] = ids_T
+    coded_T = ~np.isin(ids_T, special_ids["all"])
+    tokens_N = torch.from_numpy(np.flatnonzero(real_WL)[coded_T])
+    ids_WL[len(lengths_W) :], real_WL[len(lengths_W) :] = ids_WL[0], real_WL[0]
+    mask_WL = None if real_WL.all() else torch.from_numpy(real_WL)
+    documents_WL = segments_WL = None
+    if documents_T is not None:
+        documents_WL = torch.full((windows, max_length), -1)
+        documents_WL.numpy()[: len(lengths_W)][real_WL[: len(lengths_W)]] = documents_T
+        documents_WL[len(lengths_W) :] = documents_WL[0]
+    if segments:
+        segments_WL = torch.from_numpy(segment_ids(ids_WL.numpy(), real_WL.sum(1), special_ids["sep"]))
+    if pinned:
+        tokens_N = tokens_N.pin_memory()
+        mask_WL, documents_WL, segments_WL = (
+            tensor if tensor is None else tensor.pin_memory() for tensor in (mask_WL, documents_WL, segments_WL)
+        )
+    return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W), documents_WL=documents_WL, segments_WL=segments_WL)
+
+
+def documents_of(columns):
+    """The number of each token's document inside its window, int64 (T,), from the columns of a block.
+
+    As the student counts them (shards/codec.py): [CLS] belongs to the first document, a [SEP] to the one that it ends.
+    """
+    lengths_W = columns["lengths"]
+    runs_T = np.searchsorted(columns["run_starts"], np.arange(lengths_W.sum()), side="right")
+    return runs_T - np.repeat(runs_T[np.cumsum(lengths_W) - lengths_W], lengths_W)
+
+
+def add_amounts(totals, amounts):
+    """Add numbers to those of the same names."""
+    for name, amount in amounts.items():
+        totals[name] = totals.get(name, 0) + amount

@@ -1,0 +1,81 @@
+"""Hidden states to distributions over latent semantic properties: sparse codes over a dictionary's atoms, normalised.
+
+Left out: the solver (solvers/), what a code becomes (distributions.py).
+
+Shapes: N coded tokens, d hidden width, K atoms.
+"""
+
+import numpy as np
+import torch
+
+from common.errors import EncodeError
+from pipeline.coding.batch import add_amounts
+from pipeline.coding.coder import TeacherCoder
+from pipeline.coding.distributions import distributions
+from pipeline.coding.hidden import center_on, centred_rows
+from pipeline.coding.precision import total_variation
+from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.parallel import one_blas_thread
+
+# Of the solver where precisions are compared, so that it is not its error that is seen.
+COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
+
+
+class LspCoder(TeacherCoder):
+    """Blocks of windows to blocks with the LSPs of every token."""
+
+    WORK = "solver"
+
+    def __init__(self, teacher, outputs, config, special_ids):
+        super().__init__(teacher, outputs, config, special_ids)
+        self._dictionaries = [_load_dictionary(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
+        self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
+        self._checked = set()  # outputs of which some token is known to have a code
+
+    def read_states(self, teacher, batch, outputs):
+        wanted = [(self.outputs[output].layer, self._centers[output]) for output in outputs]
+        return dict(zip(outputs, centred_rows(teacher, batch, wanted), strict=True))
+
+    def _code(self, rows_Nd, output, tolerance=None):
+        atoms_Kd, gram_KK = self._dictionaries[output]
+        config = self.config
+        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance}
+        if config.solver == "fista":
+            how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
+        rows_Nd = rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy()
+        return nonneg_lasso(rows_Nd, atoms_Kd, config.lam, **how)
+
+    def measure_variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+        count = len(self.outputs[output].dictionary.atoms_Kd)
+        tolerance = min(self.config.tolerance, COMPARED_TOLERANCE[rows_Nd.device.type])
+        codes = (self._code(rows, output, tolerance).to_host().dense(count) for rows in (rows_Nd, exact_Nd))
+        return total_variation(*codes)
+
+    def _arrays(self, codes):
+        return codes.indptr, codes.indices, codes.values, codes.kkt
+
+    def _rows(self, codes, block):
+        rows = distributions(codes, self.config.top_n)
+        tokens, empty = len(codes.kkt), int((np.diff(codes.indptr) == 0).sum())
+        add_amounts(block.statistics, {"empty_codes": empty})
+        block.statistics["max_kkt"] = max(block.statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
+        if tokens and block.output not in self._checked:
+            self._checked.add(block.output)
+            if empty == tokens:
+                output = self.outputs[block.output]
+                raise EncodeError(
+                    f"--lam {self.config.lam} empties the code of every one of the first {tokens:,} tokens, at layer "
+                    f"{output.layer} and k {len(output.dictionary.atoms_Kd)}. Use a smaller one; 0.05 is usual."
+                )
+        return rows
+
+
+def _load_dictionary(device, atoms_Kd):
+    """Atoms and their Gram matrix, as the solver takes them."""
+    with one_blas_thread():  # how a product is cut up for threads changes how its sums round
+        gram_KK = atoms_Kd @ atoms_Kd.T
+    if device.type == "cpu":
+        return atoms_Kd, gram_KK
+    pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)
+    torch.cuda.synchronize(device)  # once, so that no lane has to wait for them
+    return pair

@@ -1,0 +1,132 @@
+"""The atoms of a dictionary with how they came about, and their files.
+
+    dictionary.save("atoms")
+    dictionary = Dictionary.load("atoms")
+
+Shapes: d width, K atoms.
+"""
+
+import errno
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import DictionaryError
+from common.invocation import program
+from pipeline.dictionary.centering import Center
+from pipeline.files import appearing_whole, fsync_directory
+from shards.checked_json import DICTIONARY, parse_json, require
+from shards.copies import dictionary_fingerprint
+from shards.disk import read_file
+from shards.members import read_array
+
+FORMAT = 1  # of the files
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """Atoms with how they came about.
+
+    atoms_Kd  float32, row norms <= 1
+    history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
+              explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
+              evaluation before, then replaced)
+    stopped   why learning ended
+    settings  what it was asked for
+    center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
+    """
+
+    atoms_Kd: np.ndarray
+    history: list
+    stopped: str
+    settings: dict
+    center: Center | None = None
+
+    @property
+    def fingerprint(self):
+        """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
+        return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
+
+    @property
+    def centering(self):
+        """What --center it has: "none", "mean" or "position"."""
+        return "none" if self.center is None else self.center.kind
+
+    def report(self):
+        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
+
+        An explained variance that there is not is NaN here, a number to whoever prints it.
+        """
+        best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
+        if best.get("explained_variance", 0) is None:
+            best["explained_variance"] = float("nan")
+        return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
+                **{name: best[name] for name in best if name != "vectors"},
+                "vectors": self.settings.get("vectors")}
+
+    def save(self, directory):
+        """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
+        or not at all.
+
+        Raises DictionaryError if the directory already holds something else.
+        """
+        directory = Path(directory)
+        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
+        record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
+                  "stopped": self.stopped, "settings": self.settings, "history": self.history}
+        if self.center is not None:
+            record["center"] = self.center.record
+        temporary.mkdir(parents=True)
+        try:
+            with appearing_whole(temporary / "atoms.npy") as file:
+                np.save(file, self.atoms_Kd)
+            if self.center is not None:
+                with appearing_whole(temporary / "center.npy") as file:
+                    np.save(file, self.center.rows_Pd)
+            with appearing_whole(temporary / "dictionary.json") as file:
+                file.write(json.dumps(record, indent=1).encode())
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        try:
+            temporary.rename(directory)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if not _holds(directory, self.fingerprint):
+                raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
+                                      "directory, or remove that one.") from error
+        fsync_directory(directory.parent)
+
+    @classmethod
+    def load(cls, directory):
+        """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
+        directory = Path(directory)
+        try:
+            record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
+            require(record, DICTIONARY, "dictionary.json")
+            atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), "<f4", 2).copy(order="K")
+            center = Center.load(directory, record["center"]) if "center" in record else None
+            dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)
+            found, expected = dictionary.fingerprint, record["fingerprint"]
+        except FileNotFoundError as error:
+            raise DictionaryError(f"{directory} is not a dictionary: it has no {Path(error.filename).name}. "
+                                  f"Make one with: {program()} learn-dictionary") from error
+        except (OSError, ValueError) as error:
+            raise DictionaryError(f"{directory} is damaged ({error}). Copy or learn it again.") from error
+        if found != expected:
+            raise DictionaryError(f"{directory} is damaged: its arrays have sha256 {found[:12]}, "
+                                  f"dictionary.json says {expected[:12]}. Copy or learn it again.")
+        return dictionary
+
+
+def _holds(directory, fingerprint):
+    try:
+        return Dictionary.load(directory).fingerprint == fingerprint
+    except DictionaryError:
+        return False

@@ -1,0 +1,53 @@
+"""The teacher: a Hugging Face encoder cut off after a layer, and its tokenizer. What other rooms use is named here.
+
+    teacher = Teacher.load("google-bert/bert-base-cased", layer=8)
+    hidden_WLd = teacher(ids_WL)
+
+location.py finds a teacher's files, tokenizer.py reads its tokenizer, cut.py builds and loads the cut model, and
+masked_lm.py, which is imported by its own name, loads the whole model with its head.
+
+What could go wrong in silence is an error here: a weight that the checkpoint lacks (it would be drawn at random), a
+weight or a setting that transformers does not use (it would compute another model), a family that nobody compared with
+its full model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers makes up a
+tokenizer of five words).
+
+Left out: tokenizing text (corpus/), unit length and dropping specials (coding/).
+"""
+
+from pipeline.teacher.cut import (
+    FAMILIES,
+    FINAL_NORM,
+    Teacher,
+    check_documents_apart,
+    check_layers,
+    check_position_means,
+    check_report,
+    check_settings,
+    cut_config,
+    load_weights,
+    max_positions,
+    read_config,
+)
+from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint
+from pipeline.teacher.tokenizer import load_tokenizer, special_ids, tokenizer_fingerprint
+
+__all__ = [
+    "BUNDLED",
+    "FAMILIES",
+    "FINAL_NORM",
+    "Teacher",
+    "check_documents_apart",
+    "check_layers",
+    "check_position_means",
+    "check_report",
+    "check_settings",
+    "cut_config",
+    "load_tokenizer",
+    "load_weights",
+    "locate",
+    "max_positions",
+    "read_config",
+    "special_ids",
+    "teacher_fingerprint",
+    "tokenizer_fingerprint",
+]

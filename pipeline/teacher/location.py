@@ -1,0 +1,114 @@
+"""Where a teacher lies: "bundled", a directory, or the name of a model on the Hub; and what its content is."""
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from common.errors import TeacherError
+
+BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+HUB_FILES = [
+    "config.json", WEIGHTS, "model-*.safetensors", WEIGHTS_INDEX,
+    "*token*.json", "vocab.*", "merges.txt", "*.model",
+]  # fmt: skip
+
+
+def locate(name_or_path):
+    """The directory of a teacher, given as "bundled", as a directory or as the name of a model on the Hub.
+
+    The Hub's cache is asked first, so a finished download needs no network; `hf download` refreshes it.
+    Raises  TeacherError saying what was tried
+    """
+    if str(name_or_path) == "bundled":
+        if not BUNDLED.is_dir():
+            raise TeacherError(
+                f"the bundled teacher is missing: {BUNDLED} is no directory. "
+                "Install this package again, or name a teacher with --teacher."
+            )
+        return BUNDLED
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise TeacherError(f"{path} is a file, expected the directory of a model: try {path.parent}")
+    if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith((".", "~")):
+        raise TeacherError(f"no such directory: {path}. Give a model's directory, or its name on the Hub.")
+    return _from_hub(str(name_or_path))
+
+
+def _from_hub(name):
+    with contextlib.suppress(LocalEntryNotFoundError, ValueError):  # ValueError: not a Hub name; said below
+        cached = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
+        if _weight_files(cached) and any(find(cached, TOKENIZER_FILES)):
+            return cached
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
+        offline = isinstance(error, LocalEntryNotFoundError)
+        raise TeacherError(
+            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not to be had from the "
+            f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else in_one_line(error)}). "
+            f"Give the directory of a model, or where there is a network run: hf download {name}"
+        ) from error
+
+
+def _weight_files(directory):
+    """The safetensors files of a checkpoint, its index first; empty if there are none or one is missing."""
+    index = directory / WEIGHTS_INDEX
+    if (directory / WEIGHTS).exists():
+        return [directory / WEIGHTS]
+    if not index.exists():
+        return []
+    shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    files = [index, *(directory / shard for shard in shards)]
+    return files if all(file.exists() for file in files) else []
+
+
+def require_weight_files(directory, name):
+    """The files of a checkpoint, its index first. Raises TeacherError when they are not there as safetensors."""
+    if files := _weight_files(directory):
+        return files
+    pickled = sorted(path.name for path in find(directory, PICKLED_WEIGHTS))
+    found = f"only {', '.join(pickled)}" if pickled else "none of it"
+    raise TeacherError(
+        f"{name}: expected {WEIGHTS} or every part that {WEIGHTS_INDEX} lists, found {found} in {directory}. "
+        "A pickled checkpoint (.bin, .pt) can run code when it is read, so it is not loaded. If you trust it "
+        """convert it: python -c "from transformers import AutoModel as M, AutoTokenizer as T; """
+        f"""[C.from_pretrained('{name}').save_pretrained('converted') for C in (M, T)]", and use converted"""
+    )
+
+
+def teacher_fingerprint(name_or_path):
+    """Hex sha256 of a teacher's configuration and weights, without loading the model.
+
+    Equal content gives an equal fingerprint under any name or path. Reads every byte: seconds for gigabytes.
+    Raises  TeacherError if the teacher is not found or its weights are not safetensors
+    """
+    return fingerprint(locate(name_or_path), name_or_path)
+
+
+def fingerprint(directory, name):
+    """As `teacher_fingerprint`, of a teacher that is located already."""
+    digest = hashlib.sha256()
+    for file in [directory / "config.json", *require_weight_files(directory, name)]:
+        with open(file, "rb") as stream:
+            digest.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def find(directory, patterns):
+    """Files of a directory that match one of the patterns."""
+    return (path for pattern in patterns for path in directory.glob(pattern))
+
+
+def in_one_line(error):
+    """The class of an error and the first line of what it says."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first.rstrip('.')}"

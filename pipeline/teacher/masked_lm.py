@@ -1,0 +1,80 @@
+"""The whole teacher with its masked-LM head.
+
+    teacher = MaskedLm.load("google-bert/bert-base-cased")
+    logits_CV = teacher.logits(rows_Cd)
+
+Left out: the distributions that its logits give (coding/logits.py).
+
+Shapes: C tokens, d hidden width, V entries of the vocabulary.
+"""
+
+import copy
+
+import torch
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
+from transformers.modeling_outputs import BaseModelOutput
+
+from common.errors import TeacherError
+from common.invocation import program
+from pipeline.device import choose_device
+from pipeline.teacher.cut import Teacher, check_report, cut_config, fast_linear, load_weights, read_config, torch_dtype
+from pipeline.teacher.location import locate, teacher_fingerprint
+
+
+class MaskedLm(Teacher):
+    """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher its layer is the last.
+
+    vocabulary  V, logits of a token; may exceed the tokenizer's largest id
+    """
+
+    def __init__(self, name, model, fingerprint):
+        layers = model.config.num_hidden_layers
+        super().__init__(name, layers, layers, model.base_model, fingerprint)
+        self._head = _head_alone(model)
+        self.vocabulary = self.logits(torch.zeros(1, self.hidden_size, device=self.device)).shape[1]
+
+    @classmethod
+    def load(cls, name_or_path, *, dtype="float32", device="cpu"):
+        """Load a teacher with its head; arguments as of `Teacher.load`.
+
+        Raises  TeacherError if it is not found, does not fit or has no masked-LM head; DeviceError
+        """
+        directory = locate(name_or_path)
+        config = read_config(directory, name_or_path)
+        device = choose_device(device)
+        whole = cut_config(config, config.num_hidden_layers)
+        model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+        model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
+        _require_head(report, model.base_model_prefix, name_or_path)
+        check_report(report, model, name_or_path)
+        return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
+
+    def in_float32(self):
+        """As of Teacher."""
+        return MaskedLm.load(self.name, dtype="float32", device=self.device)
+
+    @torch.inference_mode()
+    def logits(self, rows_Cd):
+        """Logits of hidden states of the last layer: a new float32 tensor (C, V), whatever the teacher's dtype."""
+        return self._head(inputs_embeds=rows_Cd[None].to(self.dtype)).logits[0].float()
+
+
+def _head_alone(model):
+    """A model whose encoder hands on what it is given as inputs_embeds: its forward pass is that of its head alone,
+    whatever the family. The weights are shared."""
+    head, encoder = copy.copy(model), copy.copy(model.base_model)
+    head._modules = dict(model._modules)
+    encoder.forward = lambda *_, inputs_embeds, **__: BaseModelOutput(last_hidden_state=inputs_embeds)
+    setattr(head, model.base_model_prefix, encoder)
+    return head
+
+
+def _require_head(report, encoder, name):
+    """Raise TeacherError when weights are missing, none of which is the encoder's."""
+    missing = sorted(report["missing_keys"])
+    if missing and not any(key.startswith(f"{encoder}.") for key in missing):
+        raise TeacherError(
+            f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks {missing[0]}"
+            f"{' and more' if len(missing) > 1 else ''}. Take one that was saved as a masked language model, such as "
+            f"google-bert/bert-base-cased or bundled, or encode its hidden states: {program()} encode-lsp"
+        )

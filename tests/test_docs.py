@@ -1,0 +1,70 @@
+"""What README and docs show: commands that exist with flags that exist, names that `import mlsm` has, links that lead
+somewhere."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import cli
+import mlsm
+from terminal.choice import load
+from terminal.flags import read_flags, take_flag, take_value
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+ROOMS = {"common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal"}
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_goes_through_the_public_door(page):
+    for code in blocks(page, "python"):
+        tree = ast.parse(code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                assert not ROOMS & {name.split(".")[0] for name in names}, code
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mlsm":
+                assert node.attr in mlsm.__all__, code
+
+
+def commands(page):
+    """The command lines of a page, as words behind the program."""
+    for code in blocks(page, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            found = re.search(r"(?:python cli\.py|cli\.py|mlsm) +([a-z]+(?:-[a-z]+)* .*|[a-z]+-[a-z]+)$", line)
+            if found:
+                yield [word for word in shlex.split(found[1], comments=True) if word not in ("...", "…")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_exist(page):
+    for name, *words in commands(page):
+        verb = cli.VERBS[name]
+        settings = load(verb.settings)
+        for flag in ("--print-config", "--json", "--debug"):
+            if flag != "--json" or "json" not in settings.__annotations__:
+                take_flag(words, flag)
+        if verb.recipes:
+            take_value(words, "--recipe")
+        try:
+            read_flags(settings, words)
+        except ValueError as error:
+            is_placeholder = "needs a value" in str(error) or " takes " in str(error)    # --lsp N
+            assert is_placeholder, f"{name} {words}: {error}"
