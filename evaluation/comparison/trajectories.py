@@ -159,19 +159,16 @@ def _pairs_of_checkpoints(models):
     tuned = [model for model in models if model.trainings]
     rivals = [model for model in tuned if model.facts["objective"] in _RIVALS]
     lines = {name: group for name, group in families(tuned).items() if group[0].facts["objective"] == "mlsm"}
-    found = {name: [(model, other) for model in group for other in rivals if _is_rival(model, other)]
-             for name, group in lines.items()}
+    found = {name: [(model, other) for model in group for other in rivals
+                    if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
+                    and matched(model, other)[0]]
+             for name, group in lines.items()}  # fmt: skip
     chosen = max(found, key=lambda name: (len(found[name]), _rank(lines[name][0].facts["encoder"])), default=None)
     if not found.get(chosen):
         raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")
     named = families([other for _, other in found[chosen]])
     _require_one_a_step({chosen: lines[chosen]} | named)
     return [(name, model, other) for name, group in named.items() for model, other in found[chosen] if other in group]
-
-
-def _is_rival(model, other):
-    alike = all(model.facts[name] == other.facts[name] for name in ("encoder", "step"))
-    return alike and bool(matched(model, other)[0])
 
 
 def _looks(pairs):

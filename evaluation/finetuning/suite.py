@@ -115,7 +115,11 @@ def finetune(settings: FinetuneConfig, progress=silent):
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
         # all that can be wrong with data, older records and models is said before hours are spent
-        plan = {name: _plan(TASKS[name], candidates, data_dir, settings, tally) for name in settings.chosen_tasks()}
+        plan = {}
+        for name in settings.chosen_tasks():
+            data = _data(TASKS[name], data_dir, settings)
+            trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
+            plan[name] = [_seeds_to_do(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
         for candidate in waiting if len(waiting) > 1 else ():
             load(candidate.directory)
@@ -181,12 +185,6 @@ def _data(task, data_dir, settings):
     return data._replace(train=choose(task.name, data.train, settings.limit_train))
 
 
-def _plan(task, candidates, data_dir, settings, tally):
-    """The seeds that are to be trained of every candidate."""
-    data = _data(task, data_dir, settings)
-    return [_seeds_to_do(Trial(candidate, task, data), settings, tally) for candidate in candidates]
-
-
 def _run_task(task, wanted, data_dir, settings, device, progress, tally):
     """All trainings of a task that are to be done.
 
@@ -232,7 +230,12 @@ def _seeds_to_do(trial, settings, tally):
         if is_old:
             record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
         if differing := _differing(record, facts):
-            _complain(file, differing, settings)
+            if settings.overwrite == "missing":
+                raise StudyError(
+                    f"{file} was made otherwise: {differing}. Nothing was changed. Give the settings that it was made"
+                    f" with, another --output, --overwrite always to replace it, or --overwrite never to leave it and"
+                    f" go on."
+                )
             tally["differing"].append(str(file))
             continue
         if is_old:
@@ -266,12 +269,6 @@ def _unread_share(trial, max_length):
     return max(encode(tokenizer, part, True, max_length=length, takes_types=False).unread for part in parts)
 
 
-def _complain(file, differing, settings):
-    if settings.overwrite == "missing":
-        raise StudyError(
-            f"{file} was made otherwise: {differing}. Nothing was changed. Give the settings that it was made with,"
-            f" another --output, --overwrite always to replace it, or --overwrite never to leave it and go on."
-        )
 
 
 def _differing(record, facts, prefix=""):

@@ -45,16 +45,12 @@ def check_replaceable(directory, k=0):
         return
     if not directory.is_dir() or _written_there(directory) is None:
         raise InspectionError(f"--html {directory} exists and is no view of show-lsp. Give another directory.")
-    if taken := _foreign(directory) & _names(k):
+    pages = FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
+    if taken := _foreign(directory) & pages:
         raise InspectionError(
             f"--html {directory}: {printable(min(taken), keep='')} is not as show-lsp wrote it, so it is kept. Nothing"
             f" was changed. Move it elsewhere, or give another directory."
         )
-
-
-def _names(k):
-    """Files and directories of a view."""
-    return FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
 
 
 def _written_there(directory):
@@ -156,17 +152,13 @@ def _write_script(path, name, value):
     path.write_text(f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n", encoding="ascii")
 
 
-def _public(teacher):
-    """A teacher's name without the path that leads there: pages are passed on."""
-    return "/".join(Path(str(teacher)).parts[-2:])
-
-
 def _write_pages(view, directory, facts):
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    names = {"name": printable(Path(facts["store"]).name), "teacher": printable(_public(facts["teacher_name"]))}
+    teacher = "/".join(Path(str(facts["teacher_name"])).parts[-2:])  # not the path to it: pages are passed on
+    names = {"name": printable(Path(facts["store"]).name), "teacher": printable(teacher)}
     index = pages.get_template("index.html").render(**names, facts=facts)
     (directory / "index.html").write_text(index, encoding="utf-8", errors="backslashreplace")
     template = pages.get_template("lsp.html")
