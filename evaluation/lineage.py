@@ -79,8 +79,8 @@ def lineage(directory):
                of a model without lineage of ours
     Raises     LineageError where there is a lineage.json that cannot be read
     """
-    directory = Path(directory)
-    file = directory / "lineage.json"
+    export = directory = Path(directory)
+    file = export / "lineage.json"
     if not file.exists():
         return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
     known = whole = read_lineage(file)
@@ -89,7 +89,7 @@ def lineage(directory):
         probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
     _name_weights_by_content(known, directory)
-    _fill_in_dropout(known, directory)
+    _fill_in_dropout(known, export)    # that of a probe, too: it holds its student's encoder, which lies elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     if known.get("objective") == "mlm":    # reads the words of a store, whatever targets that holds
         target = {}

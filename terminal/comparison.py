@@ -116,8 +116,10 @@ def _score(value):
 
 def _task_table(models, numbers):
     rows = []
+    having = {(figure["task"], figure["metric"]) for model in models for figure in model["figures"]}
     for task, metric in SUITE:
-        rows.append([f"{task} {metric}", *(_task_cell(model, task, metric) for model in models)])
+        if (task, metric) in having:
+            rows.append([f"{task} {metric}", *(_task_cell(model, task, metric) for model in models)])
     header = ["mean over seeds", *(numbers[model["model"]] for model in models)]
     explained = "(s): fewer seeds than five; †: with runs that diverged or collapsed, which count"
     return f"\n{_grid(header, rows)}\n  {explained}"

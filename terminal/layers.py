@@ -19,7 +19,8 @@ def layers(result, settings):
                      f"{EXPECTED['training']:,}: figures do not compare with published ones.")  # fmt: skip
     if not is_conclusive:
         lines.append(f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
-                     "senses have too few examples, and F1 says more of that than of LSPs. Give all.")  # fmt: skip
+                     "senses have too few examples, and F1 says more of that than of LSPs. Take all of "
+                     "SemCor, without --limit.")  # fmt: skip
     elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
         lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
     for best in result["recommended"]:

@@ -44,6 +44,7 @@ def probing(result, settings):
         f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
         table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
         _how_to_load(result["export"]),
+        f"\nNext, BLiMP with it:\n  {program()} {shlex.join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
     ])
 
 

@@ -254,7 +254,8 @@ def test_a_probe_of_the_student_and_an_export_of_the_run(session):
     probe = ["train-probe", *train[3:], "--probe-input", "logits"]
     run = mlsm(*probe, cwd=directory, check=0)
     assert "parameters on the logits of mlsm-bert-1x32-seed42-" in run.stdout and "the student's own" in run.stderr
-    for words in ("held-out loss", "from transformers import AutoModelForMaskedLM", "runs/probes/logits-mlsm-"):
+    for words in ("held-out loss", "from transformers import AutoModelForMaskedLM",
+                  " evaluate-blimp runs/probes/logits-mlsm-"):  # fmt: skip
         assert words in run.stdout
     student = next((directory / "runs" / "students").iterdir())
     push = ["--checkpoint", "5", "--push-to-hub", "someone/student"]

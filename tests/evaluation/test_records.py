@@ -252,3 +252,6 @@ def test_a_dropout_that_was_left_open_is_the_encoders_own(run, tmp_path):
         own = {name: 0.1 for name in config if "dropout" in name and "classif" not in name}
         (directory / "config.json").write_text(json.dumps(config | own))
         assert lineage(directory)["identity"]["settings"]["dropout"] == 0.1
+        of_probe = {"student": known | {"name": "a-student-elsewhere"}, "flops": 1e9, "step": 3}
+        (directory / "lineage.json").write_text(json.dumps(of_probe))
+        assert lineage(directory)["identity"]["settings"]["dropout"] == 0.1, "of a probe it is its student's"

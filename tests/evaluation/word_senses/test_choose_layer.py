@@ -231,6 +231,7 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
 
     part, most, whole = said(5_000), said(150_000), said(226_036)
     assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No conclusion" in part
+    assert "without --limit" in part
     assert "poorly" not in part and "Recommended" not in part
     for text in (most, whole):
         assert "tell senses apart poorly" in text and "Recommended at k = 16" in text and "No conclusion" not in text

@@ -106,5 +106,5 @@ def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch, caplog)
     shown = layers(result, None)
     assert "Recommended:  --layer 1  (F1 50.0%" in shown and "Cheapest" not in shown
     assert "No layer is above it" in shown  # 50 % both
-    assert "three layers or more" in shown and "1:01" in shown
+    assert "three layers or more" in shown and "1 min 01 s" in shown
     assert (tmp_path / "table.csv").read_text().splitlines()[1].startswith("1,8,raw-npmi0,0.5,0.5")
