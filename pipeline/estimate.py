@@ -31,15 +31,15 @@ from shards.manifest import StoreFiles
 from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
-SECONDS = 5  # that a measurement shall last, where there is text enough
-FEWEST_WINDOWS = 128  # of the first, which is made twice: once to warm up
-PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text, tokenised to learn how many tokens a byte makes
-LEARNING_COST = 5  # of a vector's visit in dictionary learning, in codings of a token; k = 3072, d = 384, two cores
-VECTORS_AN_ATOM = 4  # in a dictionary that stands in for one that is not there yet
+SECONDS = 5  # a measurement lasts at least this long, where there is enough text
+FEWEST_WINDOWS = 128  # of the first measurement, which is made twice: once to warm up
+PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
+LEARNING_COST = 5  # of one vector in one pass of learning, in codings of a token; at k = 3072, d = 384, two cores
+VECTORS_AN_ATOM = 4  # that a provisional dictionary is learned from
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
-IDS_COLUMNS, LSP_COLUMNS = 4, 9
-USUAL_ENTRIES = 30  # of a token, whatever n: more than real codes keep at the usual penalty
-FISTA_ENTRIES = 75  # the same of 100 FISTA steps
+IDS_COLUMNS, LSP_COLUMNS = 4, 9  # of a block
+USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
+FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
 
 
 def estimate(job, coder, targets):

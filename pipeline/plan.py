@@ -174,7 +174,7 @@ class WindowSample:
     """The windows of a plan with the smallest hashes, so that they follow from the plan and the seed alone, in
     whatever order units are added. Memory: the sample.
 
-    tokens  coded tokens that the sample shall hold
+    tokens  coded tokens that the sample is to hold
     """
 
     def __init__(self, plan, tokens):

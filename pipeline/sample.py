@@ -48,7 +48,7 @@ def sample_hidden(executor, teacher, places):
     new = {layer: place / first for layer, place in place_of.items()
            if not (place / SAMPLE).is_file() and not (place / first).is_file()}  # fmt: skip
     if new:
-        windows, count = _choose_windows(executor, max(entry.k for entry, _ in places))
+        windows, count = choose_windows(executor, max(entry.k for entry, _ in places))
         _write_samples(new, executor, teacher, windows, count)
     for place in place_of.values():
         if not (place / SAMPLE).is_file():
@@ -86,7 +86,7 @@ def sample_dtype(job, teacher):
     return np.dtype([("position", "<i4"), ("row", "<f4", (teacher.hidden_size,))])
 
 
-def _choose_windows(executor, k):
+def choose_windows(executor, k):
     """The windows of the sample, and how many vectors it is to have."""
     job, config = executor.job, executor.job.config
     windows = sample_windows(executor, config.dictionary_tokens, config.seed)

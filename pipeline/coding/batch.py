@@ -181,7 +181,7 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False,
     windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
     pinned       in memory from which a GPU copies by itself
     documents_T  as `documents_of` gives it, where documents are kept apart
-    segments     whether the windows are pairs of sentences that the teacher shall tell apart
+    segments     whether the windows are pairs of sentences that the teacher is to tell apart
     """
     real_WL = np.zeros((windows, max_length), bool)
     real_WL[: len(lengths_W)] = np.arange(max_length) < lengths_W[:, None]

@@ -102,7 +102,7 @@ class LogitsCoder(TeacherCoder):
     """Blocks of windows to blocks with the vocabulary distribution of every token.
 
     outputs  one Output, of the teacher's last layer and without a dictionary
-    Raises   EncodeError when more entries shall be kept than there are
+    Raises   EncodeError when more entries are to be kept than there are
     """
 
     WORK = "head"

@@ -3,7 +3,7 @@
     with open_executor(job, teacher) as executor:
         for item, result in executor.map(function, items): ...
 
-What an executor is says base.py; killers.py finds the text at which workers die.
+base.py says what an executor is; killers.py finds the text at which workers die.
 """
 
 from pipeline.executors.inline import Inline

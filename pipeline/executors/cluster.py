@@ -138,7 +138,7 @@ def quiet():
 
 @contextmanager
 def _environment_kept():
-    """Nannies set in this process's environment what their workers shall find in theirs."""
+    """Restore this process's environment, where nannies set what their workers are to find in theirs."""
     before = dict(os.environ)
     try:
         yield

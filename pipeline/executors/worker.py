@@ -48,7 +48,10 @@ class Work(WorkerPlugin):
         self._context = WorkerContext(self._job, self._stopped)
 
     def teardown(self, worker):
-        """End the task in flight at its next window. A process of ours may be killed before: nothing shall stay."""
+        """End the task in flight at its next window.
+
+        A process of ours may be killed before it gets there, so its temporary files are removed now.
+        """
         self._stopped.set()
         if self._is_ours:
             discard_all()

@@ -5,9 +5,7 @@ conditions depend on values that all of them read, or on reductions, which retur
 i of a vector over the working set belongs to thread i % LANES, which alone writes it. `_wait` stands between a
 write and a read by another thread, and between that read and the next write; it orders shared and global memory
 within the block. The last section holds all that differs between a GPU and Numba's simulator (which has no warp
-instructions).
-
-Simulator-tested; no GPU has run it yet.
+instructions). Simulator-tested; no GPU has run it yet.
 
 Shapes: n tokens of a chunk, m of them active, d hidden width, K atoms, W atoms of a working set at most.
 """

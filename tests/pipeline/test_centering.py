@@ -14,7 +14,7 @@ from common.errors import CenteringError, DictionaryError, EncodeError, TeacherE
 from evaluation.lsps.texts import teacher_lsps
 from evaluation.word_senses.word_vectors import Reading as WordReading
 from evaluation.word_senses.word_vectors import word_vectors
-from pipeline import learn as learning
+from pipeline import sample as sampling
 from pipeline.coding.batch import Reading
 from pipeline.coding.hidden import hidden_rows
 from pipeline.config import EncodeConfig, LearnConfig
@@ -22,6 +22,7 @@ from pipeline.dictionary import Dictionary
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary.centering import LEAST_TOKENS, HiddenSums
 from pipeline.encode import encode_lsp
+from pipeline.executors import open_executor
 from pipeline.job import load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.teacher import check_position_means
@@ -93,7 +94,7 @@ def test_targets_are_those_of_subtracted_unit_rows_by_scikit_learn(made):
 def test_the_centre_is_the_mean_of_the_sampled_raw_states(made, monkeypatch):
     config, _, dictionary = made
     job = teacher_job(config, silent)
-    windows, _ = learning._chosen_windows(job, 24)
+    windows, _ = sampling.choose_windows(open_executor(job), 24)
     rows_Nd, position_N = raw_states(config, [window.ids for window in windows])
     rows_Nd, position_N = rows_Nd[:6000], position_N[:6000]
     assert dictionary.center.record["tokens"] == len(rows_Nd)
@@ -180,7 +181,7 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         if stage == "center":    # between the centre and the sample that it is subtracted from
-            patched.setattr(learning, "growing_rows", lambda path, *a, real=learning.growing_rows:
+            patched.setattr(sampling, "growing_rows", lambda path, *a, real=sampling.growing_rows:
                             stop() if path.name == "sample.npy" else real(path, *a))  # fmt: skip
         encode_lsp(given, progress)
     (report,) = encode_lsp(given)
