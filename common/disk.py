@@ -20,6 +20,7 @@ import uuid
 from pathlib import Path
 
 CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a directory",

@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from common import disk
+from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
 from common.invocation import program
 from shards.checked_json import DICTIONARY, parse_json, require
-from shards.manifest import OF_THE_MACHINE
 from shards.members import read_array
 
 TOKENIZER_FILES = (

@@ -6,7 +6,6 @@ a checksum over its values.
 Left out: tar members (writer.py), choosing what to encode (pipeline/plan.py).
 """
 
-import errno
 import hashlib
 import json
 import re
@@ -20,11 +19,11 @@ from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from common.paths import utf8
 from shards import checked_json
+from shards.blocks import LocalBlocks
 from shards.schema import FORMAT_VERSION, repair_hint
 
 TARGET_FIELDS = checked_json.TARGET.keys()
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
-OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
 
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -67,7 +66,7 @@ def read_json(path):
         raise _with_remedy(path, f"{path}: not readable as JSON ({error})") from None
     except OSError as error:
         gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
-        if gone or error.errno in OF_THE_MACHINE:
+        if gone or error.errno in disk.OF_THE_MACHINE:
             raise
         raise _with_remedy(path, f"{path}: cannot be read, {error.strerror}") from None
 
@@ -212,6 +211,7 @@ class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
     remote = False
+    how_to_finish = "Run the encoding command that began it again; finished units are kept."
 
     def __init__(self, path):
         self.path = Path(path)
@@ -290,6 +290,10 @@ class StoreFiles:
         """The shard of a record as an open file; FileNotFoundError when there is none."""
         return disk.open_to_read(self.units / record.file)
 
+    def open_blocks(self, table):
+        """A BlockStore, from which the windows of the units in a BlockTable are read."""
+        return LocalBlocks(self, table)
+
     def repair_hint(self):
         """What to do about damage in this store, in words for an error."""
         return repair_hint(self.path)
@@ -298,6 +302,14 @@ class StoreFiles:
         """Units of the plan that have no record yet, in order."""
         done = {path.stem for path in self.units.glob("*.json")}
         return [unit for unit in plan.units if unit.id not in done]
+
+    def check_finished(self, plan):
+        """Raise StoreError when units of a plan are missing."""
+        if missing := self.missing_units(plan):
+            raise StoreError(
+                f"{self.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
+                f"{self.how_to_finish}"
+            )
 
     def publish_plan(self, plan):
         publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
@@ -331,11 +343,8 @@ class StoreFiles:
                 return plan
         if not plans:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
-        missing = len(self.missing_units(plans[0]))
-        raise StoreError(
-            f"{self.path} is unfinished: {missing} of {len(plans[0].units)} units are missing. "
-            "Run the encoding command that began it again; finished units are kept."
-        )
+        self.check_finished(plans[0])
+        return plans[0]  # its last unit was committed between the two looks
 
 
 def is_plan_file(path):

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from common.disk import OF_THE_MACHINE
 from common.errors import BlockError, ShardError
 from shards.checked_json import parse_json
-from shards.manifest import OF_THE_MACHINE
 from shards.members import check_columns, group_columns
 from shards.schema import ShardMeta
 

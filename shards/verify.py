@@ -12,14 +12,11 @@ A store that is not finished is not damaged; what its plans lack is listed. Of a
 are read from there, never from the cache; what no plan names is not looked for. tokenizer/ and dictionary/ are
 compared with the fingerprints in the target. What is no file where one should be (a pipe, a socket, a directory, a link
 that ends nowhere), or cannot be read, is listed as damaged and never waited for; the rest is looked at all the same.
-
-Shapes: T tokens, E entries, P pairs of entries.
 """
 
 import hashlib
 import os
 import re
-import shlex
 import stat
 import threading
 import time
@@ -32,23 +29,24 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from common import disk
+from common.disk import OF_THE_MACHINE
 from common.errors import BlockError, ShardError, StoreError
-from common.invocation import program
+from common.progress import silent
 from common.text import redacted
-from shards import codec, copies
-from shards.manifest import OF_THE_MACHINE, Plan, StoreFiles, UnitRecord, differing, is_plan_file
-from shards.members import check_columns
+from shards import copies
+from shards.block_check import check_block
+from shards.manifest import Plan, StoreFiles, UnitRecord, differing, is_plan_file
 from shards.reader import is_url, plan_of
-from shards.schema import ShardMeta, index_bits, kind_of, repair_hint
+from shards.remaking import remaking_commands
+from shards.schema import ShardMeta, repair_hint
 from shards.shard_file import ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 _SECONDS_BETWEEN_PROGRESS = 0.2
-_PAIRS = 16_384  # 64 KB of words
 
 
-def verify(path, full=False, repair=False, threads=None, progress=lambda *args, **figures: None):
+def verify(path, full=False, repair=False, threads=None, progress=silent):
     """Check a store: a directory, or the URL of a store or of one of its plans.
 
     full      read and check every byte
@@ -80,7 +78,7 @@ def _verify(files, full, repair, threads, progress):
     target = files.target()
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
-    commands = [] if files.remote else _commands(files, target, survey.plans, damaged)
+    commands = [] if files.remote else remaking_commands(files, target, survey.plans, damaged)
     return {
         "store": str(files.path),
         "target": target["target"],
@@ -353,57 +351,7 @@ def _check_group(shard, group, meta, record, entries):
         raise ShardError("not a part of a shard")
 
 
-def check_block(columns, group, meta):
-    """Raise ShardError unless the columns of a block are well formed and as long as its record says.
-
-    columns  name to array, as ShardFile.columns gives them
-    group    the block's entry in the record: windows, tokens
-    """
-    check_columns(columns, group["windows"], group["tokens"], meta)
-    if meta.k:
-        _check_rows(columns, meta)
-
-
-def _check_rows(columns, meta):
-    nnz, atoms = columns["nnz"], columns["atoms"]
-    entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
-    ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
-    ends = ends[(ends > 0) & (ends < entries)]
-    parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms] if entries else []
-    rising, largest = _rising(parts, entries)
-    rising[ends - 1] = True
-    if entries and (largest >= meta.k or not rising.all()):
-        raise ShardError(f"atoms are not increasing below k = {meta.k}")
-
-
-def _rising(parts, entries):
-    """Whether each entry exceeds the one before it, bool (E - 1), and the largest; entries come in parts."""
-    rising, largest, place, before = np.empty(max(0, entries - 1), bool), 0, 0, None
-    for part in parts:
-        if place:
-            rising[place - 1] = part[0] > before
-        np.greater(part[1:], part[:-1], out=rising[place : place + len(part) - 1])
-        place, before, largest = place + len(part), part[-1], max(largest, int(part.max()))
-    return rising, largest
-
-
-def _unpacked_12(packed, entries):
-    """12-bit indices (E) as parts of uint16, in order, each small enough to stay in the cache.
-
-    Three bytes hold a pair: one unaligned 32-bit load, whose two 12-bit fields move into its 16-bit halves. That
-    is six times as fast as the gathers of codec.unpack_indices, and lets this check keep up with the hash.
-    """
-    pairs = max(0, (len(packed) - 1) // 3)  # the load of a last whole pair would leave the array
-    for first in range(0, pairs, _PAIRS):
-        words_P = np.ndarray(min(_PAIRS, pairs - first), "<u4", packed, 3 * first, (3,))
-        words_P = np.ascontiguousarray(words_P)
-        yield (words_P & 0xFFF | (words_P & 0xFFF000) << 4).view("<u2")
-    if entries > 2 * pairs:
-        rest = np.append(packed[3 * pairs :], 0)
-        yield codec.unpack_indices(rest, np.arange(entries - 2 * pairs), 12)
-
-
-# -- the way out ------------------------------------------------------------------------------------------
+# -- repair -----------------------------------------------------------------------------------------------
 
 
 def _remove(files, survey, damaged):
@@ -432,64 +380,3 @@ def _remove(files, survey, damaged):
     return gone
 
 
-def _commands(files, target, plans, damaged):
-    """The commands that make again what is damaged, once it is removed, and what is missing."""
-    units = {entry["unit"] for entry in damaged} - {None}
-    of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
-    wanted = {}
-    for plan in plans:
-        lacking = {unit.id for unit in files.missing_units(plan)} | units
-        if of_store or lacking & {unit.id for unit in plan.units}:
-            wanted[plan.id] = sorted({unit.source for unit in plan.units})
-    for entry in damaged:
-        if entry["file"].startswith("plans/"):
-            wanted[entry["file"].removeprefix("plans/").removesuffix(".json")] = []
-    return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
-
-
-def encoding_command(files, target, plan_id, sources):
-    """The command line that makes what this store lacks of a plan.
-
-    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
-    the corpus from what the plan calls its sources, but how the text was cut into units is not known then.
-    """
-    settings, lineage = target["settings"], target["lineage"]
-    output = ["--output", files.path.absolute().parent.parent]
-    if "derived_from" in settings:
-        found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
-        source = found[0] if found else f"<the store of target {settings['derived_from']}>"
-        return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
-    verb = f"encode-{kind_of(target)}"
-    own = ["--layer", settings["layer"]] if "layer" in settings else []
-    if _has_its_dictionary(files, settings):
-        own += ["--dictionary", files.dictionary.absolute()]
-    packing = settings.get("windowing", {}).get("packing")
-    if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
-        own += ["--segments", "never"]  # version 0.1 did not tell the teacher segments, and its settings do not say so
-    recipe = files.plans / f"{plan_id}.yaml"
-    if recipe.is_file():
-        if "dtype" in settings:  # the recipe may say auto, which depends on the machine
-            own += ["--dtype", settings["dtype"]]
-        return _line(verb, "--recipe", recipe.absolute(), *own, *output)
-    flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
-    flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
-    flags["max_length"] = target["max_length"]
-    if solver := settings.get("solver"):
-        flags |= {"solver": solver["name"], "solver_steps": solver["steps"]}
-    own += ["--documents-apart"] if settings.get("documents_apart") else []
-    flags["packing"] = None if packing == "packed" else packing
-    flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
-    return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
-
-
-def _has_its_dictionary(files, settings):
-    """Whether the store's own atoms serve to encode again: another dictionary would be another target."""
-    try:
-        return bool("dictionary" in settings and copies.read_dictionary(files))
-    except StoreError:
-        return False
-
-
-def _line(*words):
-    return f"{program()} " + shlex.join(map(str, words))

@@ -12,6 +12,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import fsspec
@@ -25,11 +26,12 @@ from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
 from common.errors import RemoteError, ShardError, StoreError
+from shards.cache import GroupCache
 from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import with_checksum
 from shards.reader import Store
-from shards.remote import RemoteFiles, gopen
+from shards.remote import gopen
 from shards.source import Remote, Source
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
@@ -443,7 +445,7 @@ def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, 
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, options):
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     files, wait = windows.store.files, options.timeout
-    with open(files._lock_file, "a") as stopped:
+    with open(files.cache._lock_file, "a") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         began = time.monotonic()
         windows.read([0])
@@ -461,9 +463,9 @@ def test_a_limited_cache_keeps_to_it_and_to_what_is_mapped(made, web, options, m
     local = Store.open(made[0])
     largest = max(group["length"] for record in local.records() for group in record.groups)
     options = Remote(options.cache, 2.2 * largest / 1e9, options.attempts, options.delay, options.timeout)
-    monkeypatch.setattr("shards.reader._KEPT_BLOCKS", 1)
+    monkeypatch.setattr("shards.windows.KEPT", 1)
     windows, theirs = Store.open(f"{web.url}/lsp", remote=options).split("train"), local.split("train")
-    held = windows._map_group(0, "000000").raw
+    held = windows._blocks.map(0, ("000000", 0, 0, b""))[1]
     kept = hashlib.sha256(held).hexdigest()
     for number in [*range(0, len(windows), 40)] * 2:
         assert np.array_equal(windows.read([number]).ids, theirs.read([number]).ids)
@@ -479,9 +481,8 @@ def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
     for age, name in enumerate("abcd"):
         (groups / name).write_bytes(bytes(100))
         os.utime(groups / name, (10**9 - age, 10**9 - age))
-    files = RemoteFiles.__new__(RemoteFiles)
-    files.options, files._fits = Remote(cache=tmp_path, cache_gb=300e-9), False
-    files._make_room({groups / "d"})
+    files = SimpleNamespace(options=Remote(cache=tmp_path, cache_gb=300e-9))
+    GroupCache(files, tmp_path / "stores" / "x")._make_room({groups / "d"})
     assert sorted(path.name for path in groups.iterdir()) == ["a", "d"]
 
 
@@ -494,15 +495,15 @@ def test_what_other_processes_fetched_counts(made, web, options):
     options = replace(options, cache_gb=20 * 1.5 * counted / 1e9)
     stores = [Store.open(f"{web.url}/lsp", remote=options).files for _ in range(2)]
     for files in stores:
-        files._make_room(set())
-    large = stores[0].groups / "other" / "large"  # what many processes fetched
+        files.cache._make_room(set())
+    large = stores[0].cache.groups / "other" / "large"  # what many processes fetched
     large.parent.mkdir()
     large.touch()
     os.truncate(large, options.budget)
     left = []
     for files in stores:
-        files._keep_group(record, group, raw)
-        files._make_room(set())
+        files.cache._keep_group(record, group, raw)
+        files.cache._make_room(set())
         left.append(large.exists())
     assert left == [True, False]
 

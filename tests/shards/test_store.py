@@ -56,7 +56,7 @@ def test_order_visits_every_window_once_and_any_part_of_it_follows(made):
 
 
 def test_order_across_shuffle_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr("shards.reader.SHUFFLE_BLOCKS", 3)
+    monkeypatch.setattr("shards.windows.SHUFFLE_BLOCKS", 3)
     files, *_ = make_store(tmp_path / "s", k=0, blocks=4, max_length=1024, units=("train", "train"))
     windows = Store.open(files.path).split("train")
     whole = windows.order(1, 0, 0, len(windows))

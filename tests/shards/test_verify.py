@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from make_store import make_store
 
 from common.errors import ShardError, StoreError
-from shards import codec, verify
+from shards import block_check, codec, verify
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import ShardMeta
@@ -268,20 +268,20 @@ def packed(**changes):
 )
 def test_columns_that_fit_their_hash_but_not_the_format(changes, problem):
     group = {"windows": 2, "tokens": 4}
-    verify.check_block(packed(), group, META)
+    block_check.check_block(packed(), group, META)
     with pytest.raises(ShardError, match=problem):
-        verify.check_block(packed(**changes), group, META)
+        block_check.check_block(packed(**changes), group, META)
 
 
 @settings(max_examples=200)
 @given(st.lists(st.integers(0, 4095), max_size=23), st.integers(1, 4))
 def test_the_fast_unpacking_equals_the_plain_one(values, pairs):
     values = np.array(values, np.int64)
-    before, verify._PAIRS = verify._PAIRS, pairs
+    before, block_check._PAIRS = block_check._PAIRS, pairs
     try:
-        parts = list(verify._unpacked_12(codec.pack_indices(values, 12), len(values)))
+        parts = list(block_check._unpacked_12(codec.pack_indices(values, 12), len(values)))
     finally:
-        verify._PAIRS = before
+        block_check._PAIRS = before
     assert np.array_equal(np.concatenate([*parts, []]), values)
-    rising, largest = verify._rising(parts, len(values))
+    rising, largest = block_check._rising(parts, len(values))
     assert np.array_equal(rising, values[1:] > values[:-1]) and largest == values.max(initial=0)

@@ -1,0 +1,166 @@
+"""Where the bytes of a split's member groups come from: what its records say of them, and the files that hold them.
+
+    blocks = files.open_blocks(BlockTable(records))
+    blocks.prepare(numbers)                         # once for all blocks that are about to be mapped
+    mapping, raw = blocks.map(unit, group)
+
+A reader of windows (windows.py) knows no kind of storage: it asks a BlockStore. There are two, the shards of a
+directory (LocalBlocks) and the cache of a store behind a URL (cache.py). Files are memory-mapped;
+Mapping.is_unchanged tells whether a mapped file still is as it was. Left out: hashes and columns of what is mapped
+(windows.py).
+
+Shapes: B blocks, U units.
+"""
+
+import hashlib
+import mmap
+import os
+from array import array
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from common import disk
+from common.errors import ShardError, StoreError
+
+KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
+
+
+class BlockTable:
+    """What a reader needs of the records: shards by unit, and member groups by block.
+
+    ids, files               lists (U) of unit ids and shard names
+    sizes, tokens            int64 (U), bytes of the shard and real tokens
+    first_block              int64 (U + 1)
+    unit, offset, length, windows, block_tokens   int64 (B)
+    sha256                   uint8 (B, 32)
+    sums                     list of (offset, length, sha256), the `__stats__` group of every unit
+    digest                   hexadecimal SHA-256 over the hashes of the shards
+    """
+
+    def __init__(self, records):
+        self.ids, self.files, self.sums = [], [], []
+        sizes, tokens, first_block = array("q"), array("q"), array("q", [0])
+        blocks, digests, digest = array("q"), bytearray(), hashlib.sha256()
+        for record in records:
+            self.ids.append(record.unit)
+            self.files.append(record.file)
+            sizes.append(record.bytes)
+            digest.update(bytes.fromhex(record.sha256))
+            tokens.append(record.tokens)
+            for block in record.blocks:
+                blocks.extend((block["offset"], block["length"], block["windows"], block["tokens"]))
+                digests += bytes.fromhex(block["sha256"])
+            first_block.append(len(blocks) // 4)
+            sums = record.groups[-1]
+            self.sums.append((sums["offset"], sums["length"], bytes.fromhex(sums["sha256"])))
+        self.sizes, self.tokens, self.first_block = (np.array(a, np.int64) for a in (sizes, tokens, first_block))
+        self.offset, self.length, self.windows, self.block_tokens = np.array(blocks, np.int64).reshape(-1, 4).T.copy()
+        self.sha256 = np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32)
+        self.digest = digest.hexdigest()
+        self.unit = np.repeat(np.arange(len(self.ids)), np.diff(self.first_block))
+
+    def __len__(self):
+        return len(self.unit)
+
+    def group(self, number):
+        """(name, offset, length, sha256) of a block."""
+        name = f"{number - self.first_block[self.unit[number]]:06d}"
+        return name, int(self.offset[number]), int(self.length[number]), self.sha256[number].tobytes()
+
+
+class Mapping:
+    """A mapped file and its identity: device, inode, size, time of the last change.
+
+    raw  uint8 array, a view of the mapping
+    """
+
+    def __init__(self, file, path):
+        status = os.fstat(file.fileno())
+        self._path, self._identity = str(path), _identity(status)
+        self.key = hash(self._identity) or 1  # 0 stands for no file
+        size = status.st_size
+        self.raw = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", np.uint8)
+
+    def is_unchanged(self):
+        """Whether nobody has written to the file since. Another one of its name, or none, leaves what is mapped."""
+        try:
+            now = _identity(os.stat(self._path))
+        except OSError:
+            return True
+        return now == self._identity or now[:2] != self._identity[:2]
+
+
+def _identity(status):
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class BlockStore(Protocol):
+    """The bytes of the member groups in one BlockTable: units by number, groups as `BlockTable.group` gives them."""
+
+    def prepare(self, blocks):
+        """Called with the numbers of the blocks that are about to be mapped, ascending, perhaps several times each."""
+
+    def prepare_sums(self, units):
+        """The same for the `__stats__` groups of some units."""
+
+    def map(self, unit, group):
+        """The Mapping that holds a group, and its bytes, a uint8 view of it.
+
+        Raises  ShardError when the file is missing or cannot be read, StoreError when the unit was encoded again
+                meanwhile, RemoteError when it cannot be fetched
+        """
+
+    def discard(self, unit, group):
+        """Take away what can be had again, when a group is found damaged. Returns what to do, in words for an error."""
+
+
+class LocalBlocks:
+    """A BlockStore on the shards of a directory.
+
+    files  StoreFiles
+    """
+
+    def __init__(self, files, table):
+        self._files, self._table = files, table
+        self._shard = lru_cache(maxsize=KEPT)(self._map_shard)
+
+    def prepare(self, blocks):
+        """Nothing to do: the shards are here."""
+
+    def prepare_sums(self, units):
+        """Nothing to do either."""
+
+    def map(self, unit, group):
+        _, offset, length, _ = group
+        mapping = self._shard(unit)
+        return mapping, mapping.raw[offset : offset + length]
+
+    def discard(self, unit, group):
+        return self._files.repair_hint()
+
+    def _map_shard(self, unit):
+        path, size = self._files.units / self._table.files[unit], self._table.sizes[unit]
+        try:
+            with disk.open_to_read(path) as file:
+                mapping = Mapping(file, path)
+        except FileNotFoundError:
+            self._refuse_replaced(unit)
+            raise ShardError(f"{path} is missing although its record exists. " + self._files.repair_hint()) from None
+        except OSError as error:
+            if error.errno in disk.OF_THE_MACHINE:
+                raise
+            raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._files.repair_hint()) from None
+        if len(mapping.raw) != size:
+            raise ShardError(f"{path}: {len(mapping.raw)} bytes, the record says {size}. " + self._files.repair_hint())
+        return mapping
+
+    def _refuse_replaced(self, unit):
+        """Raise StoreError if the unit was encoded again, and its old shard cleaned away, since we read its record."""
+        record = self._files.record(self._table.ids[unit])
+        if record is not None and record.file != self._table.files[unit]:
+            raise StoreError(
+                f"{self._files.path}: unit {record.unit} was encoded again since the store was opened, and its old "
+                "shard was cleaned away. Open the store again, or start the command again."
+            )

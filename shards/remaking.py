@@ -1,0 +1,74 @@
+"""The commands that make again what a store lacks: damaged units, once they are removed, and missing ones.
+
+Left out: what is damaged (verify.py).
+"""
+
+import shlex
+
+from common.errors import StoreError
+from common.invocation import program
+from shards import copies
+from shards.schema import kind_of
+
+
+def remaking_commands(files, target, plans, damaged):
+    """The commands that make again what is damaged, once it is removed, and what is missing."""
+    units = {entry["unit"] for entry in damaged} - {None}
+    of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
+    wanted = {}
+    for plan in plans:
+        lacking = {unit.id for unit in files.missing_units(plan)} | units
+        if of_store or lacking & {unit.id for unit in plan.units}:
+            wanted[plan.id] = sorted({unit.source for unit in plan.units})
+    for entry in damaged:
+        if entry["file"].startswith("plans/"):
+            wanted[entry["file"].removeprefix("plans/").removesuffix(".json")] = []
+    return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
+
+
+def encoding_command(files, target, plan_id, sources):
+    """The command line that makes what this store lacks of a plan.
+
+    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
+    the corpus from what the plan calls its sources, but how the text was cut into units is not known then.
+    """
+    settings, lineage = target["settings"], target["lineage"]
+    output = ["--output", files.path.absolute().parent.parent]
+    if "derived_from" in settings:
+        found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
+        source = found[0] if found else f"<the store of target {settings['derived_from']}>"
+        return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
+    verb = f"encode-{kind_of(target)}"
+    own = ["--layer", settings["layer"]] if "layer" in settings else []
+    if _has_its_dictionary(files, settings):
+        own += ["--dictionary", files.dictionary.absolute()]
+    packing = settings.get("windowing", {}).get("packing")
+    if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
+        own += ["--segments", "never"]  # version 0.1 did not tell the teacher segments, and its settings do not say so
+    recipe = files.plans / f"{plan_id}.yaml"
+    if recipe.is_file():
+        if "dtype" in settings:  # the recipe may say auto, which depends on the machine
+            own += ["--dtype", settings["dtype"]]
+        return _line(verb, "--recipe", recipe.absolute(), *own, *output)
+    flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
+    flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
+    flags["max_length"] = target["max_length"]
+    if solver := settings.get("solver"):
+        flags |= {"solver": solver["name"], "solver_steps": solver["steps"]}
+    own += ["--documents-apart"] if settings.get("documents_apart") else []
+    flags["packing"] = None if packing == "packed" else packing
+    flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
+    return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
+
+
+def _has_its_dictionary(files, settings):
+    """Whether the store's own atoms serve to encode again: another dictionary would be another target."""
+    try:
+        return bool("dictionary" in settings and copies.read_dictionary(files))
+    except StoreError:
+        return False
+
+
+def _line(*words):
+    return f"{program()} " + shlex.join(map(str, words))

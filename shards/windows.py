@@ -1,0 +1,294 @@
+"""The windows of one split: read in a counted order, rows decoded for the tokens that are asked for.
+
+    windows = Store.open("runs/stores/lsp-...").split("train")
+    batch = windows.read(windows.order(seed=42, epoch=0, start=0, stop=32))
+    rows = windows.targets(batch, window_M, position_M)
+
+Every block's SHA-256 is checked the first time it is read, and again when the file has another inode, size or time of
+change than at that time, so damage is an error and never a short epoch. Whether a mapped file still is as it was is
+looked up once for every batch: one that was cut meanwhile is an error, and not the signal (SIGBUS) that touching its
+lost pages would be. The order of an epoch permutes blocks, then windows inside groups of `SHUFFLE_BLOCKS` permuted
+blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to save and reads stay near
+each other. How far that is from a uniform shuffle is measured (docs/benchmarks.md). Of the records only arrays are
+kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
+Left out: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
+
+Shapes: W windows, L window length, M chosen tokens, B blocks.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from common.errors import ShardError, StoreError
+from shards import codec, counter
+from shards.blocks import KEPT, BlockTable, Mapping
+from shards.codec import SparseRows
+from shards.members import check_columns, group_columns
+from shards.schema import ShardMeta
+
+SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
+
+
+@dataclass(frozen=True)
+class WindowBatch(codec.Windows):
+    """Windows with their numbers in the split: `window_ids` int64 (W)."""
+
+    window_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One verified block: its columns (views of the mapped file) and the cumulative sums that index them."""
+
+    mapping: Mapping
+    columns: dict
+    window_starts: np.ndarray
+    first_entry: np.ndarray | None
+
+
+class WindowReader:
+    """The windows of one split, numbered in plan order.
+
+    store    the Store that it is of
+    records  UnitRecords in plan order, read once
+    """
+
+    def __init__(self, store, records):
+        self.store = store
+        self._table = BlockTable(records)
+        self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
+        self._verified = np.zeros(len(self._table), np.int64)  # key of the mapping in which a block's hash was right
+        self._make_caches()
+
+    def _make_caches(self):
+        self._blocks = self.store.files.open_blocks(self._table)
+        self._block = lru_cache(maxsize=KEPT)(self._load_block)
+        self._epoch_blocks = lru_cache(maxsize=2)(self._permute_blocks)
+        self._group_order = lru_cache(maxsize=4)(self._permute_group)
+
+    def __getstate__(self):
+        caches = {"_blocks", "_block", "_epoch_blocks", "_group_order"}  # a loader worker maps files for itself
+        return {name: value for name, value in self.__dict__.items() if name not in caches}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._make_caches()
+
+    def __len__(self):
+        return int(self._first_window[-1])
+
+    @cached_property
+    def tokens(self):
+        """Real tokens of the split, special ones included."""
+        return int(self._table.tokens.sum())
+
+    @property
+    def digest(self):
+        """Hexadecimal SHA-256 over the hashes of the split's shards, in plan order: other bytes, another digest."""
+        return self._table.digest
+
+    # -- order -------------------------------------------------------------------------------------------
+
+    def order(self, seed, epoch, start, stop):
+        """Window ids at positions start to stop of the epoch's permutation, int64.
+
+        Raises  ValueError when the positions leave [0, len(self)]
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"positions {start} to {stop} leave the epoch's {len(self)} windows")
+        if start == stop:
+            return np.zeros(0, np.int64)
+        _, group_ends = self._epoch_blocks(seed, epoch)
+        parts = []
+        while start < stop:
+            group = int(np.searchsorted(group_ends, start, side="right"))
+            begin = int(group_ends[group - 1]) if group else 0
+            end = min(stop, int(group_ends[group]))
+            parts.append(self._group_order(seed, epoch, group)[start - begin : end - begin])
+            start = end
+        return np.concatenate(parts)
+
+    def _permute_blocks(self, seed, epoch):
+        blocks = counter.permutation(len(self._table), seed, epoch, 0)
+        ends = np.cumsum(self._table.windows[blocks])
+        return blocks, np.append(ends[SHUFFLE_BLOCKS - 1 : -1 : SHUFFLE_BLOCKS], ends[-1])
+
+    def _permute_group(self, seed, epoch, group):
+        blocks = self._epoch_blocks(seed, epoch)[0][group * SHUFFLE_BLOCKS : (group + 1) * SHUFFLE_BLOCKS]
+        windows = np.concatenate([np.arange(self._first_window[b], self._first_window[b + 1]) for b in blocks])
+        return windows[counter.permutation(len(windows), seed, epoch, 1, group)]
+
+    def stream(self, seed, start, stop):
+        """Windows [start, stop) of the endless sequence of epochs: epoch 0 in its order, epoch 1 in its own, ...
+
+        Returns  window ids and the epoch of each, int64 arrays
+        Raises   StoreError when the split holds no window
+        """
+        if not len(self):
+            raise StoreError(f"{self.store.path}: the split holds no window. Encode more text.")
+        ids, epochs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        while start < stop:
+            epoch, first = divmod(start, len(self))
+            last = min(first + stop - start, len(self))
+            ids.append(self.order(seed, epoch, first, last))
+            epochs.append(np.full(last - first, epoch))
+            start += last - first
+        return np.concatenate(ids), np.concatenate(epochs)
+
+    # -- windows and rows --------------------------------------------------------------------------------
+
+    def read(self, window_ids):
+        """The windows with these numbers, in this order, as a WindowBatch."""
+        window_ids = np.asarray(window_ids, np.int64)
+        sort, parts = self._by_block(window_ids)
+        read = codec.padded_windows_of_blocks(
+            [(block.columns, block.window_starts, local) for _, block, local, _ in parts],
+            self.store.max_length,
+            self.store.special_ids["pad"],
+        )
+        back = _inverse(sort)
+        return WindowBatch(read.ids[back], read.lengths[back], read.documents[back], window_ids)
+
+    def targets(self, batch, window_M, position_M):
+        """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""
+        sort, parts = self._by_block(batch.window_ids[window_M])
+        position_M = np.asarray(position_M)[sort]
+        parts = [
+            (number, (block.columns, block.first_entry, block.window_starts[local] + position_M[chosen]))
+            for number, block, local, chosen in parts
+        ]
+        try:
+            rows = codec.gather_rows_of_blocks(self._meta, [part for _, part in parts])
+        except ShardError:
+            self._name_the_block(parts)
+            raise
+        return _take_rows(rows, _inverse(sort))
+
+    def document_keys(self, batch):
+        """Which document every token of a batch is of, int64 (W, L): equal keys within the split are one document; -1
+        at padding."""
+        sort, parts = self._by_block(batch.window_ids)
+        keys_WL = np.full(batch.ids.shape, -1)
+        for number, block, local, chosen in parts:
+            runs_WL = block.columns["run_starts"].searchsorted(block.window_starts[local], side="right")[:, None] - 1
+            runs_WL = runs_WL + np.maximum(batch.documents[sort[chosen]], 0)
+            records_WL = block.columns["run_records"][runs_WL].astype(np.int64)
+            keys_WL[sort[chosen]] = (self._table.unit[number] << 32) | records_WL
+        return np.where(batch.documents < 0, -1, keys_WL)
+
+    def _name_the_block(self, parts):
+        """Decode block by block, to say which one breaks the format although its hash is right."""
+        for number, part in parts:
+            try:
+                codec.gather_rows_of_blocks(self._meta, [part])
+            except ShardError as error:
+                unit = self._table.unit[number]
+                where = f"{self._table.files[unit]}: block {self._table.group(number)[0]}"
+                raise ShardError(f"{where}: {error}. {self.store.files.repair_hint()}") from None
+
+    def mean_distribution(self):
+        """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
+        mass = self._sum_over_units("mass", np.float64)
+        if mass.sum() == 0:
+            raise StoreError(f"{self.store.path}: no token of this split has a code. Encode with a smaller --lam.")
+        return mass / mass.sum()
+
+    def token_counts(self):
+        """How often each token id occurs in the split, int64 (vocabulary,)."""
+        return self._sum_over_units("token_counts", np.int64)
+
+    def _by_block(self, window_ids):
+        """Sort by block: the order, and a list of (number, block, window numbers inside it, slice of the order)."""
+        if len(window_ids) and not (window_ids.min() >= 0 and window_ids.max() < len(self)):
+            raise ValueError(f"window numbers must lie in [0, {len(self)})")
+        numbers = self._first_window.searchsorted(window_ids, side="right") - 1
+        sort = np.argsort(numbers, kind="stable")
+        numbers, local = numbers[sort], window_ids[sort]
+        local = local - self._first_window[numbers]
+        self._blocks.prepare(numbers)
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        slices = [slice(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True) if begin < end]
+        found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
+        parts = [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
+        if not all(mapping.is_unchanged() for mapping in {part[1].mapping for part in parts}):
+            self._make_caches()  # maps and verifies again what was written to
+            parts = [(number, self._block(number), *rest) for number, _, *rest in parts]
+        return sort, parts
+
+    # -- verified bytes ----------------------------------------------------------------------------------
+
+    def _load_block(self, number):
+        table = self._table
+        unit, group = int(table.unit[number]), table.group(number)
+        mapping, raw = self._blocks.map(unit, group)
+        fresh = self._verified[number] != mapping.key
+        columns = self._members(raw, unit, group, verify=fresh)
+        if fresh:
+            try:
+                check_columns(columns, int(table.windows[number]), int(table.block_tokens[number]), self._meta)
+            except ShardError as error:
+                raise self._named(unit, group[0], error) from None
+            self._verified[number] = mapping.key
+        starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
+        entries = None
+        if self.store.k:
+            entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # 65,536 rows of 255 entries at most
+            np.cumsum(columns["nnz"], out=entries[1:])
+        return _Block(mapping, columns, starts, entries)
+
+    def _members(self, raw, unit, group, verify=True):
+        """Arrays of one member group by column name, views of its mapped bytes."""
+        name, offset, length, sha256 = group
+        if verify and hashlib.sha256(raw).digest() != sha256:
+            raise ShardError(
+                f"{self._table.files[unit]}: block {name} (bytes {offset} to {offset + length}) does not match its "
+                f"hash. {self._blocks.discard(unit, group)}"
+            )
+        try:
+            return group_columns(raw, name)
+        except ShardError as error:
+            raise self._named(unit, name, error) from None
+
+    def _named(self, unit, block, error):
+        """The same error with the shard, the block and the way out."""
+        return ShardError(f"{self._table.files[unit]}: block {block}: {error}. {self.store.files.repair_hint()}")
+
+    @cached_property
+    def _meta(self):
+        """What decoding needs; the unit plays no part in it."""
+        store = self.store
+        return ShardMeta(store.target_id, "", store.k, store.vocab_size, store.max_length, store.weight_octaves)
+
+    def _sum_over_units(self, name, total):
+        """One of the sums that every unit keeps, added up over them."""
+        expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}[name]
+        added = 0
+        for unit, sums in enumerate(self._table.sums):
+            if unit % KEPT == 0:
+                self._blocks.prepare_sums(range(unit, min(unit + KEPT, len(self._table.sums))))
+            group = ("__stats__", *sums)
+            column = self._members(self._blocks.map(unit, group)[1], unit, group).get(name)
+            if column is None or len(column) != expected:
+                raise self._named(unit, group[0], f"it does not hold {expected} sums called {name}")
+            added += column.astype(total)
+        return added
+
+
+def _inverse(permutation):
+    """Where each item went."""
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
+def _take_rows(rows, chosen):
+    """The chosen rows in this order."""
+    if np.array_equal(chosen, np.arange(len(rows.tail))):
+        return rows
+    nnz = np.diff(rows.indptr)[chosen]
+    indptr = np.concatenate(([0], np.cumsum(nnz)))
+    entries = np.arange(indptr[-1]) + np.repeat(rows.indptr[:-1][chosen] - indptr[:-1], nnz)
+    return SparseRows(indptr, rows.indices[entries], rows.weights[entries], rows.tail[chosen])
