@@ -26,7 +26,8 @@ def describe_foreign_settings(config):
             "would take absolute positions instead. Take a model with absolute positions."
         )
     entries = [entry for entry in _flat((getattr(config, "auto_map", None) or {}).values()) if entry is not None]
-    own = [entry for entry in entries if not _is_taken_over(entry, config.model_type)]
+    taken_over = TAKEN_OVER.get(config.model_type, ())    # of an entry such as `owner/name--modeling_x.XModel`
+    own = [entry for entry in entries if entry.rpartition("--")[2].partition(".")[0] not in taken_over]
     if own:
         return (
             f"config.json names code of its own (auto_map: {', '.join(own[:3])}), which is not run, and "
@@ -39,11 +40,6 @@ def describe_foreign_settings(config):
 def _flat(values):
     for value in values:
         yield from value if isinstance(value, list | tuple) else (value,)
-
-
-def _is_taken_over(entry, family):
-    """Whether an entry such as `owner/name--modeling_x.XModel` means code that transformers has taken over."""
-    return entry.rpartition("--")[2].partition(".")[0] in TAKEN_OVER.get(family, ())
 
 
 def unused_encoder_weights(unexpected, model):

@@ -16,6 +16,7 @@ import difflib
 import numbers
 import os
 from contextlib import suppress
+from operator import is_
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
@@ -65,7 +66,7 @@ def convert(hint, value, text=False):
     if get_origin(hint) is tuple:
         values = value if isinstance(value, list | tuple) else [value]
         converted = tuple(convert(kinds[0], one, text) for one in values)
-        return value if isinstance(value, tuple) and _same(value, converted) else converted
+        return value if isinstance(value, tuple) and all(map(is_, value, converted)) else converted
     if get_origin(hint) in (Union, UnionType):
         # A text is the last thing that a string can be.
         for kind in sorted(kinds, key=(str, Path).__contains__):
@@ -97,10 +98,6 @@ def _number(hint, value, text):
     if not float(value).is_integer():
         raise ValueError
     return int(float(value))
-
-
-def _same(values, converted):
-    return all(one is other for one, other in zip(values, converted, strict=True))
 
 
 def _plain_hint(hint):

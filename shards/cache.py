@@ -180,7 +180,7 @@ class GroupCache:
         with open(self._lock_file, "a") as file:
             held = self._locked(file)
             try:
-                yield partial(os.utime, file.fileno()) if held else _do_nothing
+                yield partial(os.utime, file.fileno()) if held else lambda: None
             finally:
                 with suppress(OSError):
                     locks.release(file)  # now, not when a forked worker has closed it too
@@ -230,10 +230,6 @@ def keep(path, raw):
     except OSError as error:
         hint = "MLSM_CACHE sets another place for the cache of remote stores, MLSM_CACHE_GB a limit"
         raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
-
-
-def _do_nothing():
-    pass
 
 
 def _cached_groups(stores):

@@ -126,7 +126,9 @@ def read_dictionary(files):
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            center = _kind_of(record["center"]), read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
+            said = record["center"]    # of what kind it is; whatever stands there, the fingerprint covers it
+            kind = said.get("kind") if isinstance(said, dict) else None
+            center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
     except ShardError as error:
         raise StoreError(f"{error}. {_remedy(files)}") from None
@@ -141,11 +143,6 @@ def _require_files(contents, directory, names):
     for name in names:
         if name not in contents:
             raise ShardError(f"{directory / name} is missing")
-
-
-def _kind_of(center):
-    """The kind of a centre by its record in dictionary.json; whatever it is, the fingerprint covers it."""
-    return center.get("kind") if isinstance(center, dict) else None
 
 
 def check_dictionary(files, found):

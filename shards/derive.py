@@ -57,7 +57,8 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
     missing, total, wanted = [], 0, 0
     for record in source.iter_records():
         total += record.tokens
-        if _is_wanted(files, record):
+        derived = files.record(record.unit)  # to be made where it lacks, or the source was encoded again since
+        if derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record):
             missing.append(record.unit)
             wanted += record.tokens
     done = before = total - wanted
@@ -77,12 +78,6 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         "quarantined": sum(len(record.quarantined) for record in made.iter_records()),
         **made.report(),
     }
-
-
-def _is_wanted(files, record):
-    """Whether a unit is to be derived: it is not there, or the source's was encoded again since."""
-    derived = files.record(record.unit)
-    return derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record)
 
 
 def _is_of_other_bytes(derived, record):

@@ -265,10 +265,6 @@ class StoreFiles:
         target = self.target()
         return target["target"], target["k"] > 0
 
-    @property
-    def _target_id(self):
-        return self._of_target[0]
-
     def record_file(self, unit_id):
         return self.units / f"{unit_id}.json"
 

@@ -120,7 +120,7 @@ class RemoteFiles(StoreFiles):
 
     def _read_record(self, answer):
         record = UnitRecord.read(answer)
-        if record.target != self._target_id:
+        if record.target != self._of_target[0]:
             raise ShardError(f"this is a record of target {record.target}")
         if not all(_NAME.fullmatch(name) for name in (record.file, *(group["name"] for group in record.groups))):
             raise ShardError("the record names files outside its own directory")

@@ -78,6 +78,7 @@ def _verify(files, full, repair, threads, progress):
     target = files.target()
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
+    missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
     commands = [] if files.remote else remaking_commands(files, target, survey.plans, damaged)
     return {
         "store": str(files.path),
@@ -86,9 +87,15 @@ def _verify(files, full, repair, threads, progress):
         "units": len(survey.records),
         "bytes": sum(record.bytes for record in survey.records),
         "seconds": time.perf_counter() - started,
-        "plans": [_plan_summary(files, plan) for plan in survey.plans],
+        "plans": [
+            {"plan": plan.id, "units": len(plan.units), "missing": len(files.missing_units(plan))}
+            for plan in survey.plans
+        ],
         "damaged": damaged,
-        "missing": _missing(files, survey.plans),
+        "missing": [
+            {"unit": unit.id, "split": unit.split, "source": unit.source, "records": [unit.start, unit.stop]}
+            for unit in missing.values()
+        ],
         "stray": survey.stray,
         "repaired": _remove(files, survey, damaged) if repair else [],
         "commands": commands,
@@ -246,17 +253,6 @@ def _damage(unit, file, problem, block=None, offset=0, length=0):
     return {"unit": unit, "file": file, "block": block, "offset": offset, "length": length, "problem": problem}
 
 
-def _plan_summary(files, plan):
-    return {"plan": plan.id, "units": len(plan.units), "missing": len(files.missing_units(plan))}
-
-
-def _missing(files, plans):
-    """Units that some plan wants and the store lacks, with the text they stand for."""
-    units = {unit.id: unit for plan in plans for unit in files.missing_units(plan)}
-    return [{"unit": unit.id, "split": unit.split, "source": unit.source, "records": [unit.start, unit.stop]}
-            for unit in units.values()]  # fmt: skip
-
-
 # -- shards -----------------------------------------------------------------------------------------------
 
 
@@ -378,5 +374,3 @@ def _remove(files, survey, damaged):
     for directory in filter(Path.is_dir, (files.units, files.plans)):
         disk.fsync_path(directory)
     return gone
-
-

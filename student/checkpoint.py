@@ -83,12 +83,18 @@ class Checkpoints:
         def fill(directory: Path) -> None:
             disk.mkdir(directory / "resume")
             with _new_file(directory / "resume" / "student.safetensors") as file:
-                file.write(safetensors_bytes(_tensors(model)))
+                weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+                file.write(safetensors_bytes(weights))
             with _new_file(directory / "resume" / "optimizer.pt") as file:
                 torch.save(optimizer.state_dict(), file)
             if step in self.kept_steps:
                 export(directory)
-            _write_state(directory, {"step": step} | state)
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            hashes = {str(path.relative_to(directory)): file_sha256(path) for path in files}
+            whole = {"step": step} | state | {"files": hashes}
+            whole["checksum"] = _checksum(whole)
+            with _new_file(directory / "state.json") as file:
+                file.write((json.dumps(whole, indent=1, sort_keys=True) + "\n").encode())
 
         try:
             publish_directory(final, fill)
@@ -190,18 +196,6 @@ def _new_file(path: Path):
         raise
     finally:
         disk.close(file.file)
-
-
-def _tensors(model) -> dict:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-
-
-def _write_state(directory: Path, state: dict) -> None:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    state = state | {"files": {str(path.relative_to(directory)): file_sha256(path) for path in files}}
-    state["checksum"] = _checksum(state)
-    with _new_file(directory / "state.json") as file:
-        file.write((json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
 
 
 def _inspect(path: Path) -> tuple[str | None, dict]:

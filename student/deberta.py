@@ -46,7 +46,9 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
     def forward(self, hidden_states, attention_mask, output_attentions=False, query_states=None, relative_pos=None,
                 rel_embeddings=None):  # fmt: skip
         length = hidden_states.shape[1]
-        if output_attentions or query_states is not None or not self._can_shift(length, rel_embeddings):
+        shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
+        can_shift = shifts and not self.talking_head and length <= self.max_relative_positions
+        if output_attentions or query_states is not None or not can_shift:
             return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
@@ -67,10 +69,6 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
         return super().transpose_for_scores(x)
-
-    def _can_shift(self, length: int, rel_embeddings) -> bool:
-        shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
-        return shifts and not self.talking_head and length <= self.max_relative_positions
 
     def _projections(self, hidden_states):
         """Query, divided by the scale, key and value: (W, H, L, e)."""

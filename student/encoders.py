@@ -66,12 +66,15 @@ def encoder_config(config: StudentConfig, store):
     """
     hf_config = unfitted_config(config, store)
     hf_config.vocab_size = store.vocab_size
-    _set_special_ids(hf_config, store.special_ids)
+    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
+        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
+            setattr(hf_config, f"{name}_token_id", int(store.special_ids[source]))
     _make_room(hf_config, store.max_length)
     if config.dropout is not None:
-        _set_dropout(hf_config, config.dropout)
-    if config.documents_apart:
-        _check_documents_apart(hf_config)
+        for name in _dropout_names(hf_config):
+            setattr(hf_config, name, config.dropout)
+    if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
+        raise RunError(f"--documents-apart: {reason}")
     return hf_config
 
 
@@ -214,13 +217,6 @@ def _check_tokenizer(directory: Path, store) -> None:
         )
 
 
-def _set_special_ids(hf_config, special_ids: dict) -> None:
-    names = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
-    for name, source in names.items():
-        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
-            setattr(hf_config, f"{name}_token_id", int(special_ids[source]))
-
-
 def _make_room(hf_config, max_length: int) -> None:
     """Let the position table hold the store's windows."""
     offset = _first_position(hf_config)
@@ -235,16 +231,6 @@ def _first_position(hf_config) -> int:
     if hf_config.model_type == "mpnet":    # there the padding id is 1, whatever the configuration says
         return 2
     return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
-
-
-def _check_documents_apart(hf_config) -> None:
-    if (reason := why_not_apart(hf_config)) is not None:
-        raise RunError(f"--documents-apart: {reason}")
-
-
-def _set_dropout(hf_config, rate: float) -> None:
-    for name in _dropout_names(hf_config):
-        setattr(hf_config, name, rate)
 
 
 def _dropout_names(hf_config) -> list[str]:

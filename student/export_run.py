@@ -63,11 +63,14 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
             _publish(output, write)
     if config.push_to_hub is not None:
         main = Revision("main", path if config.dry_run and _is_kept(path) else output, f"Step {state['step']}")
-        branches = _branches(checkpoints)
+        kept = [path for path in checkpoints.found() if _is_kept(path)]
+        branches = [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
         if config.dry_run:
             report |= _rehearsed(config.push_to_hub, branches, main, write)
         else:
-            report |= _pushed(config, [*branches, main], progress, api)
+            address = push(config.push_to_hub, [*branches, main], private=config.private, progress=progress, api=api)
+            rows = [_row(revision) for revision in [*branches, main]]
+            report |= {"repository": config.push_to_hub, "address": address, "revisions": rows}
     return report | {"dry_run": config.dry_run}
 
 
@@ -241,16 +244,6 @@ def _baseline(run: Path) -> dict:
         logger.warning(damage(log, damaged))
     starts = [line["baseline"] for line in lines if isinstance(line.get("baseline"), dict)]
     return starts[-1] if starts else {}
-
-
-def _branches(checkpoints: Checkpoints) -> list[Revision]:
-    kept = [path for path in checkpoints.found() if _is_kept(path)]
-    return [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
-
-
-def _pushed(config: ExportConfig, revisions: list[Revision], progress, api) -> dict:
-    address = push(config.push_to_hub, revisions, private=config.private, progress=progress, api=api)
-    return {"repository": config.push_to_hub, "address": address, "revisions": [_row(r) for r in revisions]}
 
 
 def _rehearsed(repository: str, branches: list[Revision], main: Revision, write) -> dict:

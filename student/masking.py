@@ -95,14 +95,12 @@ class Masking:
         window_M, position_M = np.nonzero(mask_WL)
         epoch_M = np.broadcast_to(epoch, len(ids_WL))[window_M]
         keys = seed, epoch_M, np.asarray(window_ids_W)[window_M], position_M
-        fate_M, random_M = hash_u64(_FATE_PURPOSE, *keys), self._random_tokens(keys)
+        fate_M = hash_u64(_FATE_PURPOSE, *keys)
+        ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids["all"])
+        random_M = ordinary[hash_u64(_TOKEN_PURPOSE, *keys) % np.uint64(len(ordinary))]
         shown_M = np.where(fate_M < _RANDOM_BELOW, random_M, input_WL[mask_WL])
         input_WL[mask_WL] = np.where(fate_M < _MASK_BELOW, self.special_ids["mask"], shown_M)
         return input_WL
-
-    def _random_tokens(self, keys):
-        ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids["all"])
-        return ordinary[hash_u64(_TOKEN_PURPOSE, *keys) % np.uint64(len(ordinary))]
 
 
 def build_masking(config, store) -> Masking:

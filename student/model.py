@@ -35,8 +35,11 @@ class PredictionHead(nn.Module):
         bias = getattr(config, "classifier_bias", True)      # ModernBERT has none
         norm_bias = getattr(config, "norm_bias", True)
         self.dense = nn.Linear(config.hidden_size, embedding_width, bias=bias)
-        self.activation = ACT2FN[_head_activation(config)]
-        self.norm = nn.LayerNorm(embedding_width, eps=_head_epsilon(config), bias=norm_bias)
+        named = [getattr(config, name, None) for name in ("classifier_activation", "hidden_act", "activation")]
+        self.activation = ACT2FN[next((name for name in named if isinstance(name, str)), "gelu")]
+        set_to = [getattr(config, name, None) for name in ("layer_norm_eps", "norm_eps")]
+        epsilon = next((value for value in set_to if value is not None), 1e-12)
+        self.norm = nn.LayerNorm(embedding_width, eps=epsilon, bias=norm_bias)
 
     def forward(self, hidden_Md):
         return self.norm(self.activation(self.dense(hidden_Md)))
@@ -86,7 +89,10 @@ class Student(nn.Module):
             return self.encoder(**inputs).last_hidden_state
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
-        return self._logits(self.head(hidden_Md))
+        states_Md, parts = self.head(hidden_Md), self._output_parts()
+        biases = self.output_bias_K.split([len(part) for part in parts])
+        logits = [linear(states_Md, part, bias) for part, bias in zip(parts, biases, strict=True)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     def checkpoint_activations(self) -> None:
         """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""
@@ -110,12 +116,6 @@ class Student(nn.Module):
         embedding = [self.encoder.get_input_embeddings().weight] if self.tied else []
         return embedding + ([] if self.output_Kd is None else [self.output_Kd])
 
-    def _logits(self, states_Md):
-        parts = self._output_parts()
-        biases = self.output_bias_K.split([len(part) for part in parts])
-        logits = [linear(states_Md, part, bias) for part, bias in zip(parts, biases, strict=True)]
-        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
-
     def _initialise_head(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(int(hash_u64(_HEAD_PURPOSE, seed)))
         spread = getattr(self.encoder.config, "initializer_range", 0.02)
@@ -130,17 +130,3 @@ def build_student(config: StudentConfig, store, objective) -> Student:
     """The untrained student of a run, float32, on the CPU."""
     encoder = build_encoder(encoder_config(config, store), config.seed, config.initial_weights)
     return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
-
-
-def _head_activation(config) -> str:
-    for name in ("classifier_activation", "hidden_act", "activation"):
-        if isinstance(getattr(config, name, None), str):
-            return getattr(config, name)
-    return "gelu"
-
-
-def _head_epsilon(config) -> float:
-    for name in ("layer_norm_eps", "norm_eps"):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    return 1e-12

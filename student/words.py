@@ -25,7 +25,9 @@ def continuation_flags(tokenizer_dir: Path, vocab_size: int):
     """
     tokenizer = _tokenizer_json(Path(tokenizer_dir))
     continues = _rule(tokenizer, tokenizer_dir)
-    ids = {id for token, id in _vocabulary(tokenizer["model"]) if continues(token)}
+    vocabulary = tokenizer["model"]["vocab"]    # Unigram lists its tokens as [token, score]
+    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], id) for id, row in enumerate(vocabulary))
+    ids = {id for token, id in pairs if continues(token)}
     ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}
     return np.isin(np.arange(vocab_size), list(ids))
 
@@ -46,12 +48,6 @@ def _rule(tokenizer: dict, tokenizer_dir: Path):
         f"--mask-unit word: it cannot be told where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
         f" model; expected WordPiece, byte-level BPE or SentencePiece). Take --mask-unit token or span."
     )
-
-
-def _vocabulary(model: dict):
-    """(token, id) of all of a model's tokens; Unigram lists them as [token, score]."""
-    vocabulary = model["vocab"]
-    return vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], id) for id, row in enumerate(vocabulary))
 
 
 def _tokenizer_json(tokenizer_dir: Path) -> dict:
