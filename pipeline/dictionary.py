@@ -14,27 +14,25 @@ Left out: the codes themselves (solvers/), where the vectors come from (encode.p
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
-import errno
 import json
 import logging
-import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from common.disk import read_file
+from common.durable import appearing_whole, publish_directory
 from common.errors import DictionaryError
 from common.invocation import program
+from common.progress import silent
 from pipeline.centering import Center
-from pipeline.files import appearing_whole, fsync_directory
 from pipeline.learner_cpu import CpuLearner
 from pipeline.learning_checkpoint import Checkpoint
 from pipeline.solvers.problem import objective
 from pipeline.training_vectors import TrainingVectors
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.copies import dictionary_fingerprint
-from shards.disk import read_file
 from shards.members import read_array
 
 FORMAT = 1                      # of the files
@@ -45,10 +43,6 @@ FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048        # vectors of a minibatch
 BATCHES_A_PASS = 128            # where that leaves a minibatch between them: see docs/benchmarks.md
 SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
-
-
-def silent(*args, **figures):
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -99,33 +93,24 @@ class Dictionary:
         Raises DictionaryError if the directory already holds something else.
         """
         directory = Path(directory)
-        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
         record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
                   "stopped": self.stopped, "settings": self.settings, "history": self.history}
         if self.center is not None:
             record["center"] = self.center.record
-        temporary.mkdir(parents=True)
-        try:
-            with appearing_whole(temporary / "atoms.npy") as file:
+
+        def fill(place):
+            with appearing_whole(place / "atoms.npy") as file:
                 np.save(file, self.atoms_Kd)
             if self.center is not None:
-                with appearing_whole(temporary / "center.npy") as file:
+                with appearing_whole(place / "center.npy") as file:
                     np.save(file, self.center.rows_Pd)
-            with appearing_whole(temporary / "dictionary.json") as file:
+            with appearing_whole(place / "dictionary.json") as file:
                 file.write(json.dumps(record, indent=1).encode())
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        try:
-            temporary.rename(directory)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            if not _holds(directory, self.fingerprint):
-                raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
-                                      "directory, or remove that one.") from error
-        fsync_directory(directory.parent)
+
+        publish_directory(directory, fill, replace=False)
+        if not _holds(directory, self.fingerprint):
+            raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another directory, or"
+                                  " remove that one.")
 
     @classmethod
     def load(cls, directory):
@@ -215,10 +200,11 @@ def _check(settings, vectors):
 def _device(device):
     if device == "cpu":
         return device           # without torch
-    from pipeline.device import choose_device
+    from common.device import choose_device
 
-    chosen = choose_device(device)
-    return "cpu" if chosen.type == "cpu" else str(chosen)
+    if choose_device(device).type == "cpu":
+        return "cpu"
+    return "cuda" if device == "auto" else device    # as it was given: a checkpoint of the learning knows it so
 
 
 class _Learning:

@@ -22,11 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
+from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, ShardError, StoreError
 from common.paths import utf8_name
+from common.progress import silent
 from pipeline.coder import UNIT_END, Block, IdsCoder, LspCoder, Output, Reading
 from pipeline.config import HOW, plain, with_absolute_paths
-from pipeline.corpus import join_windows, silent
+from pipeline.corpus import join_windows
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.job import (
     Job,
@@ -40,7 +42,7 @@ from pipeline.job import (
 from pipeline.learn import dictionaries, load_dictionary
 from pipeline.stages import Stages
 from shards import copies
-from shards.manifest import StoreFiles, differing, fingerprint, publish_directory, replace_json
+from shards.manifest import StoreFiles, differing, fingerprint
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter

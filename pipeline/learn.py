@@ -20,11 +20,11 @@ import numpy as np
 
 from common.errors import EncodeError
 from common.invocation import program
+from common.progress import silent
 from pipeline import plan as planning
 from pipeline.centering import Center, HiddenSums
 from pipeline.coder import SOME_WINDOWS, Reading, describe, hidden_rows, may_be_the_texts_fault
 from pipeline.config import LearnConfig
-from pipeline.corpus import silent
 from pipeline.files import growing_rows
 from pipeline.job import helped, load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
 from shards import copies
@@ -115,7 +115,7 @@ def batch_key(batch):
 
 def _dictionaries_of_file(config, progress):
     """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
-    from pipeline.device import choose_device
+    from common.device import choose_device
     from pipeline.dictionary import minibatch_size
     from pipeline.training_vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 

@@ -24,10 +24,10 @@ import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.modeling_outputs import BaseModelOutput
 
+from common.device import choose_device
 from common.errors import EncodeError, TeacherError
 from common.invocation import program
 from pipeline.coder import Hidden, TeacherCoder, not_finite
-from pipeline.device import choose_device
 from pipeline.lsp import MOST_ENTRIES, Distributions
 from pipeline.teacher import (
     Teacher,

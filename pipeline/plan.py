@@ -14,9 +14,9 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 
 from common.errors import CorpusError, NotUtf8Error
+from common.progress import silent
 from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, documents, split_key_of, take_head
-from pipeline.corpus.source import silent
 from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
 

@@ -31,10 +31,10 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from common.checkpoints import describe_foreign_settings, describe_unused_weights
+from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError
 from common.paths import utf8_name
-from pipeline.device import choose_device
 from pipeline.solvers import onednn
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (where it was before stores compared with it)
 

@@ -19,14 +19,14 @@ from contextlib import contextmanager
 import numpy as np
 from distributed import WorkerPlugin, get_worker
 
+from common.disk import discard_all
+from common.durable import appearing_whole
 from common.errors import EncodeError
+from common.progress import silent
 from pipeline import encode as encoding
 from pipeline import plan as planning
-from pipeline.corpus import silent
-from pipeline.files import appearing_whole
 from pipeline.job import Job, check_same_teacher, load_teacher
 from pipeline.learn import rows_of_batch, sample_dtype
-from shards.disk import discard_all
 
 PART = ".part-"  # begins the names of the files in which a sample's parts come
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on

@@ -21,6 +21,7 @@ SHARDS_USERS = {"encode", "estimate", "job", "learn", "plan", "worker"}  # who w
 SHARDS_USERS |= {"coder"}  # which tells the teacher a pair's segments, as shards derives them from the ids
 SHARDS_USERS |= {"centering", "dictionary", "teacher"}  # of what stores keep copies, and compare with fingerprints
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
+SOLVER_LIBRARIES |= {"common"}  # oneDNN
 
 
 def imported(path):

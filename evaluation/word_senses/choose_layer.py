@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.durable import publish_directory
+from common.durable import appearing_whole, publish_directory
 from common.errors import WsdDataError
 from common.progress import silent
 from evaluation.word_senses.data import WsdData, data_fingerprint
@@ -31,7 +31,6 @@ from evaluation.word_senses.report import finetuning_averages, summarise, write_
 from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums
 from evaluation.word_senses.word_vectors import Readings, word_vectors
 from pipeline.coder import center_on
-from pipeline.files import appearing_whole
 from pipeline.job import helped, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, dictionaries, minibatch_of_sample, wanted_dictionaries
 from pipeline.learning_checkpoint import workplace

@@ -17,7 +17,7 @@ from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.hub import PREFIX, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, kind_of, silent
+from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, kind_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -30,7 +30,6 @@ __all__ = [
     "join_windows",
     "open_corpus",
     "open_sources",
-    "silent",
 ]
 
 

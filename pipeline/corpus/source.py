@@ -191,7 +191,3 @@ def kind_of(path):
     """The suffix that says what a file holds, in small letters: the last that is not of a compression; "" for none."""
     kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
     return kinds[-1] if kinds else ""
-
-
-def silent(*args, **figures):
-    """Progress that nobody watches."""
