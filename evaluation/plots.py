@@ -13,8 +13,8 @@ import logging
 import textwrap
 from pathlib import Path
 
+from common.durable import appearing_whole
 from common.errors import PlotError
-from pipeline.files import appearing_whole
 
 logger = logging.getLogger(__name__)
 SIZE = (6.4, 4.0)    # inches of a figure one text column wide

@@ -1,41 +1,10 @@
-"""How a file of stage A that is no part of a store appears: whole or not at all.
+"""A .npy file that grows by rows and appears whole or not at all (common/durable.py)."""
 
-    with appearing_whole(path) as file:
-        file.write(...)
-
-Written with plain writes, never through a memory map: on a full disk these raise OSError, a map kills the process.
-Left out: a store's files, which never replace one another (shards/manifest.py).
-"""
-
-import os
 from contextlib import contextmanager
 
 import numpy as np
 
-
-@contextmanager
-def appearing_whole(path):
-    """A binary file to write to, which gets its name, synced to disk, when the block ends well; else nothing stays."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
-
-
-def fsync_directory(path):
-    """Make new names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from common.durable import appearing_whole
 
 
 @contextmanager

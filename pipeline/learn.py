@@ -112,7 +112,7 @@ def batch_key(batch):
 
 def _provide_from_file(config, progress):
     """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
-    from pipeline.device import choose_device
+    from common.device import choose_device
     from pipeline.dictionary import minibatch_size
     from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 

@@ -10,11 +10,12 @@ import logging
 import os
 from contextlib import contextmanager
 
+from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, StoreError
 from common.paths import utf8_name
 from pipeline.job import named_by_content
 from shards import copies
-from shards.manifest import StoreFiles, publish_directory, replace_json
+from shards.manifest import StoreFiles
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter

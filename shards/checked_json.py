@@ -181,13 +181,12 @@ def _are_statistics(value):
     if type(value) is not dict or not is_count(value.get("documents")):
         return False
     histogram = value.get("nnz_histogram")
-    if histogram is not None and not (type(histogram) is list and len(histogram) == 256 and _are_counts(histogram)):
-        return False
+    if histogram is not None:
+        if type(histogram) is not list or len(histogram) != 256 or set(map(type, histogram)) != {int}:
+            return False
+        if not 0 <= min(histogram) <= max(histogram) <= _LARGEST:
+            return False
     return all(is_number(entry) for name, entry in value.items() if name != "nnz_histogram")
-
-
-def _are_counts(values):
-    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= _LARGEST
 
 
 def _is_environment(value):

@@ -5,7 +5,7 @@
 Four kinds are recognised, by name and place:
 
     temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
-                    filled or replaced), .<name>.<time in ns>.tmp (dictionaries)
+                    filled or replaced), .<name>.<time in ns>.tmp (dictionaries, by version 0.1)
     learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
                     same command would go on from it, so removing one costs the work it holds
     word vectors    diagnostics/<name>/vectors: the same of an interrupted choose-layer, gigabytes for a large teacher
@@ -43,7 +43,7 @@ CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 _LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
 _VECTORS_KIND = "word vectors of an interrupted choose-layer, whose work is lost"
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
-_DICTIONARY_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")
+_EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # of a dictionary, by version 0.1
 _LEARNING = re.compile(r"\..+\.learning")
 _LEARNING_FILE = re.compile(
     r"lock|\.?(learning\.npz|(sample|raw|center)\.npy|center\.json)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?"
@@ -104,13 +104,18 @@ def _recognise(path):
         return None
     if match := _TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if _DICTIONARY_TEMPORARY.fullmatch(path.name) and path.is_dir():
+    if _EARLIER_TEMPORARY.fullmatch(path.name) and path.is_dir():
         return LeftOver(path, "temporary", None)
-    if _LEARNING.fullmatch(path.name) and path.is_dir() and all(map(_LEARNING_FILE.fullmatch, os.listdir(path))):
+    if _LEARNING.fullmatch(path.name) and path.is_dir() and _holds_only(path, _LEARNING_FILE):
         return LeftOver(path, _LEARNING_KIND, _holder(path))
-    if path.match("diagnostics/*/vectors") and path.is_dir() and all(map(_VECTORS_FILE.fullmatch, os.listdir(path))):
+    if path.match("diagnostics/*/vectors") and path.is_dir() and _holds_only(path, _VECTORS_FILE):
         return LeftOver(path, _VECTORS_KIND, _holder(path))
     return None
+
+
+def _holds_only(directory, known):
+    """Whether there is nothing in a directory but files of known names and temporaries."""
+    return all(known.fullmatch(name) or _TEMPORARY.fullmatch(name) for name in os.listdir(directory))
 
 
 def _unrecorded_shards(files, names):

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common import disk
-from common.durable import make_directories, publish_directory, publish_json, replace_json  # noqa: F401
+from common.durable import make_directories, publish_json
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from common.paths import utf8

@@ -116,8 +116,11 @@ class LspDataset(IterableDataset):
         return Share(*self._rank_and_size()).items_before(-(-len(self.windows) // self._width))
 
     def __iter__(self):
-        if not self._pending:
-            self._progress = self._next_epoch()
+        if not self._pending:  # it follows another iteration
+            if asked := self._requests.new(self._rank_and_size()[0]):
+                self._epoch, self._progress = asked.epoch, asked
+            else:
+                self._progress = _Progress(self._progress.epoch if self._epoch is None else self._epoch)
         self._pending = False
         return self._deliver(self._progress, self._share())
 
@@ -130,13 +133,6 @@ class LspDataset(IterableDataset):
         self._epoch = epoch
         if epoch != self._progress.epoch:
             self._begin(_Progress(epoch))
-
-    def _next_epoch(self):
-        """Where an iteration begins that follows another one."""
-        if asked := self._requests.new(self._rank_and_size()[0]):
-            self._epoch = asked.epoch
-            return asked
-        return _Progress(self._progress.epoch if self._epoch is None else self._epoch)
 
     def _begin(self, progress):
         """Let the next iteration go on from there, here and in this process's loader workers."""

@@ -66,7 +66,9 @@ def encoder_config(config: StudentConfig, store):
     """
     hf_config = unfitted_config(config, store)
     hf_config.vocab_size = store.vocab_size
-    _set_special_ids(hf_config, store.special_ids)
+    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
+        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
+            setattr(hf_config, f"{name}_token_id", int(store.special_ids[source]))
     _make_room(hf_config, store.max_length)
     if config.dropout is not None:
         for name in _dropout_names(hf_config):
@@ -213,13 +215,6 @@ def _check_tokenizer(directory: Path, store) -> None:
             f" of {len(ours)} (or the same tokens with other ids). Encode a store with a teacher of that"
             f" tokenizer, or give the encoder's config.json alone to train it on this store's vocabulary."
         )
-
-
-def _set_special_ids(hf_config, special_ids: dict) -> None:
-    names = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
-    for name, source in names.items():
-        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
-            setattr(hf_config, f"{name}_token_id", int(special_ids[source]))
 
 
 def _make_room(hf_config, max_length: int) -> None:

@@ -241,10 +241,11 @@ def _figures(lineage: dict) -> str:
     columns, header = [""], "| figure (loss in nats per token) | student | constant prediction |"
     if "loss_by_position" in baseline:    # a card made again from a log of an earlier version has none
         columns, header = ["", "_by_position"], header + " constant at each position |"
-    cells = [
-        [code_span(name), f"{value:.4f}", *(_or_blank(baseline.get(name + column)) for column in columns)]
-        for name, value in lineage["held_out"].items()
-    ]
+    cells = []
+    for name, value in lineage["held_out"].items():
+        references = [baseline.get(name + column) for column in columns]
+        shown = ["" if reference is None else f"{reference:.4f}" for reference in references]
+        cells.append([code_span(name), f"{value:.4f}", *shown])
     rows = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
 
@@ -271,7 +272,3 @@ def _block(value) -> str:
 
 def _json(value) -> str:
     return json.dumps(value, indent=1, sort_keys=True, default=str, ensure_ascii=False)
-
-
-def _or_blank(value) -> str:
-    return "" if value is None else f"{value:.4f}"

@@ -47,6 +47,7 @@ SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shard
 SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
+SOLVER_LIBRARIES |= {"common"}  # oneDNN
 
 
 def imported(path):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.device import choose_device
-from common.durable import make_directories
+from common.durable import appearing_whole, make_directories
 from common.errors import BlimpError
 from common.invocation import program
 from common.progress import silent
@@ -32,7 +32,6 @@ from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
 from evaluation.blimp.models import check_family, load
 from evaluation.blimp.scoring import Scorer
 from evaluation.models import directories
-from pipeline.files import appearing_whole
 from shards.manifest import fingerprint
 
 

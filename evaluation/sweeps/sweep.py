@@ -15,6 +15,7 @@ import math
 from itertools import product
 from pathlib import Path
 
+from common.durable import appearing_whole
 from common.errors import SweepError
 from common.progress import silent
 from evaluation.comparison.identity import SAME_MASS
@@ -25,7 +26,6 @@ from evaluation.sweeps.config import SweepConfig
 from evaluation.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.word_senses.report import read_result
 from pipeline.config import EncodeConfig
-from pipeline.files import appearing_whole
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig

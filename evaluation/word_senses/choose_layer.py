@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.durable import publish_directory
+from common.durable import appearing_whole, publish_directory
 from common.errors import WsdDataError
 from common.progress import silent
 from evaluation.word_senses.data import WsdData, data_fingerprint
@@ -33,7 +33,6 @@ from evaluation.word_senses.word_vectors import Readings, word_vectors
 from pipeline.coding.hidden import center_on
 from pipeline.dictionary.checkpoint import workplace
 from pipeline.executors import open_executor
-from pipeline.files import appearing_whole
 from pipeline.job import load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from common.durable import replace_json
+from common.durable import appearing_whole, replace_json
 from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
 from evaluation.word_senses.framework import TEST_SETS
-from pipeline.files import appearing_whole
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05

@@ -9,13 +9,12 @@ import ast
 import configparser
 import hashlib
 import json
-import os
 import platform
 import sysconfig
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from common.durable import replace_bytes
 from common.progress import silent
 
 _MINIMUM_DOCSTRING = 40  # characters; shorter ones are labels, not prose
@@ -35,7 +34,8 @@ def collect_docstrings(directory, progress=silent):
     tag = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]
     path = Path(directory) / f"docstrings-{tag}.txt"
     if not path.is_file():
-        _write_documents(path, _all_docstrings(progress))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(path, ("\n\n".join(_all_docstrings(progress)) + "\n").encode())
     return path
 
 
@@ -100,15 +100,3 @@ def _definitions(tree):
 
 def _is_text(text):
     return text.isprintable() or not any(ord(c) < 32 and c not in "\n\t" or 0xD800 <= ord(c) < 0xE000 for c in text)
-
-
-def _write_documents(path, documents):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write("\n\n".join(documents) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        finally:
-            Path(file.name).unlink(missing_ok=True)

@@ -6,22 +6,19 @@
 Shapes: d width, K atoms.
 """
 
-import errno
 import json
-import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from common.disk import read_file
+from common.durable import appearing_whole, publish_directory
 from common.errors import DictionaryError
 from common.invocation import program
 from pipeline.dictionary.centering import Center
-from pipeline.files import appearing_whole, fsync_directory
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.copies import dictionary_fingerprint
-from shards.disk import read_file
 from shards.members import read_array
 
 FORMAT = 1  # of the files
@@ -75,33 +72,24 @@ class Dictionary:
         Raises DictionaryError if the directory already holds something else.
         """
         directory = Path(directory)
-        temporary = directory.with_name(f".{directory.name}.{time.time_ns()}.tmp")
         record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
                   "stopped": self.stopped, "settings": self.settings, "history": self.history}
         if self.center is not None:
             record["center"] = self.center.record
-        temporary.mkdir(parents=True)
-        try:
-            with appearing_whole(temporary / "atoms.npy") as file:
+
+        def fill(place):
+            with appearing_whole(place / "atoms.npy") as file:
                 np.save(file, self.atoms_Kd)
             if self.center is not None:
-                with appearing_whole(temporary / "center.npy") as file:
+                with appearing_whole(place / "center.npy") as file:
                     np.save(file, self.center.rows_Pd)
-            with appearing_whole(temporary / "dictionary.json") as file:
+            with appearing_whole(place / "dictionary.json") as file:
                 file.write(json.dumps(record, indent=1).encode())
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        try:
-            temporary.rename(directory)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            if not _holds(directory, self.fingerprint):
-                raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another "
-                                      "directory, or remove that one.") from error
-        fsync_directory(directory.parent)
+
+        publish_directory(directory, fill, replace=False)
+        if not _holds(directory, self.fingerprint):
+            raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another directory, or"
+                                  " remove that one.")
 
     @classmethod
     def load(cls, directory):

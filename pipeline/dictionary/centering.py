@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
+from common.disk import read_file
+from common.durable import appearing_whole
 from common.errors import CenteringError
-from pipeline.files import appearing_whole
-from shards.disk import read_file
 from shards.members import read_array
 
 LEAST_TOKENS = 100  # of a position that has a mean of its own

@@ -11,7 +11,6 @@ The state appears whole or not at all; one that cannot be written does not end t
 request is passed over with a note, and learning starts afresh.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.files import appearing_whole
+from common import locks
+from common.durable import appearing_whole
 
 FORMAT = 1
 SECONDS_BETWEEN = 60            # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
@@ -125,10 +125,9 @@ def _locked(directory, attempts=2):
 
 def _lock(lock, directory):
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"another process is at work in {directory}. Wait for it, then run this again: "
-                         "it will find what that has made.") from None
+        if not locks.acquire(lock):
+            raise ValueError(f"another process is at work in {directory}. Wait for it, then run this again: "
+                             "it will find what that has made.")
     except OSError as error:
         logger.info("no lock on %s (%s): see that no other process learns the same dictionary", directory,
                     error.strerror or error)

@@ -92,10 +92,11 @@ def _check(settings, vectors):
 def _device(device):
     if device == "cpu":
         return device           # without torch
-    from pipeline.device import choose_device
+    from common.device import choose_device
 
-    chosen = choose_device(device)
-    return "cpu" if chosen.type == "cpu" else str(chosen)
+    if choose_device(device).type == "cpu":
+        return "cpu"
+    return "cuda" if device == "auto" else device    # as it was given: a checkpoint of the learning knows it so
 
 
 class _Learning:

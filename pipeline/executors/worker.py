@@ -18,10 +18,10 @@ from contextlib import contextmanager
 import numpy as np
 from distributed import WorkerPlugin, get_worker
 
+from common.disk import discard_all
+from common.durable import appearing_whole
 from common.errors import EncodeError
 from pipeline.executors.base import PART, Context
-from pipeline.files import appearing_whole
-from shards.disk import discard_all
 
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
 _one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time

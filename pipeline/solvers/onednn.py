@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import ThreadpoolController
 
+from common.onednn import available, multiply
+
 
 def linear(rows_nd, weight_Kd, bias_K=None):
     """rows @ weight.T + bias on float32 tensors of the CPU, for inference: a new tensor (n, K).
@@ -19,7 +21,7 @@ def linear(rows_nd, weight_Kd, bias_K=None):
     """
     if not available():
         return torch.nn.functional.linear(rows_nd, weight_Kd, bias_K)
-    return torch.ops.mkldnn._linear_pointwise(rows_nd, weight_Kd, bias_K, "none", [], "")
+    return multiply(rows_nd, weight_Kd, bias_K)
 
 
 def product(rows_nd, weight_Kd):
@@ -30,19 +32,6 @@ def product(rows_nd, weight_Kd):
 def is_exact():
     """Whether oneDNN is there and not allowed to round the factors; else `product` is NumPy's."""
     return available() and torch.backends.mkldnn.matmul.fp32_precision not in ("bf16", "tf32")
-
-
-@functools.cache
-def available():
-    """Whether the operator exists here and computes what it should."""
-    place = {"dtype": torch.float32, "device": "cpu"}
-    rows, weight = torch.arange(6, **place).view(2, 3), torch.arange(12, **place).view(4, 3)
-    bias = torch.arange(4, **place)
-    try:
-        found = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-        return torch.equal(found, torch.nn.functional.linear(rows, weight, bias))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
 
 
 _libraries = functools.cache(ThreadpoolController)      # made after torch, hence OpenMP, is loaded

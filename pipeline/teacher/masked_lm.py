@@ -14,9 +14,9 @@ import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.modeling_outputs import BaseModelOutput
 
+from common.device import choose_device
 from common.errors import TeacherError
 from common.invocation import program
-from pipeline.device import choose_device
 from pipeline.teacher.cut import Teacher, check_report, cut_config, fast_linear, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 

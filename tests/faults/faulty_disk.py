@@ -1,4 +1,4 @@
-"""Stand-ins for shards.disk: record its calls, fail at the i-th, die at the i-th. And forks that die."""
+"""Stand-ins for common.disk: record its calls, fail at the i-th, die at the i-th. And forks that die."""
 
 import os
 import signal

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.files import appearing_whole, growing_rows
+from common import disk
+from common.durable import appearing_whole
+from pipeline.files import growing_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -20,8 +22,12 @@ def test_rows_in_blocks_are_the_array(tmp_path, dtype):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
-    (tmp_path / ".rows.npy.tmp").symlink_to("/dev/full")
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    def create(path):
+        path.symlink_to("/dev/full")
+        return open(path, "wb", buffering=0)
+
+    monkeypatch.setattr(disk, "create", create)
     with pytest.raises(OSError) as caught, growing_rows(tmp_path / "rows.npy", (9, 1000), np.float32) as add:
         add(np.ones((9, 1000)))
     assert caught.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from planted import planted
 
+from common import device as device_module
 from common.errors import DeviceError, EncodeError
-from pipeline import device as device_module
 from pipeline import learn as learning
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, minibatch_size

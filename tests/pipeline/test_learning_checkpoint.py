@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from planted import planted
 
+from common import disk
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary, learning
 
@@ -74,6 +75,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     np.save(tmp_path / "hidden.npy", planted()[0])
     code = """
 import os, signal, sys
+from common import disk
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary
 learning_checkpoint.SECONDS_BETWEEN = 0
@@ -148,10 +150,19 @@ def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, c
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", seconds)
     caplog.set_level(logging.INFO, "pipeline")
 
-    def fill_the_disk(*_, **figures):
-        if not (tmp_path / ".learning.npz.tmp").is_symlink():
-            (tmp_path / ".learning.npz.tmp").symlink_to("/dev/full")
+    full = []    # the next file is on a full disk
 
+    def fill_the_disk(*_, **figures):
+        full[:] = [True]
+
+    def create(path):
+        if not full:
+            return open(path, "xb", buffering=0)
+        full.clear()
+        path.symlink_to("/dev/full")
+        return open(path, "wb", buffering=0)
+
+    monkeypatch.setattr(disk, "create", create)
     found = learn_dictionary(planted()[0], 40, 0.05, seed=1, checkpoint=tmp_path, progress=fill_the_disk, **LONG)
     assert found.fingerprint == unbroken.fingerprint and [path.name for path in tmp_path.iterdir()] == left
     assert caplog.text.count("could not be written (No space left") == (1 if seconds else len(found.history))
@@ -163,7 +174,7 @@ def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_p
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(learning_checkpoint.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with learning_checkpoint.workplace(tmp_path / "place") as place:
         (place / "something").touch()
         learning_checkpoint.discard(place)                      # nobody can know whether it is in use
@@ -180,7 +191,7 @@ def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tm
         calls.append(how)
         flock(lock, how)
 
-    monkeypatch.setattr(learning_checkpoint.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with learning_checkpoint.workplace(place):
         assert (place / "lock").exists() and len(calls) == 2
         with pytest.raises(ValueError, match="another process"), learning_checkpoint.workplace(place):

@@ -50,6 +50,7 @@ def left_overs(store, pid):
     learning.mkdir()
     (learning / "lock").touch()
     (learning / "sample.npy").write_bytes(b"z" * 20)
+    (learning / f".learning.npz.{pid}.0123456789ab.tmp").touch()
     unrecorded = store.units / f"{0:032}-0123456789ab.tar"
     unrecorded.write_bytes(b"t" * 10)
     return [temporary, replaced, unfinished, learning, unrecorded]
@@ -121,6 +122,7 @@ def test_word_vectors_of_an_interrupted_diagnostic(store, monkeypatch):
     for name in ("vectors/lock", "vectors/part-00000.npz", "vectors/.part-00001.npz.tmp", "layer-1-k8/phi.npz"):
         (diagnostic / name).parent.mkdir(parents=True, exist_ok=True)
         (diagnostic / name).write_bytes(b"v" * 10)
+    (diagnostic / "vectors" / ".part-00002.npz.1.0123456789ab.tmp").touch()
     later(monkeypatch)
     with open(diagnostic / "vectors" / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -277,11 +277,11 @@ def test_columns_that_fit_their_hash_but_not_the_format(changes, problem):
 @given(st.lists(st.integers(0, 4095), max_size=23), st.integers(1, 4))
 def test_the_fast_unpacking_equals_the_plain_one(values, pairs):
     values = np.array(values, np.int64)
-    before, verify._PAIRS = verify._PAIRS, pairs
+    before, block_check._PAIRS = block_check._PAIRS, pairs
     try:
         parts = list(block_check._unpacked_12(codec.pack_indices(values, 12), len(values)))
     finally:
-        verify._PAIRS = before
+        block_check._PAIRS = before
     assert np.array_equal(np.concatenate([*parts, []]), values)
     rising, largest = block_check._rising(parts, len(values))
     assert np.array_equal(rising, values[1:] > values[:-1]) and largest == values.max(initial=0)
