@@ -2,25 +2,25 @@
 
 
 def table(rows):
-    """Pairs (name, value) as two columns."""
+    """Lay out pairs (name, value) in two columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
 def paths(made, settings):
-    """Commands that make directories."""
+    """List the directories that a command has made."""
     return "\n".join(map(str, made))
 
 
 def duration(seconds):
-    """Seconds as minutes or hours, for people."""
+    """Write seconds as minutes or hours, for people."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def store_rows(path, report):
-    """What a store holds, from `Store.report`."""
+    """List what a store holds, from `Store.report`. Returns pairs for `table`."""
     rows = [
         ("store", path),
         (
@@ -55,5 +55,5 @@ def store_rows(path, report):
 
 
 def entries_name(report):
-    """What the entries of a store's rows are called: a softmax has no zeros."""
+    """Name the entries of a store's rows. Those of logits are not called non-zeros, for a softmax has no zeros."""
     return "entries stored" if report["kind"] == "logits" else "non-zeros stored"

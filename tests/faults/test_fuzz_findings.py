@@ -17,7 +17,7 @@ from test_foreign_stores import within_seconds
 
 from common.errors import DictionaryError, RecordError, RunError, ShardError, StoreError, TrainingError
 from evaluation import models, records
-from evaluation.inspection import document_tokens, show
+from evaluation.inspection.stores import document_tokens, show
 from pipeline.dictionary import Dictionary
 from shards.derive import derive
 from shards.manifest import StoreFiles

@@ -9,10 +9,10 @@ import pytest
 from tiny_records import a_record, layer_study, of_table, store
 
 from evaluation.comparison import published
+from evaluation.comparison.compare import compare
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.identity import KEPT, differences
-from evaluation.comparison.report import compare
-from evaluation.comparison.study import families, models_of
+from evaluation.comparison.models import families, models_of
 from pipeline.corpus import silent
 from terminal.comparison import comparison
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InspectionError
-from evaluation.lsps import pages
+from evaluation.inspection.lsps import pages
 from shards import clean, disk
 from shards.manifest import file_sha256
 

@@ -6,8 +6,8 @@ from make_store import make_store
 from tiny_store import write_store
 
 from common.errors import InspectionError
-from evaluation.inspection import window_tokens
-from evaluation.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.stores import window_tokens
 from pipeline.corpus import silent
 from shards.reader import Store
 

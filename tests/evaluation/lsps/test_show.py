@@ -12,9 +12,9 @@ from http_store import serving
 from tiny_exports import exported
 
 from common.errors import InspectionError
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.labels import find_labels
-from evaluation.lsps.show import show
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.labels import find_labels
+from evaluation.inspection.lsps.show import show
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm

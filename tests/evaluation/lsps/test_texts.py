@@ -10,9 +10,9 @@ from scipy.stats import entropy
 from tiny_exports import exported
 
 from common.errors import InspectionError
-from evaluation.lsps import texts
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.show import show
+from evaluation.inspection.lsps import texts
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm

@@ -9,9 +9,9 @@ from data import data_path
 from tiny_senses import SETS, write_miniature
 
 from common.errors import WsdDataError
-from evaluation.word_senses.data import WsdData, data_fingerprint
-from evaluation.word_senses.framework import SEMCOR, read_annotated
-from evaluation.word_senses.wordnet import WordNet
+from evaluation.studies.word_senses.data import WsdData, data_fingerprint
+from evaluation.studies.word_senses.framework import SEMCOR, read_annotated
+from evaluation.studies.word_senses.wordnet import WordNet
 from pipeline.corpus import silent
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation.finetuning.batches import IGNORED, batches_by_length, order, task_number
-from evaluation.finetuning.metrics import UNREAD
+from evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, task_number
+from evaluation.tasks.finetuning.metrics import UNREAD
 from shards.counter import hash_u64
 
 WEIGHT_DECAY = 0.01

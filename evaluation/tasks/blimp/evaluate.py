@@ -24,11 +24,11 @@ import numpy as np
 from common.errors import BlimpError
 from common.invocation import program
 from evaluation import records
-from evaluation.blimp.config import BlimpConfig
-from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
-from evaluation.blimp.models import check_family, load
-from evaluation.blimp.scoring import Scorer
 from evaluation.models import directories
+from evaluation.tasks.blimp.config import BlimpConfig
+from evaluation.tasks.blimp.data import PHENOMENA, Paradigm, read, select, subset
+from evaluation.tasks.blimp.models import check_family, load
+from evaluation.tasks.blimp.scoring import Scorer
 from pipeline.corpus import silent
 from pipeline.device import choose_device
 from pipeline.files import appearing_whole

@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 from common.errors import ModelError, StudyError
 from evaluation import records
-from evaluation.finetuning import metrics, training
-from evaluation.finetuning.batches import choose, encode, order_digest
-from evaluation.finetuning.config import FinetuneConfig
-from evaluation.finetuning.data import load_task
-from evaluation.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
-from evaluation.finetuning.miniature import write_miniatures
-from evaluation.finetuning.tasks import TASKS
 from evaluation.models import directories
+from evaluation.tasks.finetuning import metrics, training
+from evaluation.tasks.finetuning.batches import choose, encode, order_digest
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
+from evaluation.tasks.finetuning.miniature import write_miniatures
+from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.corpus import silent
 from pipeline.device import choose_device
 from pipeline.teacher import load_tokenizer

@@ -21,7 +21,7 @@ from scipy import stats
 from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
-from evaluation.word_senses.framework import TEST_SETS
+from evaluation.studies.word_senses.framework import TEST_SETS
 from pipeline.files import appearing_whole
 from shards.manifest import replace_json
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from common.errors import InspectionError
 from common.text import printable
-from evaluation.lsps import words
-from evaluation.lsps.labels import short
+from evaluation.inspection.lsps import words
+from evaluation.inspection.lsps.labels import short
 from shards.manifest import file_sha256, publish_directory
 
 TEMPLATES = Path(__file__).parent / "templates"

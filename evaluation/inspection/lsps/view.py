@@ -5,7 +5,7 @@
 
 What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
 LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
-terminal (terminal.py), the pages (pages.py), the teacher and the student (texts.py).
+terminal (terminal/lsps.py), the pages (pages.py), the teacher and the student (texts.py).
 
 Shapes: K LSPs, d hidden width.
 """
@@ -15,13 +15,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from common.errors import InspectionError
-from evaluation.lsps import figures, words
-from evaluation.lsps.contexts import context, lsp_contexts
-from evaluation.lsps.labels import asked_labels, find_labels, short
-from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.lsps.positions import position_profiles, word_information
-from evaluation.lsps.sample import by_lsp, draw
-from evaluation.lsps.vocabulary import Vocabulary
+from evaluation.inspection.lsps import statistics, words
+from evaluation.inspection.lsps.contexts import context, lsp_contexts
+from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
+from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from evaluation.inspection.lsps.positions import position_profiles, word_information
+from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.corpus import silent
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -83,7 +83,7 @@ class StoreView:
 
     @cached_property
     def _together(self):
-        return figures.count_together(self.sample)
+        return statistics.count_together(self.sample)
 
     @property
     def counted_together(self):
@@ -160,11 +160,11 @@ class StoreView:
             "typical": self.typical(lsp),
             "senses": self.label(lsp),
             "co_firing": [{"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
-                          for other, npmi, support in figures.co_firing(*self._together, lsp, NEIGHBOURS)],
+                          for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)],
             "nearest": self._near(lsp),
-            "top": self._contexts(figures.top_tokens(self.sample, tokens), lsp),
+            "top": self._contexts(statistics.top_tokens(self.sample, tokens), lsp),
             "quantiles": [{"from": least, "to": largest, "samples": self._contexts(some, lsp)}
-                          for least, largest, some in figures.quantile_samples(tokens, weights, lsp)],
+                          for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)],
         }  # fmt: skip
 
     def _contexts(self, tokens, lsp):
