@@ -26,8 +26,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from benchmarks.data import ROOT, conditions
-from evaluation.blimp.data import read, subset
-from evaluation.blimp.scoring import Scorer, StockMaskedLm
+from evaluation.tasks.blimp.data import read, subset
+from evaluation.tasks.blimp.scoring import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 
 PAIRS, ROUNDS, BATCH_SIZES, TRIED = 50, 7, (1, 2, 8, 32), 32  # the last: sentences to find the best batch size with

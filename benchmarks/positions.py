@@ -11,8 +11,8 @@ cross-fitted between every other window and the others (common/gains.py), in nat
     total                the mean divergence of a token's distribution from the marginal: what a perfect one gains
     entropy, conditional of the marginal, and the mean of the tokens' distributions; total is their difference
 
-`dropped` are the targets without a centre whose positional LSPs (evaluation/lsps/positions.py) were taken away and
-whose rows were renormalised. Prints JSON last. Left out: word senses (mlsm choose-layer --center).
+`dropped` are the targets without a centre whose positional LSPs (evaluation/inspection/lsps/positions.py) were taken
+away and whose rows were renormalised. Prints JSON last. Left out: word senses (mlsm choose-layer --center).
 """
 
 import argparse
@@ -28,8 +28,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
-from evaluation.lsps.positions import position_profiles
-from evaluation.lsps.sample import Sample
+from evaluation.inspection.lsps.positions import position_profiles
+from evaluation.inspection.lsps.sample import Sample
 from pipeline.coding.batch import Reading
 from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import hidden_rows

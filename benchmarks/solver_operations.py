@@ -1,4 +1,6 @@
-"""Operations of the solver's coordinate updates on real hidden states: the constants of evaluation/flops/solver.py.
+"""Operations of the solver's coordinate updates on real hidden states.
+
+The constants of evaluation/studies/flops/solver.py are these.
 
     python -m benchmarks.solver_operations
 

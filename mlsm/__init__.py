@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evaluation.blimp.config import BlimpConfig as BlimpConfig
-    from evaluation.finetuning.config import FinetuneConfig as FinetuneConfig
+    from evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
+    from evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
     from mlsm.commands import choose_layer as choose_layer
     from mlsm.commands import clean as clean
     from mlsm.commands import compare as compare
@@ -59,10 +59,10 @@ COMMANDS = (
     "train_probe", "train_student", "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
-    "BlimpConfig": "evaluation.blimp.config",
+    "BlimpConfig": "evaluation.tasks.blimp.config",
     "Dictionary": "pipeline.dictionary",
     "EncodeConfig": "pipeline.config",
-    "FinetuneConfig": "evaluation.finetuning.config",
+    "FinetuneConfig": "evaluation.tasks.finetuning.config",
     "LspDataset": "shards.torch_dataset",
     "LspModel": "student.lsp_model",
     "ProbeConfig": "student.probe_config",

@@ -4,7 +4,7 @@ from terminal.tables import table
 
 
 def blimp(result: dict, settings) -> str:
-    """A column for every model: 12 phenomena, the headline, ties; and where the records are."""
+    """Show a column of figures for every model, and say where its records are."""
     found = result["records"]
     columns = [_column(record) for record in found]
     numbered = len(found) > 1

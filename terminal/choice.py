@@ -11,13 +11,13 @@ from importlib import import_module
 
 
 def load(reference: str):
-    """What a reference like student.trainer:train means. Imported when it is needed, so that --help answers at once."""
+    """Import what a reference like student.trainer:train names. Only then, so that --help answers at once."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
 
 def choose(verb, settings):
-    """The settings with what the command works on, and the line that says what was chosen; None if it was named."""
+    """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
     if verb.chooses is None or getattr(settings, verb.works_on) is not None:
         return settings, None
     found = load(verb.chooses)(settings)
@@ -28,22 +28,22 @@ def choose(verb, settings):
 
 
 def stores(settings):
-    """Finished stores of any kind."""
+    """List the finished stores of any kind."""
     return _stores("lsp", "ids", "logits")
 
 
 def lsp_stores(settings):
-    """Finished stores of LSPs."""
+    """List the finished stores of LSPs."""
     return _stores("lsp")
 
 
 def stores_with_entries(settings):
-    """Finished stores whose tokens have several entries each, LSPs or words."""
+    """List the finished stores that keep several entries of a token: LSPs, or the teacher's words."""
     return _stores("lsp", "logits")
 
 
 def stores_for_the_objective(settings):
-    """Finished stores of a kind that the objective learns from."""
+    """List the finished stores of the kinds that the objective learns from."""
     from student.objectives import OBJECTIVES
 
     return _stores(*OBJECTIVES[settings.objective].kinds)
@@ -56,23 +56,23 @@ def _stores(*kinds):
 
 
 def students(settings):
-    """Finished students that have LSP outputs."""
+    """List the finished students that predict LSPs."""
     from student.probe import finished_students
 
     return finished_students()
 
 
 def runs(settings):
-    """Runs that have saved a checkpoint."""
+    """List the runs that have saved a checkpoint."""
     from student.export_run import runs_with_checkpoints
 
     return runs_with_checkpoints()
 
 
 def store_to_train_on(verb, settings):
-    """The open store that a training's settings mean, and what to say of it where it was chosen and not named.
+    """Open the store that a training would read. Returns it, and a line that says so if it was chosen and not named.
 
-    (None, None) where none can be read: the command itself says why.
+    Returns (None, None) where no store can be read: the command itself says why.
     """
     from common.errors import ShardError, StoreError
     from shards.reader import Store

@@ -7,7 +7,7 @@ import shutil
 from io import StringIO
 
 from evaluation.comparison.drawing import p_text
-from evaluation.comparison.study import PARADIGMS, SEEDS, SUITE, out_of
+from evaluation.comparison.models import PARADIGMS, SEEDS, SUITE, out_of
 from evaluation.records import METRICS
 
 _FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "checkpoint")
@@ -16,7 +16,7 @@ _MOST_MODELS = 12    # in a matrix on a terminal
 
 
 def comparison(result, settings):
-    """The comparison for people."""
+    """Show the result of `compare`."""
     models = result["models"]
     numbers = {model["model"]: place for place, model in enumerate(models, 1)}
     tuned = [model for model in models if model["n"]]
@@ -47,7 +47,7 @@ def _files(result, settings):
 
 
 def _grid(header, rows, fixed=1):
-    """A table; columns after the first `fixed` go on in a block below where the terminal is too narrow."""
+    """Lay out a table. Where the terminal is too narrow, columns after the first `fixed` continue in a block below."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     text = [[str(cell) for cell in row] for row in (header, *rows)]
     sizes = [max(map(len, column)) + 2 for column in zip(*text, strict=True)]
@@ -158,7 +158,7 @@ def _significance_tables(result, numbers):
 
 
 def _best(result):
-    """Places in the matrices of the models with the best averages over common figures, in the matrices' order."""
+    """Find the models with the best averages over common figures. Returns their rows of the matrices, in order."""
     averages = {model["model"]: model["common_average"] or 0.0 for model in result["models"]}
     names = result["compared"]
     ranked = sorted(range(len(names)), key=lambda i: -averages[names[i]])
@@ -178,7 +178,7 @@ def _matrix(header, cells, text):
 
 
 def _win_rate_table(rates, models, numbers):
-    """Share of pairs won, of MLSM against other pre-trainings of its encoder and step; the CSV has all models."""
+    """Show how often MLSM beats other pre-trainings of the same encoder and step; the CSV file has all models."""
     facts = {model["model"]: model for model in models}
     rows = {}
     for rate in rates:
@@ -200,7 +200,7 @@ def _win_rate_table(rates, models, numbers):
 
 
 def _blimp_table(rows, numbers):
-    """BLiMP of every two models, the better one first."""
+    """Compare every two models on BLiMP, the better one first."""
     if not rows:
         return []
     lines = [
@@ -225,7 +225,7 @@ def _left_out(found, numbers):
 
 
 def _difference_lines(differences, numbers):
-    """In what the pre-trainings of the models differ, and which pairs cannot be put down to one setting."""
+    """Say in which settings of pre-training the models differ, and which pairs differ in more than one."""
     if len(numbers) < 2:
         return []
 

@@ -7,7 +7,7 @@ from terminal.tables import table
 
 
 def dictionaries(reports, settings):
-    """The summary of learn-dictionary."""
+    """Show the dictionaries that were learned, and the command that encodes with each."""
     lines = []
     for report in reports:
         lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
@@ -23,7 +23,7 @@ def dictionaries(reports, settings):
 
 
 def _encoding_with(report, settings):
-    """The command line that encodes the corpus a dictionary is of, with this dictionary and the same settings."""
+    """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from pipeline.config import EncodeConfig, plain
     from recipes.reading import recipe_settings
 
@@ -39,7 +39,7 @@ def _encoding_with(report, settings):
 
 
 def _flag(name, value):
-    """A setting as words of a command line."""
+    """Write a setting as words of a command line."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{'' if value else 'no-'}{flag}"]
@@ -47,7 +47,7 @@ def _flag(name, value):
 
 
 def _dictionary_rows(report):
-    """What a dictionary holds, from `Dictionary.report`."""
+    """List what a dictionary holds, from `Dictionary.report`."""
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),

@@ -7,7 +7,7 @@ from terminal.tables import counted, duration, size, store_rows, table
 
 
 def encoding(reports, settings):
-    """The summary of encode-lsp, encode-ids, encode-logits and derive-shards."""
+    """Show the stores that were made, and the command that trains on each."""
     if getattr(settings, "dry_run", False):
         return estimated(reports[0])
     lines = []
@@ -27,7 +27,7 @@ def encoding(reports, settings):
 
 
 def estimated(report):
-    """What --dry-run found out."""
+    """Show what --dry-run found out."""
     rows = [
         ("tokens", f"about {report['tokens']:,} in {counted(report['units'], 'unit')}"),
         ("size", f"about {size(report['bytes'])} ({report['bytes_per_token']:.1f} bytes per token and store)"),
@@ -42,7 +42,7 @@ def estimated(report):
 
 
 def corpus_lines(corpus):
-    """What the scan of the text counted, in all and by file, from `Job.describe_corpus`; nothing for None."""
+    """Show the documents of the corpus, in all and by file; nothing where the report has no such counts (None)."""
     if corpus is None:
         return []
     listed = corpus["files_listed"]

@@ -9,7 +9,7 @@ from common.invocation import program
 
 
 def summary(result, settings):
-    """The result of suite.finetune as lines of text."""
+    """Show the figures of the models, a row a metric, and what to know about them."""
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} trainings now, {result['kept']} before"
     lines = [f"\nThe fine-tuning {state}: {counts}; means over seeds ± standard deviation.\n", _table(result)]
@@ -33,7 +33,7 @@ def summary(result, settings):
 
 
 def _cut(models):
-    """Tasks of which an example in a hundred or more was cut, with the largest share over the models."""
+    """Name the tasks of which at least one example in a hundred was cut, with the largest share over the models."""
     tasks = dict.fromkeys(task for model in models for task in model["cut"])
     shares = {task: max(model["cut"].get(task, 0) for model in models) for task in tasks}
     return ", ".join(f"{task} {share:.0%}" for task, share in shares.items() if share >= 0.01)

@@ -69,7 +69,7 @@ OTHER_NAMES = {
 
 
 def read_flags(settings_class, argv: list[str]) -> dict:
-    """The values of the settings that a command line names.
+    """Read the values of the settings that a command line names.
 
     Raises  ValueError of one sentence: an unknown flag, a flag without its value, or a value of the wrong kind
     """
@@ -103,14 +103,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def settable(settings_class) -> list[dataclasses.Field]:
-    """The fields that can be set; those of a probe that are fixed cannot."""
+    """List the fields that can be set. Some of a probe's are fixed."""
     return [field for field in dataclasses.fields(settings_class) if field.init]
+
+
+def takes_several(field: dataclasses.Field) -> bool:
+    """Whether a setting takes several words."""
+    hint = plain_hint(field.type)
+    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
 
 
 def add_flag(parser, field: dataclasses.Field, **more) -> None:
     """Let a parser, or a group of its flags, take a setting. `more` goes to argparse's add_argument."""
-    hint = plain_hint(field.type)
-    several = "*" if any(get_origin(kind) is tuple for kind in (hint, *get_args(hint))) else None
+    hint, several = plain_hint(field.type), "*" if takes_several(field) else None
     if is_word(field):
         parser.add_argument(field.name, nargs=several or "?", metavar=field.name.upper(), **more)
     elif hint is bool:
@@ -120,7 +125,7 @@ def add_flag(parser, field: dataclasses.Field, **more) -> None:
 
 
 def _placeholder(hint):
-    """What stands for the value of a flag in --help: N, {mask,80-10-10}, PATH."""
+    """Name what a flag takes, as --help shows it: N, {mask,80-10-10}, PATH."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return choices[0] if len(choices) == 1 else f"{{{','.join(choices)}}}"
@@ -131,7 +136,7 @@ def _placeholder(hint):
 
 
 def _value(field, words):
-    """What a flag's words say. A single word may stand for a list, and None leaves a setting that may be open, open."""
+    """Convert the words of a flag. One word may stand for a list of one; None is the value of a setting left open."""
     if isinstance(words, list) and len(words) == 1:
         (words,) = words
     if words == "None" and type(None) in get_args(plain_hint(field.type)):
@@ -140,13 +145,13 @@ def _value(field, words):
 
 
 def _with_hyphens(word):
-    """--learning_rate=1e-3 as --learning-rate=1e-3."""
+    """Spell --learning_rate=1e-3 as --learning-rate=1e-3."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def meant_by(name: str, fields) -> str | None:
-    """The setting that an unknown name probably means, maybe with its value: `lr`, `dtype bfloat16`; None for none.
+    """Guess the setting that an unknown name means, maybe with its value: `lr`, `dtype bfloat16`; None without a guess.
 
     fields  names of the settings that there are
     """
@@ -157,7 +162,7 @@ def meant_by(name: str, fields) -> str | None:
 
 
 def take_flag(argv: list[str], flag: str) -> bool:
-    """Whether a flag is given; the command line loses it."""
+    """Say whether a flag is given, and remove it from the command line."""
     found = flag in argv
     while flag in argv:
         argv.remove(flag)
@@ -165,7 +170,7 @@ def take_flag(argv: list[str], flag: str) -> bool:
 
 
 def take_value(argv: list[str], flag: str) -> str | None:
-    """The value of a flag, which the command line loses; None where it is not given."""
+    """Return the value of a flag, None where it is not given, and remove both from the command line."""
     for i, arg in enumerate(argv):
         if arg == flag and i + 1 < len(argv):
             value = argv[i + 1]

@@ -1,7 +1,7 @@
-"""What count-flops says when it is done. Left out: the counting (evaluation/flops/count.py)."""
+"""What count-flops says when it is done. Left out: the counting (evaluation/studies/flops/count.py)."""
 
-from evaluation.flops.config import CountFlopsConfig
-from evaluation.flops.count import short_flops
+from evaluation.studies.flops.config import CountFlopsConfig
+from evaluation.studies.flops.count import short_flops
 
 # The totals of table 3 that are not the sums of its cells: a unit of the last digit off, its rounding. Percentages are
 # of these.
@@ -11,7 +11,7 @@ _PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length"
 
 
 def counted(result, settings):
-    """The summary of count-flops."""
+    """Show the tables of count-flops."""
     setting = result["setting"]
     attention = "" if setting["attention_apart"] else " and (no formula) its attention"
     lines = [
@@ -32,7 +32,7 @@ def counted(result, settings):
 
 
 def _grid(columns, printed=None):
-    """Lines of a table with a row for each part; cells as the paper prints them where these are given."""
+    """Lay out a table with a row for each part. `printed` has the cells as the paper prints them, if it does."""
     names = dict.fromkeys(row for rows in columns.values() for row in rows if row not in ("total", "percent_of_mlm"))
     width = max(map(len, names))
     lines = ["  " + " " * width + "".join(f"{_title(name):>12}" for name in columns)]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from common.invocation import program
 from common.settings import is_word
-from terminal.flags import Parser, add_flag, settable
+from terminal.flags import Parser, add_flag, settable, takes_several
 
 COMMON = """\
   --json               print the result as JSON
@@ -47,7 +47,7 @@ TITLES = {
 
 
 def overview(verbs: dict) -> str:
-    """All commands, for `mlsm --help`."""
+    """List all commands, for `mlsm --help`."""
     groups = [
         "\n".join(f"  {name:<18} {verb.summary}" for name, verb in verbs.items() if verb.recipes is wanted)
         for wanted in (True, False)
@@ -62,20 +62,22 @@ def overview(verbs: dict) -> str:
 
 
 def unknown_verb(name: str, verbs) -> str:
-    """What to say of a command that does not exist."""
+    """Say that a command does not exist, and which one may have been meant."""
     meant = difflib.get_close_matches(name.replace("_", "-"), verbs, n=1)
     did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
     return f"no command {name!r}.{did_you_mean} There are: {', '.join(verbs)}"
 
 
 def flags_of(name: str, verb, settings_class, values: dict, why: str) -> str:
-    """What one command does and takes, for `mlsm VERB --help`.
+    """Describe one command and its flags, for `mlsm VERB --help`.
 
     values  what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
     """
     fields = {field.name: field for field in settable(settings_class)}
     docs, hidden = _docs(settings_class), getattr(settings_class, "without_effect", ())
-    words = " ".join(f"[{field.name.upper()}]" for field in fields.values() if is_word(field))
+    words = " ".join(
+        f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
+    )
     defaults = f"\n\nThe defaults are those of the {why}." if why else ""
     generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
     parser = Parser(
@@ -93,7 +95,7 @@ def flags_of(name: str, verb, settings_class, values: dict, why: str) -> str:
 
 
 class _Format(argparse.HelpFormatter):
-    """Descriptions keep their lines, flags are wrapped."""
+    """A formatter that keeps the lines of indented lists and wraps everything else."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=28)
@@ -103,7 +105,7 @@ class _Format(argparse.HelpFormatter):
 
 
 def _default(field, values):
-    """The default of a setting as the end of its description; nothing where it is open, which the description tells."""
+    """Write the default of a setting, to stand behind its description; nothing where the setting is left open."""
     value = values.get(field.name, field.default)
     if value is None or value == () or value is dataclasses.MISSING:
         return ""
@@ -113,7 +115,7 @@ def _default(field, values):
 
 
 def _docs(settings_class):
-    """The docstrings under the fields of a settings class, and of those that it derives from, by name."""
+    """Collect the docstrings under the fields of a settings class and of its bases, by field."""
     docs = {}
     for base in filter(dataclasses.is_dataclass, reversed(settings_class.__mro__)):
         try:

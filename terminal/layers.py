@@ -1,12 +1,12 @@
 """What choose-layer says when it is done: the layer to take, every layer's figures, correlations."""
 
-from evaluation.word_senses.data import EXPECTED
-from evaluation.word_senses.report import DEVELOPMENT, HEADLINE, LEAST_COVERAGE
+from evaluation.studies.word_senses.conclusions import DEVELOPMENT, HEADLINE, LEAST_COVERAGE
+from evaluation.studies.word_senses.data import EXPECTED
 from terminal.tables import duration, table
 
 
 def layers(result, settings):
-    """The summary of choose-layer for the terminal."""
+    """Show the figures of every layer and the layer to take."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
     lines += _lines(result)

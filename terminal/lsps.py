@@ -1,15 +1,15 @@
-"""What show-lsp says on a terminal: the dicts of evaluation/lsps/show.py as text. Tokens in context stand in «».
+"""What show-lsp says: the dicts of evaluation/inspection/lsps/show.py as text. Tokens in context stand in «».
 
-One function a view. Left out: the pages (evaluation/lsps/pages.py).
+One function a view. Left out: the pages (evaluation/inspection/lsps/pages.py).
 """
 
 from common.invocation import program
-from evaluation.lsps.positions import sparkline
+from evaluation.inspection.lsps.positions import sparkline
 from terminal.tables import table
 
 
 def summary(result, settings):
-    """The text of any view."""
+    """Show any of the views."""
     return _VIEWS[result["view"]](result)
 
 
@@ -38,7 +38,7 @@ def _overview(result):
 
 
 def _profile(row):
-    """An LSP's weight from the first positions of the window to the last, with a star where it follows them."""
+    """Draw an LSP's weight from the first positions of the window to the last, with a star if it follows them."""
     return sparkline(row["profile"]) + "*" * row["positional"]
 
 
@@ -180,7 +180,7 @@ def _atom(atom):
 
 
 def _columns(names, rows):
-    """Rows of cells as lines of aligned columns."""
+    """Align rows of cells in columns. Returns lines."""
     cells = [[str(cell) for cell in row] for row in ([names] if names else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

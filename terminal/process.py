@@ -18,7 +18,7 @@ SAME_REQUEST_SECONDS = 1.0  # a closed terminal's kernel and shell both send SIG
 
 
 def is_follower() -> bool:
-    """Whether another process of a torchrun or `accelerate launch` writes and speaks for this one."""
+    """Say whether this process leaves writing and printing to another one of its torchrun or `accelerate launch`."""
     return int(os.environ.get("RANK", 0)) > 0
 
 
@@ -63,7 +63,7 @@ def quiet_libraries(downloads: bool) -> None:
 
 @contextlib.contextmanager
 def passing_on_notes(progress):
-    """What our packages log (a resume, a damaged checkpoint passed over) becomes a line that stays."""
+    """Turn what our packages log, such as a resume or a damaged checkpoint passed over, into lines that stay."""
     handler = logging.Handler()
     handler.emit = lambda record: progress.note(record.getMessage())
     packages = ("common", "evaluation", "pipeline", "recipes", "shards", "student")
@@ -91,7 +91,7 @@ def complain(message, code: int) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """An error on one line; where it is none of bad input, with its class and how to see more."""
+    """Put an error on one line. One that is not due to bad input gets its class and the way to its traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return text
@@ -99,6 +99,6 @@ def one_line(error: Exception) -> str:
 
 
 def is_told_by_another(error: Exception, code: int) -> bool:
-    """Whether this process follows one that tells the same error."""
+    """Say whether another process reports the same error, so that this one need not."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

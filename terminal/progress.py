@@ -70,7 +70,7 @@ class Progress:
 
 
 def _figure(value):
-    """A figure for people: whole numbers in full, others to four digits."""
+    """Write a figure for people: whole numbers in full, others to four digits."""
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
     return f"{value:,.0f}" if isinstance(value, float | int) else str(value)

@@ -38,7 +38,7 @@ def show(verb, result, settings, as_json: bool) -> None:
 
 
 def _plain(value):
-    """What JSON has no type for: paths, and NumPy's numbers."""
+    """Convert what JSON has no type for: paths, and NumPy's numbers."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
@@ -46,17 +46,17 @@ def _plain(value):
 
 
 def code_of_damage(report: dict) -> int:
-    """Of verify-shards: 3 where the store is damaged, which its view says."""
+    """Return the exit code of verify-shards: 3 where the store is damaged, which the view says."""
     return EXIT_STORE if report["damaged"] else 0
 
 
 def code_of_encoding(reports: list[dict]) -> int:
-    """Of an encoding: 5, and a line, where documents could not be coded."""
+    """Return the exit code of an encoding: 5, after a line that says so, where documents could not be coded."""
     return _code_of_quarantine(reports, "Run the same command with --retry-quarantine to try them again")
 
 
 def code_of_sweep(result: dict) -> int:
-    """Of a sweep, the same for its stores."""
+    """Return the exit code of a sweep, as of an encoding of its stores."""
     advice = "encode-lsp with these settings and --retry-quarantine tries them again"
     return _code_of_quarantine(result.get("rows", []), advice)
 

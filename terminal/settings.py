@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
 
 
 def parse(name: str, verb, argv: list[str], recipe: str | None = None) -> Parsed:
-    """The settings of one command.
+    """Settle the settings of one command.
 
     argv    its flags and words; --help among them prints what the command takes, and exits
     recipe  the one that was asked for
@@ -83,7 +83,7 @@ def parse(name: str, verb, argv: list[str], recipe: str | None = None) -> Parsed
 
 
 def _recipe_of(name, store, given):
-    """The recipe of a training that names none: the store's; without any store the demonstration's."""
+    """Find the recipe of a training that names none: its store's, or without any store the demonstration's."""
     if store is None:
         return DEMONSTRATION if {"store", "student", "continue_from"}.isdisjoint(given) else None
     from recipes.reading import recipe_of_store
@@ -93,7 +93,7 @@ def _recipe_of(name, store, given):
 
 
 def as_yaml(name: str, verb, parsed: Parsed) -> str:
-    """The settings as --print-config shows them: of a training, with what follows from its store."""
+    """Write the settings as --print-config shows them; those of a training with what follows from its store."""
     import yaml
 
     from pipeline.config import plain

@@ -1,4 +1,4 @@
-"""What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection.py as text."""
+"""What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection/stores.py as text."""
 
 from common.invocation import program
 from terminal.tables import counted, entries_name, store_rows, table
@@ -9,7 +9,7 @@ _LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "der
 
 
 def verification(report, settings):
-    """What verify-shards found: damage first, the way out last."""
+    """Show what verify-shards found: damage first, the way to repair it last."""
     damaged, missing = report["damaged"], report["missing"]
     how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
     rate = f" in {report['seconds']:.1f} s" + (
@@ -69,7 +69,7 @@ def _damage_line(entry):
 
 
 def cleaning(report, settings):
-    """What clean removed, or would remove."""
+    """List what clean removed, or would remove."""
     done = "Would remove" if report["dry_run"] else "Removed"
     removed = [f"{entry['path']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["removed"]]
     lines = _listed(done, removed)
@@ -79,7 +79,7 @@ def cleaning(report, settings):
 
 
 def view(shown, settings):
-    """What show-shards was asked for."""
+    """Show the view that show-shards was asked for."""
     if "differing" in shown:
         return _difference(shown)
     return _tokens(shown) if "tokens" in shown and "heading" in shown else _statistics(shown)
@@ -144,14 +144,14 @@ def _lineage_rows(shown):
 
 
 def _said(value):
-    """A setting in words."""
+    """Write a setting in words."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {entry}" for name, entry in value.items())
     return "yes" if value is True else value
 
 
 def histogram(counts, bins=10, width=40):
-    """Tokens by their number of non-zeros, as lines with bars; counts[n] tokens have n."""
+    """Draw how many tokens have how many non-zeros, as lines with bars; counts[n] tokens have n."""
     most = max((n for n, count in enumerate(counts) if count), default=0)
     step = max(1, -(-(most + 1) // bins))
     sums = [(first, sum(counts[first : first + step])) for first in range(0, most + 1, step)]

@@ -1,6 +1,6 @@
 """What sweep says when it is done: the table of its students and what the paper's own sweeps would cost."""
 
-from evaluation.sweeps.full_scale import full_scale_lines
+from evaluation.studies.sweeps.full_scale import full_scale_lines
 
 NOTE = """\
 Held-out KL is against each row's own distributions, so it is not comparable across layers or k. The share by which
@@ -8,7 +8,7 @@ it is below the marginal's says how much was learned of them, not which student 
 
 
 def swept(result, settings):
-    """The summary of sweep: the table, its note, what full scale costs."""
+    """Show the table of a sweep, what its figures mean, and what the paper's own sweep would cost."""
     scale = full_scale_lines(result["full_scale"])
     if "rows" not in result:
         parts = ", ".join(f"layer {part['layer']} k {part['k']:,}" for part in result["parts"])

@@ -2,13 +2,13 @@
 
 
 def table(rows):
-    """Pairs (name, value) as two columns."""
+    """Lay out pairs (name, value) in two columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
 def paths(made, settings):
-    """Commands that make directories."""
+    """List the directories that a command has made."""
     return "\n".join(map(str, made))
 
 
@@ -35,7 +35,7 @@ def counted(number, thing):
 
 
 def store_rows(path, report):
-    """What a store holds, from `Store.report`."""
+    """List what a store holds, from `Store.report`. Returns pairs for `table`."""
     rows = [
         ("store", path),
         (
@@ -71,5 +71,5 @@ def store_rows(path, report):
 
 
 def entries_name(report):
-    """What the entries of a store's rows are called: a softmax has no zeros."""
+    """Name the entries of a store's rows. Those of logits are not called non-zeros, for a softmax has no zeros."""
     return "entries stored" if report["kind"] == "logits" else "non-zeros stored"

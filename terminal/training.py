@@ -9,7 +9,7 @@ from terminal.tables import store_rows, table
 
 
 def training(result, settings):
-    """The summary of train-student: the store it read, the student, how to load it."""
+    """Show the store that was read, the student, and how to load it."""
     from shards.reader import Store
 
     store = Store.open(result["store"], result["plan"])
@@ -37,7 +37,7 @@ def training(result, settings):
 
 
 def probing(result, settings):
-    """The summary of train-probe: what it predicts, how to load it."""
+    """Show what a probe predicts and how to load it."""
     matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
     rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
     return "\n".join([
@@ -49,7 +49,7 @@ def probing(result, settings):
 
 
 def exported(report, settings):
-    """What export-student wrote, or would write, and pushed."""
+    """Show what export-student wrote and pushed, or would."""
     verb = "would be" if report["dry_run"] else "is"
     rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]
     lines = [f"\nThe checkpoint {verb} exported.", table(rows)]
@@ -65,7 +65,7 @@ def exported(report, settings):
 
 
 def _how_to_load(export):
-    """The card's lines that load an export."""
+    """Quote the lines of the model card that load an export."""
     from student.export import loading_code
 
     return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
@@ -104,6 +104,6 @@ def _held_out_rows(objective, figures, baseline):
 
 
 def _side(loss, baseline, reference):
-    """How far a loss is from that of a baseline."""
+    """Say how far a loss is from that of a baseline."""
     improvement = 1 - loss / baseline if baseline else 0.0
     return f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'} the {baseline:.4f} of {reference}"

@@ -1,4 +1,4 @@
-"""One command: where its settings, its function and its view are, and how its settings come about and its result ends.
+"""One command: where its settings, its function and its view are, and how it runs.
 
 The table of all commands is cli.VERBS; `run_verb` takes one of them from the command line to the exit code.
 """

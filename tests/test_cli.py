@@ -65,7 +65,7 @@ TOOLS = (
 @pytest.mark.parametrize("verb", TOOLS)
 def test_tools_take_a_path_and_no_recipe(verb):
     run = mlsm(verb, "--help", check=0)
-    assert re.search(rf"usage: .* {verb} \[[A-Z]+\] \[FLAGS\]", run.stdout) and "--recipe" not in run.stdout
+    assert re.search(rf"usage: .* {verb} \[[A-Z]+( \.\.\.)?\] \[FLAGS\]", run.stdout) and "--recipe" not in run.stdout
 
 
 def test_flags_beat_the_recipe_and_the_recipe_beats_defaults():

@@ -12,7 +12,7 @@ from tiny_store import write_store
 
 import cli
 from common.errors import EXIT_INPUT, EXIT_STORE
-from evaluation.inspection import show
+from evaluation.inspection.stores import show
 from terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,8 @@ import yaml
 from tiny_store import write_store
 
 import cli
-from evaluation.finetuning.config import FinetuneConfig
-from evaluation.sweeps.config import SweepConfig
+from evaluation.studies.sweeps.config import SweepConfig
+from evaluation.tasks.finetuning.config import FinetuneConfig
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
 from recipes.reading import recipe_of_store, recipe_to_keep
 from shards.config import ShowConfig

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, field
 
 from evaluation.comparison.identity import differences
+from evaluation.comparison.models import SEEDS, SUITE, out_of
 from evaluation.comparison.significance import SIGNIFICANT
-from evaluation.comparison.study import SEEDS, SUITE, out_of
 from evaluation.plots import new_figure, write_caption
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")    # Okabe and Ito

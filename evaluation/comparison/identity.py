@@ -11,7 +11,7 @@ or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kap
 follows from the layer, k and what else it was learned with, and counts only between models that agree in all of that.
 
 A model without identity (a stock model, a record of 1837c65) is compared in the few fields that its record has. What is
-not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (study.py).
+not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (models.py).
 """
 
 import json
@@ -82,7 +82,7 @@ class Differences:
 def differences(models):
     """What differs between some models.
 
-    models   study.Model, which have label and facts
+    models   models.Model, which have label and facts
     Returns  Differences
     """
     sorted_settings = {model.label: groups(model.facts) for model in models}

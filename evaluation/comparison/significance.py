@@ -22,7 +22,7 @@ from statistics import fmean
 
 import numpy as np
 
-from evaluation.comparison.study import SEEDS, SUITE, common_paradigms, matched, scored_alike
+from evaluation.comparison.models import SEEDS, SUITE, common_paradigms, matched, scored_alike
 from evaluation.records import METRICS
 
 SIGNIFICANT = 0.01    # the paper's level

@@ -8,10 +8,10 @@ from statistics import fmean
 from evaluation.comparison import published
 from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style, tick_values
 from evaluation.comparison.identity import KEPT, differences
+from evaluation.comparison.models import SEEDS, SUITE, average, common_figures, out_of
 from evaluation.comparison.significance import matrices
-from evaluation.comparison.study import SEEDS, SUITE, average, common_figures, out_of
 from evaluation.plots import new_figure
-from evaluation.word_senses.report import coefficients, read_result
+from evaluation.studies.word_senses.conclusions import coefficients, read_result
 
 _HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree at least, save what is varied
 _STUDIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}

@@ -19,8 +19,7 @@ from evaluation.comparison.drawing import (
     task_panels,
     tick_steps,
 )
-from evaluation.comparison.significance import win_rates
-from evaluation.comparison.study import (
+from evaluation.comparison.models import (
     PARADIGMS,
     SUITE,
     average,
@@ -32,6 +31,7 @@ from evaluation.comparison.study import (
     matched,
     scored_alike,
 )
+from evaluation.comparison.significance import win_rates
 from evaluation.plots import new_figure
 
 _STUDIED = {"objective", "step"}

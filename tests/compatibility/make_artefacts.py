@@ -382,7 +382,7 @@ def outcome(run):
 
 def write_pairs(directory):
     """Two made-up pairs of every BLiMP paradigm."""
-    from evaluation.blimp.data import PARADIGMS
+    from evaluation.tasks.blimp.data import PARADIGMS
 
     directory.mkdir()
     for number, name in enumerate(PARADIGMS):

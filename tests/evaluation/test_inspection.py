@@ -9,7 +9,7 @@ from make_store import SPECIAL, make_store, truth_windows
 from tiny_store import write_store
 
 from common.errors import StoreError
-from evaluation import inspection
+from evaluation.inspection import stores as inspection
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta

@@ -72,11 +72,11 @@ from tiny_store import write_store
 
 from common.progress import silent
 from evaluation import records
-from evaluation.comparison import report as comparison_report
+from evaluation.comparison import compare as comparison_report
 from evaluation.comparison.config import CompareConfig
-from evaluation.inspection import show as show_shards
-from evaluation.lsps import show as lsps_show
-from evaluation.lsps.config import LspConfig
+from evaluation.inspection.lsps import show as lsps_show
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.stores import show as show_shards
 from pipeline.dictionary import Dictionary
 from shards.clean import clean
 from shards.derive import derive
@@ -281,7 +281,7 @@ def continue_from_export(place):
 
 
 def finetune_export(place):
-    from evaluation.finetuning.heads import Backbone
+    from evaluation.tasks.finetuning.heads import Backbone
 
     Backbone(place.subject)
 

@@ -17,8 +17,8 @@ import pytest
 from test_training import checkpoint_steps, steps_logged
 from tiny_store import log_of, write_store
 
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.show import show
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show
 from shards.reader import Store
 from student.lsp_model import LspModel
 

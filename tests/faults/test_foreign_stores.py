@@ -24,8 +24,8 @@ from transformers import AutoTokenizer
 from common import disk
 from common.errors import DictionaryError, Interrupted, RecordError, ShardError, StoreError
 from evaluation import records
-from evaluation.inspection import token_texts
-from evaluation.lsps.view import StoreView
+from evaluation.inspection.lsps.view import StoreView
+from evaluation.inspection.stores import token_texts
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp

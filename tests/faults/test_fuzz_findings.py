@@ -17,8 +17,8 @@ from test_foreign_stores import within_seconds
 
 from common.errors import DictionaryError, FlopsError, RecordError, RunError, ShardError, StoreError, TrainingError
 from evaluation import models, records
-from evaluation.flops.encoders import Encoder
-from evaluation.inspection import document_tokens, show
+from evaluation.inspection.stores import document_tokens, show
+from evaluation.studies.flops.encoders import Encoder
 from pipeline.dictionary import Dictionary
 from shards.derive import derive
 from shards.manifest import StoreFiles

@@ -11,9 +11,9 @@ from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
 from common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
-from evaluation.lsps.texts import teacher_lsps
-from evaluation.word_senses.word_vectors import Reading as WordReading
-from evaluation.word_senses.word_vectors import word_vectors
+from evaluation.inspection.lsps.texts import teacher_lsps
+from evaluation.studies.word_senses.word_vectors import Reading as WordReading
+from evaluation.studies.word_senses.word_vectors import word_vectors
 from pipeline import sample as sampling
 from pipeline.coding.batch import Reading
 from pipeline.coding.hidden import hidden_rows

@@ -17,12 +17,12 @@ from tiny_families import tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import EncodeError, PrecisionError, TeacherError
-from evaluation.flops.solver import fista_flops, solver_flops
-from evaluation.flops.stores import store_flops
-from evaluation.inspection import statistics
-from evaluation.lsps.texts import teacher_lsps
-from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.sweep import _encoding
+from evaluation.inspection.lsps.texts import teacher_lsps
+from evaluation.inspection.stores import statistics
+from evaluation.studies.flops.solver import fista_flops, solver_flops
+from evaluation.studies.flops.stores import store_flops
+from evaluation.studies.sweeps.config import SweepConfig
+from evaluation.studies.sweeps.sweep import _encoding
 from pipeline import estimate as estimating
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig

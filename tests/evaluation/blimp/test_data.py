@@ -8,7 +8,7 @@ import pytest
 from data import data_path
 
 from common.errors import BlimpError
-from evaluation.blimp.data import PARADIGMS, PHENOMENA, Paradigm, read, subset
+from evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA, Paradigm, read, subset
 
 
 @pytest.fixture

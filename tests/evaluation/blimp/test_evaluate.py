@@ -22,10 +22,10 @@ from transformers import AutoModel, AutoModelForMaskedLM
 import cli
 from common.errors import BlimpError, ModelError, RunError
 from evaluation import records
-from evaluation.blimp import evaluate as evaluating
-from evaluation.blimp.config import BlimpConfig
-from evaluation.blimp.data import PARADIGMS, PHENOMENA
-from evaluation.blimp.evaluate import evaluate
+from evaluation.tasks.blimp import evaluate as evaluating
+from evaluation.tasks.blimp.config import BlimpConfig
+from evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
+from evaluation.tasks.blimp.evaluate import evaluate
 from student.config import StudentConfig
 from student.objectives import Mlm, Mlsm
 from student.probe import train_probe
@@ -143,8 +143,8 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
     code = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from evaluation.blimp.config import BlimpConfig
-        from evaluation.blimp.evaluate import evaluate
+        from evaluation.tasks.blimp.config import BlimpConfig
+        from evaluation.tasks.blimp.evaluate import evaluate
 
         def progress(stage, done, total, unit, **figures):
             if done == 20 * 8:

@@ -8,7 +8,7 @@ from tiny_families import edit_weights, tiny_model
 from tiny_store import write_tokenizer
 
 from common.errors import BlimpError
-from evaluation.blimp.models import load
+from evaluation.tasks.blimp.models import load
 
 
 def test_a_model_that_transformers_would_compute_as_another_is_refused(tmp_path):

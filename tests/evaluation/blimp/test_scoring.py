@@ -12,8 +12,8 @@ from tiny_families import SIZES, tiny_model
 from tiny_store import write_store, write_tokenizer
 from transformers import AutoModelForMaskedLM
 
-from evaluation.blimp import scoring
-from evaluation.blimp.scoring import ProbedMaskedLm, Scorer, StockMaskedLm
+from evaluation.tasks.blimp import scoring
+from evaluation.tasks.blimp.scoring import ProbedMaskedLm, Scorer, StockMaskedLm
 from pipeline.teacher import BUNDLED, FAMILIES, load_tokenizer
 from student.lsp_model import LspModel
 from student.objectives import Mlsm

@@ -14,10 +14,10 @@ from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_st
 from common.errors import RecordError, WsdDataError
 from common.progress import silent
 from evaluation.comparison import published
+from evaluation.comparison.compare import compare
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import tick_values
-from evaluation.comparison.report import compare
-from evaluation.comparison.study import SUITE
+from evaluation.comparison.models import SUITE
 from evaluation.plots import new_figure
 from evaluation.records import METRICS
 from terminal.comparison import comparison

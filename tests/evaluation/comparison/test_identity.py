@@ -10,10 +10,10 @@ from tiny_records import a_record, layer_study, of_table, store
 
 from common.progress import silent
 from evaluation.comparison import published
+from evaluation.comparison.compare import compare
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.identity import KEPT, differences
-from evaluation.comparison.report import compare
-from evaluation.comparison.study import families, models_of
+from evaluation.comparison.models import families, models_of
 from terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}

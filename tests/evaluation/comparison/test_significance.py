@@ -11,8 +11,8 @@ from scipy import stats
 from tiny_records import a_record, layer_study, of_table
 
 from evaluation.comparison import published
+from evaluation.comparison.models import SUITE, models_of
 from evaluation.comparison.significance import LEVELS, holm, matrices, wilcoxon, win_rates
-from evaluation.comparison.study import SUITE, models_of
 from evaluation.records import METRICS
 
 

@@ -7,8 +7,7 @@ from tiny_records import a_blimp_record, a_record, digest, of_table
 
 from common.errors import ComparisonError
 from evaluation.comparison import published
-from evaluation.comparison.significance import compare_on_blimp, matrices
-from evaluation.comparison.study import (
+from evaluation.comparison.models import (
     SUITE,
     average,
     blimp_average,
@@ -21,6 +20,7 @@ from evaluation.comparison.study import (
     out_of,
     scored_alike,
 )
+from evaluation.comparison.significance import compare_on_blimp, matrices
 
 SCORES = published.scores(1)[10]
 

@@ -10,10 +10,10 @@ from tiny_families import tiny_model
 
 from common.errors import StudyError
 from evaluation import records
-from evaluation.finetuning.config import FinetuneConfig
-from evaluation.finetuning.heads import Backbone
-from evaluation.finetuning.suite import finetune
-from evaluation.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.heads import Backbone
+from evaluation.tasks.finetuning.suite import finetune
+from evaluation.tasks.finetuning.tasks import TASKS
 from terminal.finetuning import summary
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from evaluation.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
-from evaluation.finetuning.data import load_task
-from evaluation.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
+from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 

@@ -7,8 +7,8 @@ from tiny_families import edit_weights, tiny_model, windows
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from common.errors import ModelError, TeacherError
-from evaluation.finetuning.heads import Backbone
-from evaluation.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.heads import Backbone
+from evaluation.tasks.finetuning.tasks import TASKS
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
 

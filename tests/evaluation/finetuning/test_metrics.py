@@ -6,8 +6,8 @@ from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import f1_score as entity_f1
 
 from evaluation import records
-from evaluation.finetuning.metrics import UNREAD, constant, figures
-from evaluation.finetuning.tasks import ENTITIES, TASKS
+from evaluation.tasks.finetuning.metrics import UNREAD, constant, figures
+from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 
 def values(task, gold, predicted):

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from evaluation import records
-from evaluation.finetuning.config import TASKS, FinetuneConfig
-from evaluation.finetuning.suite import finetune
+from evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
+from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
 from student.trainer import train
 from terminal.finetuning import summary

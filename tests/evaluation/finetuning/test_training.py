@@ -6,13 +6,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from common.progress import silent
-from evaluation.finetuning import training
-from evaluation.finetuning.batches import encode, order
-from evaluation.finetuning.config import FinetuneConfig
-from evaluation.finetuning.data import load_task
-from evaluation.finetuning.heads import Backbone
-from evaluation.finetuning.metrics import UNREAD, figures
-from evaluation.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning import training
+from evaluation.tasks.finetuning.batches import encode, order
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.heads import Backbone
+from evaluation.tasks.finetuning.metrics import UNREAD, figures
+from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 

@@ -10,10 +10,10 @@ from data import ROOT, data_path
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
 from common.errors import FlopsError
-from evaluation.flops.config import CountFlopsConfig
-from evaluation.flops.count import as_printed, count_flops, short_flops
-from evaluation.flops.encoders import Encoder, measured_head, measured_student
-from evaluation.flops.pretraining import (
+from evaluation.studies.flops.config import CountFlopsConfig
+from evaluation.studies.flops.count import as_printed, count_flops, short_flops
+from evaluation.studies.flops.encoders import Encoder, measured_head, measured_student
+from evaluation.studies.flops.pretraining import (
     FISTA,
     Setting,
     dictionary_flops,
@@ -23,7 +23,7 @@ from evaluation.flops.pretraining import (
     table,
     teacher_flops,
 )
-from evaluation.flops.solver import correlation_flops, fista_flops
+from evaluation.studies.flops.solver import correlation_flops, fista_flops
 from terminal.flops import PAPER_TOTALS, counted
 
 PAPER = {    # table 3; the totals apart

@@ -8,7 +8,7 @@ from tiny_store import SPECIAL, write_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from evaluation.lsps.view import StoreView
+from evaluation.inspection.lsps.view import StoreView
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp

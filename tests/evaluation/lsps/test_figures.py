@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from common.progress import silent
-from evaluation.lsps import figures, words
-from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.lsps.view import StoreView
+from evaluation.inspection.lsps import statistics, words
+from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from evaluation.inspection.lsps.view import StoreView
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_heaviest_tokens_one_of_a_document_and_of_a_context(view, dense_NK):
                 expected.append(token)
             else:
                 left_out += 1
-        found = figures.top_tokens(sample, view.entries.heaviest_first(lsp)[0])
+        found = statistics.top_tokens(sample, view.entries.heaviest_first(lsp)[0])
         assert [token for token in found.tolist() if token in expected] == expected
         assert found.tolist() == expected or len(expected) < 20
     assert left_out > 100
@@ -69,7 +69,7 @@ def test_of_a_few_novels_contexts_are_more_than_documents(view):
     """With --document-boundary file a corpus of three novels has three documents, which once meant three contexts."""
     novels = replace(view.sample, document_N=np.arange(len(view.sample)) * 3 // len(view.sample))
     heaviest = view.entries.heaviest_first(3)[0]
-    found = figures.top_tokens(novels, heaviest).tolist()
+    found = statistics.top_tokens(novels, heaviest).tolist()
     places = [heaviest.tolist().index(token) for token in found]
     assert len(found) == 20 and places == sorted(places)
     assert len(set(novels.window_N[found].tolist())) == 20 and set(novels.document_N[found].tolist()) == {0, 1, 2}
@@ -77,24 +77,24 @@ def test_of_a_few_novels_contexts_are_more_than_documents(view):
 
 def test_first_of_each_document_and_of_other_windows_where_documents_are_few():
     documents, windows = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([5, 5, 6, 7, 8, 8, 9])
-    assert figures.first_of_each(documents, windows, 2).tolist() == [0, 3]
-    assert figures.first_of_each(documents, windows, 4).tolist() == [0, 2, 3, 4]
-    assert figures.first_of_each(documents, windows, 20).tolist() == [0, 2, 3, 4, 6]
-    assert figures.first_of_each(documents[:0], windows[:0], 6).tolist() == []
+    assert statistics.first_of_each(documents, windows, 2).tolist() == [0, 3]
+    assert statistics.first_of_each(documents, windows, 4).tolist() == [0, 2, 3, 4]
+    assert statistics.first_of_each(documents, windows, 20).tolist() == [0, 2, 3, 4, 6]
+    assert statistics.first_of_each(documents[:0], windows[:0], 6).tolist() == []
 
 
 def test_boilerplate_is_shown_once(view):
     count = len(view.sample)
     repeating = replace(view.sample, ids_N=np.arange(count, dtype=np.int32) % 10, document_N=np.arange(count))
-    assert figures.top_tokens(repeating, np.arange(100, 400)).tolist() == list(range(100, 110))
-    assert figures.top_tokens(repeating, np.array([0, 10, 20, 30])).tolist() == [0, 10]     # 0 has no text before it
+    assert statistics.top_tokens(repeating, np.arange(100, 400)).tolist() == list(range(100, 110))
+    assert statistics.top_tokens(repeating, np.array([0, 10, 20, 30])).tolist() == [0, 10]     # 0 has no text before it
 
 
 def test_quantile_samples_lie_in_their_tenth(view, dense_NK):
     checked = 0
     for lsp in range(view.sample.k):
         weights = np.sort(dense_NK[dense_NK[:, lsp] > 0, lsp])[::-1]
-        tenths = figures.quantile_samples(*view.entries.heaviest_first(lsp), lsp)
+        tenths = statistics.quantile_samples(*view.entries.heaviest_first(lsp), lsp)
         assert len(tenths) == min(10, len(weights))
         for expected, (least, largest, tokens) in zip(np.array_split(weights, 10), tenths, strict=False):
             assert (least, largest) == pytest.approx((expected[-1], expected[0]))
@@ -106,18 +106,18 @@ def test_quantile_samples_lie_in_their_tenth(view, dense_NK):
 
 def test_co_firing_is_npmi_with_support(view, dense_NK):
     has = dense_NK > 0
-    counts_KK, total = figures.count_together(view.sample)
+    counts_KK, total = statistics.count_together(view.sample)
     assert np.array_equal(counts_KK, has.T.astype(int) @ has) and total == has.any(1).sum()
     shown = 0
     for lsp in range(view.sample.k):
         expected = {}
         for other in range(view.sample.k):
             both = int((has[:, lsp] & has[:, other]).sum())
-            if other != lsp and both >= figures.LEAST_SUPPORT:
+            if other != lsp and both >= statistics.LEAST_SUPPORT:
                 p_both, p_one, p_other = both / total, has[:, lsp].sum() / total, has[:, other].sum() / total
                 expected[other] = (np.log(p_both / (p_one * p_other)) / -np.log(p_both), both)
         best = sorted((other for other in expected if expected[other][0] > 0), key=lambda o: (-expected[o][0], o))[:8]
-        found = figures.co_firing(counts_KK, total, lsp, 8)
+        found = statistics.co_firing(counts_KK, total, lsp, 8)
         assert [other for other, *_ in found] == best
         for other, npmi, support in found:
             assert (npmi, support) == pytest.approx(expected[other])
@@ -127,8 +127,8 @@ def test_co_firing_is_npmi_with_support(view, dense_NK):
 
 def test_two_lsps_that_are_never_apart_have_npmi_one():
     counts = np.array([[50, 50, 5], [50, 50, 5], [5, 5, 60]])
-    assert figures.co_firing(counts, 200, 0, 8) == [(1, pytest.approx(1.0), 50)]
-    assert figures.co_firing(np.full((2, 2), 200), 200, 0, 8) == []     # on every token: no information
+    assert statistics.co_firing(counts, 200, 0, 8) == [(1, pytest.approx(1.0), 50)]
+    assert statistics.co_firing(np.full((2, 2), 200), 200, 0, 8) == []     # on every token: no information
 
 
 def test_words_and_their_profiles(view, dense_NK):

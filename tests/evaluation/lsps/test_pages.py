@@ -14,7 +14,7 @@ import pytest
 from common import disk
 from common.disk import file_sha256
 from common.errors import InspectionError
-from evaluation.lsps import pages
+from evaluation.inspection.lsps import pages
 from shards import clean
 
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from evaluation.lsps import show as showing
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.pages import write
-from evaluation.lsps.positions import BINS, position_profiles, sparkline, word_information
-from evaluation.lsps.sample import Sample
-from evaluation.lsps.view import StoreView
+from evaluation.inspection.lsps import show as showing
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.pages import write
+from evaluation.inspection.lsps.positions import BINS, position_profiles, sparkline, word_information
+from evaluation.inspection.lsps.sample import Sample
+from evaluation.inspection.lsps.view import StoreView
 from terminal.lsps import summary
 
 K, LENGTH, WINDOWS, WORDS = 6, 62, 400, 40

@@ -7,8 +7,8 @@ from tiny_store import write_store
 
 from common.errors import InspectionError
 from common.progress import silent
-from evaluation.inspection import window_tokens
-from evaluation.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.stores import window_tokens
 from shards.reader import Store
 
 

@@ -13,9 +13,9 @@ from tiny_exports import exported
 
 from common.errors import InspectionError
 from common.progress import silent
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.labels import find_labels
-from evaluation.lsps.show import show
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.labels import find_labels
+from evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
 from terminal.lsps import summary
@@ -59,7 +59,7 @@ def test_an_error_is_one_line(coded_store, tmp_path):
 
 
 def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_store, monkeypatch):
-    monkeypatch.setattr("evaluation.lsps.view.draw", None)
+    monkeypatch.setattr("evaluation.inspection.lsps.view.draw", None)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=str(coded_store.path), lsp=(3, 48))
 

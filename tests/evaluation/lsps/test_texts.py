@@ -11,9 +11,9 @@ from tiny_exports import exported
 
 from common.errors import InspectionError
 from common.progress import silent
-from evaluation.lsps import texts
-from evaluation.lsps.config import LspConfig
-from evaluation.lsps.show import show
+from evaluation.inspection.lsps import texts
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
 from terminal.lsps import summary

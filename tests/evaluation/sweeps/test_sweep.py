@@ -15,10 +15,10 @@ from data import ROOT
 from tiny_store import log_of
 
 from common.errors import EXIT_QUARANTINE, SweepError, WsdDataError
-from evaluation.sweeps import sweep as sweeping
-from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.full_scale import full_scale
-from evaluation.sweeps.sweep import sweep
+from evaluation.studies.sweeps import sweep as sweeping
+from evaluation.studies.sweeps.config import SweepConfig
+from evaluation.studies.sweeps.full_scale import full_scale
+from evaluation.studies.sweeps.sweep import sweep
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 from terminal.results import code_of_sweep
@@ -162,8 +162,8 @@ def test_other_sizes_share_the_plan_and_the_pass(settings, tmp_path):
 KILLED = """
 import os, signal
 from pathlib import Path
-from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.sweep import sweep
+from evaluation.studies.sweeps.config import SweepConfig
+from evaluation.studies.sweeps.sweep import sweep
 
 def kill(stage, done, total, **figures):
     if stage.startswith({stage!r}) and {when}:

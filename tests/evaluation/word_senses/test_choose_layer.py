@@ -15,10 +15,10 @@ from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slo
 import cli
 from common.errors import TeacherError, WsdDataError
 from common.progress import silent
-from evaluation.word_senses import choose_layer as module
-from evaluation.word_senses.choose_layer import choose_layer
-from evaluation.word_senses.config import ChooseLayerConfig
-from evaluation.word_senses.data import WsdData
+from evaluation.studies.word_senses import choose_layer as module
+from evaluation.studies.word_senses.choose_layer import choose_layer
+from evaluation.studies.word_senses.config import ChooseLayerConfig
+from evaluation.studies.word_senses.data import WsdData
 from pipeline.config import DictionaryConfig
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
@@ -108,8 +108,8 @@ def test_finished_layers_are_found_and_new_ones_added(settings, result, monkeypa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from evaluation.word_senses import choose_layer as module
-from evaluation.word_senses.config import ChooseLayerConfig
+from evaluation.studies.word_senses import choose_layer as module
+from evaluation.studies.word_senses.config import ChooseLayerConfig
 
 def dying(function, name, times):
     def call(*arguments):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.errors import WsdDataError
-from evaluation.word_senses.report import (
+from evaluation.studies.word_senses.conclusions import (
     GROUPS,
     correlate,
     finetuning_averages,

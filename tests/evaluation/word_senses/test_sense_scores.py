@@ -10,10 +10,10 @@ from scipy import sparse
 from tiny_senses import all_instances, slow_diagnostic, write_miniature, write_part
 
 from common.progress import silent
-from evaluation.word_senses.choose_layer import diagnose_layer
-from evaluation.word_senses.config import ChooseLayerConfig
-from evaluation.word_senses.data import WsdData
-from evaluation.word_senses.sense_scores import Questions, answer, normalised, npmi, sense_sums
+from evaluation.studies.word_senses.choose_layer import diagnose_layer
+from evaluation.studies.word_senses.config import ChooseLayerConfig
+from evaluation.studies.word_senses.data import WsdData
+from evaluation.studies.word_senses.sense_scores import Questions, answer, normalised, npmi, sense_sums
 from pipeline.solvers import nonneg_lasso
 
 

@@ -7,8 +7,8 @@ from minilm import minilm_dir
 from tiny_senses import plain_vectors
 
 from common.errors import EncodeError
-from evaluation.word_senses.framework import Instance, Sentence
-from evaluation.word_senses.word_vectors import Readings, batches, word_vectors
+from evaluation.studies.word_senses.framework import Instance, Sentence
+from evaluation.studies.word_senses.word_vectors import Readings, batches, word_vectors
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
 SENTENCES = [

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.disk import file_sha256
 from common.errors import DataError
-from evaluation.finetuning.formats import Example
+from evaluation.tasks.finetuning.formats import Example
 
 
 class TaskData(NamedTuple):
@@ -51,7 +51,7 @@ def load_task(task, data_dir=None, split="validation"):
 
 def _tests_there_are():
     """Which tasks have a labelled test set, in which files, for an error."""
-    from evaluation.finetuning.tasks import TASKS
+    from evaluation.tasks.finetuning.tasks import TASKS
 
     known = [f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
              for name, task in TASKS.items() if task.test]  # fmt: skip

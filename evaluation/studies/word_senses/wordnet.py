@@ -11,7 +11,7 @@ adjectives (s) number their senses together with the other adjectives (a). Left 
 from pathlib import Path
 
 from common.errors import WsdDataError
-from evaluation.word_senses.framework import PARTS_OF_SPEECH
+from evaluation.studies.word_senses.framework import PARTS_OF_SPEECH
 
 TYPES = "nvars"  # ss_type 1 ... 5
 LEXNAMES = (  # noqa: SIM905 (lexnames(5WN): lex_filenum 0 ... 44; as a list literal a page)

@@ -22,7 +22,7 @@ from common.durable import appearing_whole, replace_json
 from common.errors import WsdDataError
 from common.invocation import program
 from evaluation.plots import drawn, new_figure, save_figure
-from evaluation.word_senses.framework import TEST_SETS
+from evaluation.studies.word_senses.framework import TEST_SETS
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05

@@ -6,9 +6,9 @@ Counted once, however many runs share the store. Left out: the dictionary (pretr
 thousandths of a per cent), students (evaluation/lineage.py).
 """
 
-from evaluation.flops.encoders import Encoder
-from evaluation.flops.pretraining import teacher_flops
-from evaluation.flops.solver import fista_flops, solver_flops
+from evaluation.studies.flops.encoders import Encoder
+from evaluation.studies.flops.pretraining import teacher_flops
+from evaluation.studies.flops.solver import fista_flops, solver_flops
 from shards.reader import Store
 
 

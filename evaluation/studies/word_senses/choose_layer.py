@@ -8,7 +8,7 @@
 
 The vectors (float16, on disk, in parts that appear whole) and each finished layer are kept when it is interrupted, and
 the same command goes on from there; the vectors go when all layers are done. Left out: which layer to take and what
-is shown (report.py), names of LSPs (labels.py).
+is concluded (conclusions.py), names of LSPs (labels.py).
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from scipy import sparse
 from common.durable import appearing_whole, publish_directory
 from common.errors import WsdDataError
 from common.progress import silent
-from evaluation.word_senses.data import WsdData, data_fingerprint
-from evaluation.word_senses.labels import name_lsps
-from evaluation.word_senses.report import finetuning_averages, summarise, write_report
-from evaluation.word_senses.sense_scores import answer, normalised, npmi, sense_sums
-from evaluation.word_senses.word_vectors import Readings, word_vectors
+from evaluation.studies.word_senses.conclusions import finetuning_averages, summarise, write_report
+from evaluation.studies.word_senses.data import WsdData, data_fingerprint
+from evaluation.studies.word_senses.labels import name_lsps
+from evaluation.studies.word_senses.sense_scores import answer, normalised, npmi, sense_sums
+from evaluation.studies.word_senses.word_vectors import Readings, word_vectors
 from pipeline.coding.hidden import center_on
 from pipeline.dictionary.checkpoint import workplace
 from pipeline.executors import open_executor

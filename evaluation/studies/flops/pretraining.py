@@ -8,14 +8,14 @@
 Backward passes cost two forward passes. The paper counts logits at every position, the teacher's linear layers alone
 and no solver; in full means: logits at masked positions only (all that a loss reads), the teacher's attention products,
 and the sparse solver of the official code, 100 FISTA steps at masked positions. Left out: how one encoder is counted
-(encoders.py), the tables for people (summary.py).
+(encoders.py), the tables for people (terminal/flops.py).
 """
 
 from typing import NamedTuple
 
 from common.errors import FlopsError
-from evaluation.flops.encoders import Encoder
-from evaluation.flops.solver import fista_flops, learning_flops, solver_flops
+from evaluation.studies.flops.encoders import Encoder
+from evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"
 TRAINING = 3    # forward passes in a forward and backward pass

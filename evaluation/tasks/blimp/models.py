@@ -15,7 +15,7 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.errors import BlimpError
 from common.invocation import program
-from evaluation.blimp.scoring import ProbedMaskedLm, StockMaskedLm
+from evaluation.tasks.blimp.scoring import ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
 from student.lsp_model import HEAD_FILE, quiet_transformers

@@ -7,7 +7,7 @@ Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
 
 import numpy as np
 
-from evaluation.lsps.sample import SEED
+from evaluation.inspection.lsps.sample import SEED
 from pipeline.solvers.parallel import kernel
 
 TOP_CONTEXTS = 20

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, data_files, read_annotated
-from evaluation.word_senses.sense_scores import Questions
-from evaluation.word_senses.wordnet import WordNet
+from evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, data_files, read_annotated
+from evaluation.studies.word_senses.sense_scores import Questions
+from evaluation.studies.word_senses.wordnet import WordNet
 
 EXPECTED = {"training": 226_036, "test": 7_253, "first sense F1": 65.2}  # Raganato et al. 2017, tables 1, 2 and 4
 

@@ -2,7 +2,7 @@
 
     result = compare(CompareConfig(results=(Path("runs/evaluations"),)), progress)
 
-Reads records only: no model, no text. Left out: the terminal (summary.py).
+Reads records only: no model, no text. Left out: what is printed (terminal/comparison.py).
 """
 
 from pathlib import Path
@@ -11,8 +11,7 @@ from statistics import fmean, stdev
 from evaluation import records
 from evaluation.comparison.figures import Study, draw_all
 from evaluation.comparison.identity import differences
-from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
-from evaluation.comparison.study import (
+from evaluation.comparison.models import (
     average,
     blimp_average,
     checkpoint_name,
@@ -21,6 +20,7 @@ from evaluation.comparison.study import (
     models_of,
     scored_alike,
 )
+from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
 from evaluation.plots import save_table
 
 DEFAULT_RESULTS = Path("runs/evaluations")

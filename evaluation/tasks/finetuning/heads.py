@@ -26,7 +26,7 @@ from transformers import (
 from common.durable import make_directories, replace_bytes
 from common.errors import ModelError
 from common.invocation import program
-from evaluation.finetuning.batches import task_number
+from evaluation.tasks.finetuning.batches import task_number
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
 from shards.manifest import fingerprint

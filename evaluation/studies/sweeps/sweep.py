@@ -19,12 +19,12 @@ from common.durable import appearing_whole
 from common.errors import SweepError
 from common.progress import silent
 from evaluation.comparison.identity import SAME_MASS
-from evaluation.flops.encoders import Encoder
-from evaluation.flops.stores import store_flops
 from evaluation.plots import drawn, new_figure, save_figure, save_table, write_caption
-from evaluation.sweeps.config import SweepConfig
-from evaluation.sweeps.full_scale import full_scale, full_scale_lines
-from evaluation.word_senses.report import read_result
+from evaluation.studies.flops.encoders import Encoder
+from evaluation.studies.flops.stores import store_flops
+from evaluation.studies.sweeps.config import SweepConfig
+from evaluation.studies.sweeps.full_scale import full_scale, full_scale_lines
+from evaluation.studies.word_senses.conclusions import read_result
 from pipeline.config import EncodeConfig
 from shards.manifest import fingerprint
 from shards.reader import Store

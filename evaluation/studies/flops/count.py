@@ -3,14 +3,16 @@
     result = count_flops(CountFlopsConfig())
     result["percent_of_mlm"]["mlsm-10"]    # 103.2
 
-Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text (summary.py).
+Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text
+(terminal/flops.py).
 """
 
 import math
 
 from common.progress import silent
-from evaluation.flops.encoders import measured_head, measured_student
-from evaluation.flops.pretraining import (
+from evaluation.plots import drawn
+from evaluation.studies.flops.encoders import measured_head, measured_student
+from evaluation.studies.flops.pretraining import (
     FISTA,
     TRAINING,
     Setting,
@@ -20,8 +22,7 @@ from evaluation.flops.pretraining import (
     offline_flops,
     table,
 )
-from evaluation.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
-from evaluation.plots import drawn
+from evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from pipeline.config import plain
 
 
@@ -128,6 +129,6 @@ def _measured(setting, progress):
 
 
 def _figure(result, settings):
-    from evaluation.flops.figure import draw
+    from evaluation.studies.flops.figure import draw
 
     return [str(path) for path in drawn(draw, result, settings.output / "flops")]

@@ -27,11 +27,11 @@ from common.errors import BlimpError
 from common.invocation import program
 from common.progress import silent
 from evaluation import records
-from evaluation.blimp.config import BlimpConfig
-from evaluation.blimp.data import PHENOMENA, Paradigm, read, select, subset
-from evaluation.blimp.models import check_family, load
-from evaluation.blimp.scoring import Scorer
 from evaluation.models import directories
+from evaluation.tasks.blimp.config import BlimpConfig
+from evaluation.tasks.blimp.data import PHENOMENA, Paradigm, read, select, subset
+from evaluation.tasks.blimp.models import check_family, load
+from evaluation.tasks.blimp.scoring import Scorer
 from shards.manifest import fingerprint
 
 

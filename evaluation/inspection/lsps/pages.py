@@ -23,8 +23,8 @@ from common.disk import file_sha256
 from common.durable import publish_directory
 from common.errors import InspectionError
 from common.text import printable
-from evaluation.lsps import words
-from evaluation.lsps.labels import short
+from evaluation.inspection.lsps import words
+from evaluation.inspection.lsps.labels import short
 
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}

@@ -6,9 +6,15 @@ encoding can cost. A corpus that a run reads E times costs 1/E of it. Left out: 
 """
 
 from common.errors import SweepError
-from evaluation.flops.config import CountFlopsConfig
-from evaluation.flops.pretraining import Setting, dictionary_flops, pretraining_flops, student_flops, teacher_flops
-from evaluation.flops.solver import solver_flops
+from evaluation.studies.flops.config import CountFlopsConfig
+from evaluation.studies.flops.pretraining import (
+    Setting,
+    dictionary_flops,
+    pretraining_flops,
+    student_flops,
+    teacher_flops,
+)
+from evaluation.studies.flops.solver import solver_flops
 
 LAYERS = (2, 4, 6, 8, 9, 10, 11, 12)
 SIZES = (768, 1536, 3072, 6144, 12288)

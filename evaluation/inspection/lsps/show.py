@@ -2,7 +2,7 @@
 
     result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
-Every result says in "view" which one it is; terminal.py makes it readable. Left out: the views of a store (view.py).
+Every result says in "view" which one it is; terminal/lsps.py prints it. Left out: the views of a store (view.py).
 
 Shapes: K LSPs, d hidden width.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InspectionError
-from evaluation.lsps import pages, texts
-from evaluation.lsps.labels import asked_labels, find_labels, short
-from evaluation.lsps.neighbours import nearest_atoms, unit
-from evaluation.lsps.view import NEIGHBOURS, StoreView
+from evaluation.inspection.lsps import pages, texts
+from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
+from evaluation.inspection.lsps.neighbours import nearest_atoms, unit
+from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url

@@ -9,8 +9,8 @@ Left out: reading (formats.py), finding (data.py), scoring (metrics.py).
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evaluation.finetuning.config import TASKS as NAMES
-from evaluation.finetuning.formats import Tsv, conll, json_pairs, wic
+from evaluation.tasks.finetuning.config import TASKS as NAMES
+from evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
 
 # Commits of datasets on the Hub. CoNLL-2003 is a script there, which is not run; the Hub's copy of it has no fixed
 # commit, so the one that was read is in the record.

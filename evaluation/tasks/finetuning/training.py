@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from common.device import own_randomness
-from evaluation.finetuning.batches import IGNORED, batches_by_length, order, task_number
-from evaluation.finetuning.metrics import UNREAD
+from evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, task_number
+from evaluation.tasks.finetuning.metrics import UNREAD
 from shards.counter import hash_u64
 
 WEIGHT_DECAY = 0.01

@@ -5,7 +5,7 @@
 
 What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
 LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
-terminal (terminal.py), the pages (pages.py), the teacher and the student (texts.py).
+terminal (terminal/lsps.py), the pages (pages.py), the teacher and the student (texts.py).
 
 Shapes: K LSPs, d hidden width.
 """
@@ -16,13 +16,13 @@ import numpy as np
 
 from common.errors import InspectionError
 from common.progress import silent
-from evaluation.lsps import figures, words
-from evaluation.lsps.contexts import context, lsp_contexts
-from evaluation.lsps.labels import asked_labels, find_labels, short
-from evaluation.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.lsps.positions import position_profiles, word_information
-from evaluation.lsps.sample import by_lsp, draw
-from evaluation.lsps.vocabulary import Vocabulary
+from evaluation.inspection.lsps import statistics, words
+from evaluation.inspection.lsps.contexts import context, lsp_contexts
+from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
+from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from evaluation.inspection.lsps.positions import position_profiles, word_information
+from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import is_url
@@ -83,7 +83,7 @@ class StoreView:
 
     @cached_property
     def _together(self):
-        return figures.count_together(self.sample)
+        return statistics.count_together(self.sample)
 
     @property
     def counted_together(self):
@@ -160,11 +160,11 @@ class StoreView:
             "typical": self.typical(lsp),
             "senses": self.label(lsp),
             "co_firing": [{"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
-                          for other, npmi, support in figures.co_firing(*self._together, lsp, NEIGHBOURS)],
+                          for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)],
             "nearest": self._near(lsp),
-            "top": self._contexts(figures.top_tokens(self.sample, tokens), lsp),
+            "top": self._contexts(statistics.top_tokens(self.sample, tokens), lsp),
             "quantiles": [{"from": least, "to": largest, "samples": self._contexts(some, lsp)}
-                          for least, largest, some in figures.quantile_samples(tokens, weights, lsp)],
+                          for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)],
         }  # fmt: skip
 
     def _contexts(self, tokens, lsp):
@@ -203,7 +203,7 @@ class StoreView:
     def _occurrences(self, tokens):
         """Some occurrences, evenly over the sample: one a document, or more where there are few documents."""
         documents, windows = self.sample.document_N[tokens], self.sample.window_N[tokens]
-        first = figures.first_of_each(documents, windows, WORD_CONTEXTS)
+        first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [{**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
                 for token in tokens[first]]  # fmt: skip
@@ -239,7 +239,7 @@ class StoreView:
                 for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True)
                 if (sample.window_N[token], sample.position_N[token]) != leave_out]  # fmt: skip
         tokens = np.array([token for token, _ in near], np.int64)
-        shown = figures.first_of_each(sample.document_N[tokens], sample.window_N[tokens], SIMILAR_TOKENS)
+        shown = statistics.first_of_each(sample.document_N[tokens], sample.window_N[tokens], SIMILAR_TOKENS)
         return {"token": text, **self.facts(), "indexed": len(index.tokens),
                 "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
                 "similar": [{**context(sample, self.vocabulary, token), "cosine": cosine,

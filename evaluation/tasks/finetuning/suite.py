@@ -27,14 +27,14 @@ from common.device import choose_device
 from common.errors import ModelError, StudyError
 from common.progress import silent
 from evaluation import records
-from evaluation.finetuning import metrics, training
-from evaluation.finetuning.batches import choose, encode, order_digest
-from evaluation.finetuning.config import FinetuneConfig
-from evaluation.finetuning.data import load_task
-from evaluation.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
-from evaluation.finetuning.miniature import write_miniatures
-from evaluation.finetuning.tasks import TASKS
 from evaluation.models import directories
+from evaluation.tasks.finetuning import metrics, training
+from evaluation.tasks.finetuning.batches import choose, encode, order_digest
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
+from evaluation.tasks.finetuning.miniature import write_miniatures
+from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 logger = logging.getLogger(__name__)

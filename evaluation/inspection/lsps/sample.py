@@ -7,7 +7,7 @@
 The sample is the beginning of one epoch's order (shards/reader.py): some of the windows of up to 64 blocks drawn from
 the whole split, so that a store of any size costs the reading of 64 blocks and the memory of the sample, about 14 bytes
 an entry (0.7 GB for two million tokens of 25 LSPs). Equal stores give equal samples. Left out: what is made of it
-(figures.py), and text (vocabulary.py): ids stay ids until something is shown.
+(statistics.py), and text (vocabulary.py): ids stay ids until something is shown.
 
 Shapes: N sampled tokens, without [CLS], [SEP] and padding; E entries; K LSPs.
 """

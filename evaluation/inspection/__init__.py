@@ -1,0 +1,1 @@
+"""Looking at what was made: stores, and what their LSPs stand for."""
