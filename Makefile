@@ -24,6 +24,7 @@ fuzz: .venv/installed-test
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 # torch first and pinned: an unpinned one may pull gigabytes of GPU packages
 .venv/installed: setup.cfg constraints.txt

@@ -196,7 +196,7 @@ def main(argv=None):
 
 def run(argv):
     """Parse, run, show. Returns the exit code; raises what the command raises."""
-    if argv[:1] == ["help"] and len(argv) > 1:    # mlsm help VERB
+    if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help VERB
         argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(overview(VERBS))

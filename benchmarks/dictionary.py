@@ -50,17 +50,30 @@ SMALL_K, SMALL_VECTORS, SMALL_EPOCHS, SMALL_BATCH = 256, 8192, 2, 256
 
 def main():
     spams = require("spams", SPAMS_REQUIREMENT)
-    task = Task(np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r"),
-                np.load(bench_file("hidden_test_8192x384_f16.npy"))[:HELD_OUT], K, LAM)
+    task = Task(
+        np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r"),
+        np.load(bench_file("hidden_test_8192x384_f16.npy"))[:HELD_OUT],
+        K,
+        LAM,
+    )
     warm_up(task)
     few, many = (run_spams(spams, task, iterations) for iterations in SPAMS_ITERATIONS)
     double = run_spams(spams, task, SPAMS_ITERATIONS[0], np.float64)
-    runs = {init: [run_ours(task, EPOCHS, EVALUATE_EVERY, init=init, seed=seed) for seed in SEEDS]
-            for init in ("sample", "kmeans")}
+    runs = {
+        init: [run_ours(task, EPOCHS, EVALUATE_EVERY, init=init, seed=seed) for seed in SEEDS]
+        for init in ("sample", "kmeans")
+    }
     small = Task(task.train_Nd[:SMALL_VECTORS], task.held_out_Hd, SMALL_K, LAM)
-    result = {"benchmark": "dictionary", **against_spams(runs["sample"], few, many, double),
-              **run_defaults(task), **against_sklearn(small), "init_comparison": compare_starts(runs, few["objective"]),
-              "threads": thread_count(), "seeds": len(SEEDS), **conditions("spams-bin", "scikit-learn")}
+    result = {
+        "benchmark": "dictionary",
+        **against_spams(runs["sample"], few, many, double),
+        **run_defaults(task),
+        **against_sklearn(small),
+        "init_comparison": compare_starts(runs, few["objective"]),
+        "threads": thread_count(),
+        "seeds": len(SEEDS),
+        **conditions("spams-bin", "scikit-learn"),
+    }
     show(result)
     print(json.dumps(result))
 
@@ -95,8 +108,17 @@ def run_spams(spams, task, iterations, dtype=np.float32):
     """Seconds and objective of SPAMS's online dictionary learning."""
     hidden_dN = np.asfortranarray(unit_rows(task.train_Nd).T.astype(dtype))
     clock = time.perf_counter()
-    atoms_dK = spams.trainDL(hidden_dN, K=task.k, lambda1=task.lam, mode=2, posAlpha=True, iter=iterations,
-                             batchsize=SPAMS_BATCH, numThreads=thread_count(), verbose=False)
+    atoms_dK = spams.trainDL(
+        hidden_dN,
+        K=task.k,
+        lambda1=task.lam,
+        mode=2,
+        posAlpha=True,
+        iter=iterations,
+        batchsize=SPAMS_BATCH,
+        numThreads=thread_count(),
+        verbose=False,
+    )
     seconds = time.perf_counter() - clock
     return {"seconds": seconds, "objective": task.objective(atoms_dK.T)}
 
@@ -108,8 +130,19 @@ def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, **settings)
     def note(stage, done, *_, **figures):
         seconds_at[done] = time.perf_counter() - clock
 
-    found = learn_dictionary(task.train_Nd, task.k, task.lam, seed=seed, held_out_Hd=task.held_out_Hd, epochs=epochs,
-                             evaluate_every=evaluate_every, init=init, min_improvement=0, progress=note, **settings)
+    found = learn_dictionary(
+        task.train_Nd,
+        task.k,
+        task.lam,
+        seed=seed,
+        held_out_Hd=task.held_out_Hd,
+        epochs=epochs,
+        evaluate_every=evaluate_every,
+        init=init,
+        min_improvement=0,
+        progress=note,
+        **settings,
+    )
     seconds = time.perf_counter() - clock
     curve = [[seconds_at[entry["vectors"]], entry["epoch"], entry["objective"]] for entry in found.history]
     return {"seconds": seconds, "curve": curve, "objective": task.objective(found.atoms_Kd)}
@@ -120,8 +153,12 @@ def run_defaults(task):
     clock = time.perf_counter()
     found = learn_dictionary(task.train_Nd, task.k, task.lam, seed=SEEDS[0], held_out_Hd=task.held_out_Hd)
     seconds = time.perf_counter() - clock
-    return {"default_seconds": seconds, "default_objective": task.objective(found.atoms_Kd),
-            "default_epochs": found.history[-1]["epoch"], "default_evaluations": len(found.history)}
+    return {
+        "default_seconds": seconds,
+        "default_objective": task.objective(found.atoms_Kd),
+        "default_epochs": found.history[-1]["epoch"],
+        "default_evaluations": len(found.history),
+    }
 
 
 def seconds_to(run, target):
@@ -148,11 +185,15 @@ def against_spams(ours, few, many, double):
         "time_to_spams_float64_objective": median_or_none(double_ratios),
         "seconds_to_spams_objective": median_or_none(reached),
         "seconds_to_spams300_objective": median_or_none([seconds_to(run, many["objective"]) for run in ours]),
-        "spams82_seconds": few["seconds"], "spams82_objective": few["objective"],
-        "spams82_float64_seconds": double["seconds"], "spams82_float64_objective": double["objective"],
-        "spams300_seconds": many["seconds"], "spams300_objective": many["objective"],
+        "spams82_seconds": few["seconds"],
+        "spams82_objective": few["objective"],
+        "spams82_float64_seconds": double["seconds"],
+        "spams82_float64_objective": double["objective"],
+        "spams300_seconds": many["seconds"],
+        "spams300_objective": many["objective"],
         "objective_at_spams300_time": max(lowest_within(run, many["seconds"]) or np.inf for run in ours),
-        "seconds_of_ours": statistics.median(run["seconds"] for run in ours), "epochs_of_ours": EPOCHS,
+        "seconds_of_ours": statistics.median(run["seconds"] for run in ours),
+        "epochs_of_ours": EPOCHS,
         "objective_of_ours_checked": max(run["objective"] for run in ours),
     }
 
@@ -162,28 +203,45 @@ def against_sklearn(task, epochs=SMALL_EPOCHS):
     from sklearn.decomposition import MiniBatchDictionaryLearning
 
     hidden_Nd = unit_rows(task.train_Nd).astype(np.float32)
-    model = MiniBatchDictionaryLearning(task.k, alpha=task.lam, max_iter=epochs, batch_size=SMALL_BATCH,
-                                        fit_algorithm="cd", transform_algorithm="lasso_cd", positive_code=True,
-                                        random_state=0, tol=0, max_no_improvement=None, n_jobs=thread_count())
+    model = MiniBatchDictionaryLearning(
+        task.k,
+        alpha=task.lam,
+        max_iter=epochs,
+        batch_size=SMALL_BATCH,
+        fit_algorithm="cd",
+        transform_algorithm="lasso_cd",
+        positive_code=True,
+        random_state=0,
+        tol=0,
+        max_no_improvement=None,
+        n_jobs=thread_count(),
+    )
     clock = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")         # every code that misses its tolerance warns
+        warnings.simplefilter("ignore")  # every code that misses its tolerance warns
         model.fit(hidden_Nd)
     seconds = time.perf_counter() - clock
     ours = run_ours(task, epochs, len(hidden_Nd), batch=SMALL_BATCH)
-    return {"sklearn_seconds": seconds, "sklearn_objective": task.objective(model.components_),
-            "sklearn_setting_ours_seconds": ours["seconds"], "sklearn_setting_ours_objective": ours["objective"],
-            "sklearn_setting": f"k = {task.k}, {len(hidden_Nd):,} vectors, {epochs} passes"}
+    return {
+        "sklearn_seconds": seconds,
+        "sklearn_objective": task.objective(model.components_),
+        "sklearn_setting_ours_seconds": ours["seconds"],
+        "sklearn_setting_ours_objective": ours["objective"],
+        "sklearn_setting": f"k = {task.k}, {len(hidden_Nd):,} vectors, {epochs} passes",
+    }
 
 
 def compare_starts(runs, target):
     """Seconds to SPAMS's objective, end and curves of both starts; k-means's time is part of them."""
-    return {init: {"seconds_to_spams_objective": [seconds_to(run, target) for run in of_init],
-                   "seconds": [run["seconds"] for run in of_init],
-                   "objective": [run["objective"] for run in of_init],
-                   "curves": [[[float(f"{figure:.6g}") for figure in point] for point in run["curve"]]
-                              for run in of_init]}
-            for init, of_init in runs.items()}
+    return {
+        init: {
+            "seconds_to_spams_objective": [seconds_to(run, target) for run in of_init],
+            "seconds": [run["seconds"] for run in of_init],
+            "objective": [run["objective"] for run in of_init],
+            "curves": [[[float(f"{figure:.6g}") for figure in point] for point in run["curve"]] for run in of_init],
+        }
+        for init, of_init in runs.items()
+    }
 
 
 def show(result):

@@ -39,9 +39,16 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA GPU; torch finds none here")
     device = torch.device("cuda")
-    result = {"benchmark": "gpu_coding", **coder_against_teacher(device, PAPER),
-              **coder_against_fista(device, *bench_problem()), "rounds": ROUNDS, "warm_up": WARM_UP,
-              "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **conditions("numba-cuda")}
+    result = {
+        "benchmark": "gpu_coding",
+        **coder_against_teacher(device, PAPER),
+        **coder_against_fista(device, *bench_problem()),
+        "rounds": ROUNDS,
+        "warm_up": WARM_UP,
+        "gpu": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        **conditions("numba-cuda"),
+    }
     show(result)
     print(json.dumps(result))
 
@@ -59,9 +66,12 @@ def coder_against_teacher(device, setting):
     hidden_Nd, coder = unit_states(teacher, ids_WL), Coder(atoms_Kd)
     times = measure({"coder": lambda: coder(hidden_Nd), "teacher": lambda: teacher(ids_WL, attention_WL)}, device)
     quality = coder.quality(hidden_Nd)
-    return {"gpu_coder_vs_teacher": ratio(times, "coder", "teacher"), **rates(times, len(hidden_Nd)),
-            "teacher_states_nonzeros_per_token": quality["nonzeros_per_token"],
-            "teacher_states_kkt_max": quality["kkt_max"]}
+    return {
+        "gpu_coder_vs_teacher": ratio(times, "coder", "teacher"),
+        **rates(times, len(hidden_Nd)),
+        "teacher_states_nonzeros_per_token": quality["nonzeros_per_token"],
+        "teacher_states_kkt_max": quality["kkt_max"],
+    }
 
 
 def random_teacher(device, setting):
@@ -89,6 +99,7 @@ def unit_states(teacher, ids_WL):
 
 def learned_atoms(states_Nd, count, device):
     from pipeline.dictionary import learn_dictionary
+
     dictionary = learn_dictionary(states_Nd.cpu().numpy(), k=count, lam=LAM, seed=0)
     return torch.as_tensor(dictionary.atoms_Kd, device=device)
 
@@ -120,10 +131,13 @@ def coder_against_fista(device, exact_Nd, atoms_Kd, optimum):
     exact_atoms, some = coder.atoms_Kd.cpu().numpy(), slice(0, 1024)
     fista_N = objective(exact_Nd[some], exact_atoms, fista()[some].double().cpu().numpy(), LAM)
     ours_N = objective(exact_Nd, exact_atoms, coder.codes(hidden_Nd), LAM)
-    return {"gpu_vs_fista100": ratio(times, "fista100", "ours"), **rates(times, len(hidden_Nd)),
-            "gpu_relative_objective_gap": float(ours_N.mean() / optimum - 1),
-            "fista100_relative_objective_gap": float(fista_N.mean() / ours_N[some].mean() - 1),
-            **coder.quality(hidden_Nd)}
+    return {
+        "gpu_vs_fista100": ratio(times, "fista100", "ours"),
+        **rates(times, len(hidden_Nd)),
+        "gpu_relative_objective_gap": float(ours_N.mean() / optimum - 1),
+        "fista100_relative_objective_gap": float(fista_N.mean() / ours_N[some].mean() - 1),
+        **coder.quality(hidden_Nd),
+    }
 
 
 # -- what both share ---------------------------------------------------------------------------------------
@@ -134,6 +148,7 @@ class Coder:
 
     def __init__(self, atoms_Kd):
         from pipeline.solvers import cd_cuda
+
         self.solve, self.atoms_Kd = cd_cuda.solve, atoms_Kd
         self.gram_KK = (atoms_Kd.double() @ atoms_Kd.double().T).float()
 
@@ -149,8 +164,11 @@ class Coder:
         hidden_Nd = hidden_Nd[:tokens]
         codes = self.codes(hidden_Nd)
         true_N = kkt_violation(hidden_Nd.cpu().numpy(), self.atoms_Kd.cpu().numpy(), codes, LAM)
-        return {"kkt_max": float(true_N.max()), "certificate_error": float(np.abs(true_N - codes.kkt).max()),
-                "nonzeros_per_token": len(codes.values) / len(codes)}
+        return {
+            "kkt_max": float(true_N.max()),
+            "certificate_error": float(np.abs(true_N - codes.kkt).max()),
+            "nonzeros_per_token": len(codes.values) / len(codes),
+        }
 
 
 def measure(rivals, device):
@@ -190,13 +208,17 @@ def rates(times, tokens):
 
 
 def show(result):
-    print(f"coder / teacher    {result['gpu_coder_vs_teacher']['median']:.2f} of the teacher's time: "
-          f"{result['coder_tokens_per_s']:,.0f} against {result['teacher_tokens_per_s']:,.0f} tokens/s, "
-          f"{result['teacher_states_nonzeros_per_token']:.1f} non-zeros a token")
-    print(f"FISTA 100 / ours   {result['gpu_vs_fista100']['median']:.1f} times as long: "
-          f"{result['fista100_tokens_per_s']:,.0f} against {result['ours_tokens_per_s']:,.0f} tokens/s, "
-          f"{result['fista100_relative_objective_gap']:.1e} against {result['gpu_relative_objective_gap']:.1e} above "
-          f"the optimum; ours with KKT violations up to {result['kkt_max']:.1e}")
+    print(
+        f"coder / teacher    {result['gpu_coder_vs_teacher']['median']:.2f} of the teacher's time: "
+        f"{result['coder_tokens_per_s']:,.0f} against {result['teacher_tokens_per_s']:,.0f} tokens/s, "
+        f"{result['teacher_states_nonzeros_per_token']:.1f} non-zeros a token"
+    )
+    print(
+        f"FISTA 100 / ours   {result['gpu_vs_fista100']['median']:.1f} times as long: "
+        f"{result['fista100_tokens_per_s']:,.0f} against {result['ours_tokens_per_s']:,.0f} tokens/s, "
+        f"{result['fista100_relative_objective_gap']:.1e} against {result['gpu_relative_objective_gap']:.1e} above "
+        f"the optimum; ours with KKT violations up to {result['kkt_max']:.1e}"
+    )
 
 
 if __name__ == "__main__":

@@ -42,14 +42,23 @@ ENCODERS = ("bert-12x768", "deberta-base") if GPU else ("bert-6x256",)
 
 
 def main() -> None:
-    transformers_logging.set_verbosity_error()    # of the teacher's weights above its layer
+    transformers_logging.set_verbosity_error()  # of the teacher's weights above its layer
     teacher, atoms_Kd = gpu_teacher() if GPU else cpu_teacher()
     with tempfile.TemporaryDirectory() as directory:
         store = write_store(Path(directory))
         found = {encoder: measure(store, encoder, teacher, atoms_Kd) for encoder in ENCODERS}
     device = torch.cuda.get_device_name() if GPU else "cpu"
-    print(json.dumps({"benchmark": "official_step", "device": device, "vs_official_step":
-                      found[ENCODERS[0]]["vs_official_step"], "encoders": found, **conditions()}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "official_step",
+                "device": device,
+                "vs_official_step": found[ENCODERS[0]]["vs_official_step"],
+                "encoders": found,
+                **conditions(),
+            }
+        )
+    )
 
 
 def measure(store, encoder: str, teacher, atoms_Kd) -> dict:

@@ -41,7 +41,7 @@ from pipeline.solvers import nonneg_lasso
 
 LAM, TOLERANCE, TOP_N = 0.05, 1e-3, 32
 WINDOWS_AT_ONCE, ROWS_AT_ONCE = 64, 16_384
-TUNED_ON = 4_000    # vectors
+TUNED_ON = 4_000  # vectors
 DENSEST = 12
 
 

@@ -173,7 +173,7 @@ def write_records(path, units):
     for name in names:
         values = json.loads(template.replace("UNIT", name))
         text = json.dumps(values | {"checksum": fingerprint(values)}, indent=None, sort_keys=True)
-        files.record_file(name).write_text(text.replace(", ", ",\n "))     # as long as the writer's, one fact a line
+        files.record_file(name).write_text(text.replace(", ", ",\n "))  # as long as the writer's, one fact a line
 
 
 def made_up_record(target):
@@ -183,8 +183,15 @@ def made_up_record(target):
     blocks = [{"name": f"{n:06d}", "offset": 1024 + n * 4_600_000, **block} for n in range(BLOCKS_A_UNIT)]
     ends = [{"name": name, "offset": 0, "length": 1024, "sha256": digest} for name in ("__meta__", "__stats__")]
     tokens = BLOCKS_A_UNIT * BLOCK_WINDOWS * MAX_LENGTH
-    statistics = {"documents": 900, "entries": 27 * tokens, "coded_tokens": tokens, "kept_mass": 0.984 * tokens,
-                  "entropy_nats": 2.7 * tokens, "nnz_histogram": [133 * n for n in range(256)], "max_kkt": 1e-3}
+    statistics = {
+        "documents": 900,
+        "entries": 27 * tokens,
+        "coded_tokens": tokens,
+        "kept_mass": 0.984 * tokens,
+        "entropy_nats": 2.7 * tokens,
+        "nnz_histogram": [133 * n for n in range(256)],
+        "max_kkt": 1e-3,
+    }
     environment = {"cpu": "made up", "python": "3.11", "numpy": "2", "teacher_seconds": 1.0, "solver_seconds": 2.0}
     record = UnitRecord("UNIT", target, "UNIT-5.tar", 74_000_000, digest, BLOCKS_A_UNIT * BLOCK_WINDOWS, tokens,
                         (ends[0], *blocks, ends[1]), statistics, environment)  # fmt: skip

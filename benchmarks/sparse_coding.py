@@ -38,10 +38,24 @@ def main():
     spams = require("spams", SPAMS_REQUIREMENT)
     task = Task(spams)
     memory = peak_memory_mb(task)
-    rates = measure({"cpu": task.ours, "spams": task.spams, "fista100": task.fista,
-                     "matmul_bound": task.matmul, "onednn_bound": task.onednn})
-    result = {"benchmark": "sparse_coding", **speeds(rates), **task.quality(), "peak_memory_mb": memory,
-              "threads": thread_count(), "rounds": ROUNDS, **conditions("spams-bin")}
+    rates = measure(
+        {
+            "cpu": task.ours,
+            "spams": task.spams,
+            "fista100": task.fista,
+            "matmul_bound": task.matmul,
+            "onednn_bound": task.onednn,
+        }
+    )
+    result = {
+        "benchmark": "sparse_coding",
+        **speeds(rates),
+        **task.quality(),
+        "peak_memory_mb": memory,
+        "threads": thread_count(),
+        "rounds": ROUNDS,
+        **conditions("spams-bin"),
+    }
     show(result)
     print(json.dumps(result))
 
@@ -66,8 +80,9 @@ class Task:
         return len(self.hidden_Nd)
 
     def spams(self):
-        self.spams_codes = self.library.lasso(self.fortran_dN, D=self.fortran_dK, lambda1=self.lam, mode=2,
-                                              pos=True, numThreads=thread_count())
+        self.spams_codes = self.library.lasso(
+            self.fortran_dN, D=self.fortran_dK, lambda1=self.lam, mode=2, pos=True, numThreads=thread_count()
+        )
         return len(self.hidden_Nd)
 
     def fista(self):
@@ -76,7 +91,7 @@ class Task:
 
     def matmul(self):
         for start in range(0, len(self.hidden_Nd), CHUNK_ROWS):
-            np.matmul(self.hidden_Nd[start:start + CHUNK_ROWS], self.atoms_Kd.T, out=self.correlations)
+            np.matmul(self.hidden_Nd[start : start + CHUNK_ROWS], self.atoms_Kd.T, out=self.correlations)
         return len(self.hidden_Nd)
 
     def onednn(self):
@@ -89,11 +104,13 @@ class Task:
         spams_N = objective(self.exact_Nd, self.atoms_Kd, self.spams_codes.T.toarray(), self.lam)
         fista_N = objective(self.exact_Nd[:FISTA_TOKENS], self.atoms_Kd, self.fista_codes, self.lam)
         optimum = self.reference["mean_objective_per_token"]
-        return {"cpu_relative_objective_gap": ours_N.mean() / optimum - 1,
-                "spams_relative_objective_gap": spams_N.mean() / optimum - 1,
-                "fista100_relative_objective_gap": fista_N.mean() / spams_N[:FISTA_TOKENS].mean() - 1,
-                "kkt_max": kkt_violation(self.exact_Nd, self.atoms_Kd, self.our_codes, self.lam).max(),
-                "nonzeros_per_token": len(self.our_codes.values) / len(self.our_codes)}
+        return {
+            "cpu_relative_objective_gap": ours_N.mean() / optimum - 1,
+            "spams_relative_objective_gap": spams_N.mean() / optimum - 1,
+            "fista100_relative_objective_gap": fista_N.mean() / spams_N[:FISTA_TOKENS].mean() - 1,
+            "kkt_max": kkt_violation(self.exact_Nd, self.atoms_Kd, self.our_codes, self.lam).max(),
+            "nonzeros_per_token": len(self.our_codes.values) / len(self.our_codes),
+        }
 
 
 def correlate(hidden_Nd, atoms_Kd):
@@ -137,10 +154,10 @@ def speeds(rates):
 def peak_memory_mb(task):
     """Most memory that coding MEMORY_TOKENS adds to what the process has; None where Linux does not tell."""
     clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    task.ours()                                         # compiled now
+    task.ours()  # compiled now
     hidden_Nd = np.resize(task.hidden_Nd, (MEMORY_TOKENS, task.hidden_Nd.shape[1]))
     try:
-        clear.write_text("5")                           # resets the high-water mark
+        clear.write_text("5")  # resets the high-water mark
     except OSError:
         return None
     before = memory_kb(status, "VmRSS")
@@ -153,17 +170,25 @@ def memory_kb(status, field):
 
 
 def show(result):
-    print(f"ours          {result['cpu_tokens_per_s']:9,.0f} tokens/s, "
-          f"objective {result['cpu_relative_objective_gap']:.1e} above the optimum, "
-          f"largest KKT violation {result['kkt_max']:.1e}, {result['peak_memory_mb']} MB")
-    print(f"SPAMS         {result['spams_tokens_per_s']:9,.0f} tokens/s, "
-          f"{result['spams_relative_objective_gap']:.1e}: ours is {result['cpu_vs_spams']:.1f} times as fast")
-    print(f"FISTA 100     {result['fista100_tokens_per_s']:9,.0f} tokens/s, "
-          f"{result['fista100_relative_objective_gap']:.1e}: "
-          f"ours is {result['cpu_vs_fista100']:.0f} times as fast")
+    print(
+        f"ours          {result['cpu_tokens_per_s']:9,.0f} tokens/s, "
+        f"objective {result['cpu_relative_objective_gap']:.1e} above the optimum, "
+        f"largest KKT violation {result['kkt_max']:.1e}, {result['peak_memory_mb']} MB"
+    )
+    print(
+        f"SPAMS         {result['spams_tokens_per_s']:9,.0f} tokens/s, "
+        f"{result['spams_relative_objective_gap']:.1e}: ours is {result['cpu_vs_spams']:.1f} times as fast"
+    )
+    print(
+        f"FISTA 100     {result['fista100_tokens_per_s']:9,.0f} tokens/s, "
+        f"{result['fista100_relative_objective_gap']:.1e}: "
+        f"ours is {result['cpu_vs_fista100']:.0f} times as fast"
+    )
     for name, bound in (("matmul bound", "matmul_bound"), ("oneDNN bound", "onednn_bound")):
-        print(f"{name}  {result[f'{bound}_tokens_per_s']:9,.0f} tokens/s: "
-              f"ours reaches {result[f'cpu_vs_{bound}']:.2f} of it")
+        print(
+            f"{name}  {result[f'{bound}_tokens_per_s']:9,.0f} tokens/s: "
+            f"ours reaches {result[f'cpu_vs_{bound}']:.2f} of it"
+        )
 
 
 if __name__ == "__main__":

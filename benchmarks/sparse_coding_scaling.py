@@ -32,8 +32,18 @@ def main():
     settings += [BASE | {"lam": lam} for lam in PENALTIES if lam != BASE["lam"]]
     print("| k | d | lambda | microseconds a token | spread | non-zeros |\n|---|---|---|---|---|---|")
     rows = [show(measure(**setting)) for setting in settings]
-    print(json.dumps({"benchmark": "sparse_coding_scaling", "rows": rows, "tokens": TOKENS, "rounds": ROUNDS,
-                      "threads": thread_count(), **conditions()}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "sparse_coding_scaling",
+                "rows": rows,
+                "tokens": TOKENS,
+                "rounds": ROUNDS,
+                "threads": thread_count(),
+                **conditions(),
+            }
+        )
+    )
 
 
 def measure(k, d, lam):
@@ -48,20 +58,29 @@ def measure(k, d, lam):
         if round_number:
             seconds.append(time.perf_counter() - clock)
     micro = [value / len(test_Nd) * 1e6 for value in seconds]
-    return {"k": k, "d": d, "lam": lam, "us_per_token": statistics.median(micro), "spread": [min(micro), max(micro)],
-            "nonzeros": len(codes.values) / len(codes), "kkt_max": float(codes.kkt.max())}
+    return {
+        "k": k,
+        "d": d,
+        "lam": lam,
+        "us_per_token": statistics.median(micro),
+        "spread": [min(micro), max(micro)],
+        "nonzeros": len(codes.values) / len(codes),
+        "kkt_max": float(codes.kkt.max()),
+    }
 
 
 def vectors(width):
     """Training and test vectors of a width, unit length, float32."""
-    train_Nd, test_Nd = (np.load(bench_file(f"hidden_{part}x384_f16.npy")).astype(np.float32)
-                         for part in ("train_32768", "test_8192"))
+    train_Nd, test_Nd = (
+        np.load(bench_file(f"hidden_{part}x384_f16.npy")).astype(np.float32) for part in ("train_32768", "test_8192")
+    )
     if width < train_Nd.shape[1]:
         _, components = np.linalg.eigh(train_Nd.T @ train_Nd)
         train_Nd, test_Nd = (rows @ components[:, ::-1][:, :width] for rows in (train_Nd, test_Nd))
     elif width > train_Nd.shape[1]:
-        train_Nd, test_Nd = (np.hstack([unit_rows(rows), unit_rows(np.roll(rows, 1, axis=0))])[:, :width]
-                             for rows in (train_Nd, test_Nd))
+        train_Nd, test_Nd = (
+            np.hstack([unit_rows(rows), unit_rows(np.roll(rows, 1, axis=0))])[:, :width] for rows in (train_Nd, test_Nd)
+        )
     return unit_rows(train_Nd), unit_rows(test_Nd[:TOKENS])
 
 
@@ -70,8 +89,11 @@ def unit_rows(rows_Nd):
 
 
 def show(row):
-    print(f"| {row['k']:,} | {row['d']} | {row['lam']} | {row['us_per_token']:.1f} | {row['spread'][0]:.1f} to "
-          f"{row['spread'][1]:.1f} | {row['nonzeros']:.1f} |", flush=True)
+    print(
+        f"| {row['k']:,} | {row['d']} | {row['lam']} | {row['us_per_token']:.1f} | {row['spread'][0]:.1f} to "
+        f"{row['spread'][1]:.1f} | {row['nonzeros']:.1f} |",
+        flush=True,
+    )
     return row
 
 

@@ -38,7 +38,7 @@ from student.step import Loader, Stepper
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
 NON_ZEROS = 31
-WARM_UP, ROUNDS = 8, 9    # steps; the stock step's first six are up to 40 % slower, which would flatter us
+WARM_UP, ROUNDS = 8, 9  # steps; the stock step's first six are up to 40 % slower, which would flatter us
 ENCODERS = ("bert-6x256", "bert-4x256", "bert-2x128")
 CONFIG = StudentConfig(batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000, lr=1e-4)
 
@@ -134,8 +134,13 @@ def write_store(directory: Path):
     files = StoreFiles(directory / "store")
     settings = {"synthetic": "benchmarks.student_step"}
     target = {
-        "target": fingerprint(settings), "settings": settings, "lineage": {}, "k": LSPS,
-        "vocab_size": VOCABULARY, "max_length": LENGTH, "special_ids": SPECIAL_IDS,
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {},
+        "k": LSPS,
+        "vocab_size": VOCABULARY,
+        "max_length": LENGTH,
+        "special_ids": SPECIAL_IDS,
         "weight_octaves": LSP_OCTAVES,
     }
     files.create(target)
@@ -155,14 +160,19 @@ def block(rng, windows: int) -> dict:
     nnz_T[ids_WL.ravel() < 104] = 0
     row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
     first_T = np.cumsum(nnz_T) - nnz_T
-    steps = np.cumsum(rng.integers(1, 49, len(row_E)))    # gaps of 1 to 48: rising, and below k within a row
+    steps = np.cumsum(rng.integers(1, 49, len(row_E)))  # gaps of 1 to 48: rising, and below k within a row
     indices = steps - (steps[first_T.clip(max=len(steps) - 1)])[row_E]
     weights = np.exp2(-rng.gamma(2.0, 1.5, len(row_E)).clip(max=LSP_OCTAVES - 1))
     weights /= np.bincount(row_E, weights, len(nnz_T))[row_E]
     lengths = np.full(windows, LENGTH)
     return {
-        "ids": ids_WL.ravel(), "lengths": lengths, "run_starts": np.arange(windows) * LENGTH,
-        "run_records": np.arange(windows), "nnz": nnz_T, "indices": indices, "weights": weights,
+        "ids": ids_WL.ravel(),
+        "lengths": lengths,
+        "run_starts": np.arange(windows) * LENGTH,
+        "run_records": np.arange(windows),
+        "nnz": nnz_T,
+        "indices": indices,
+        "weights": weights,
         "tail": np.zeros(len(nnz_T)),
     }
 
@@ -176,7 +186,7 @@ def report(seconds: dict, title: str) -> dict:
         print(f"{name:10s} {rate:8.0f} tokens/s   ({low:.0f} to {high:.0f}, {len(times)} steps)")
     figures = {}
     for name, rival in (("mlsm", "stock_mlm"), ("mlsm", "sparse_mlm"), ("mlsm", "our_mlm"), ("our_mlm", "stock_mlm")):
-        ratios = seconds[rival] / seconds[name]    # turn by turn
+        ratios = seconds[rival] / seconds[name]  # turn by turn
         figures[f"{name}_vs_{rival}"] = statistics.median(ratios)
         figures[f"{name}_vs_{rival}_spread"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
     figures["tokens_per_second"] = {name: tokens / float(np.median(times)) for name, times in seconds.items()}
@@ -187,8 +197,10 @@ def conditions() -> dict:
     """Hardware, versions and command."""
     return {
         "device": torch.cuda.get_device_name() if device() == "cuda" else cpu_name(),
-        "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": time.strftime("%Y-%m-%d"),
         "command": "python -m benchmarks.student_step",
     }
 

@@ -30,7 +30,7 @@ def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
     if documents_WL is None:
         return {"attention_mask": attention_WL}
     config = encoder.config
-    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]    # padding sees padding: no row is empty
+    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]  # padding sees padding: no row is empty
     positions_WL = positions_in_documents(documents_WL)
     if config.model_type in ("deberta", "deberta-v2"):
         return {"attention_mask": same_WLL, "position_ids": positions_WL}
@@ -91,7 +91,7 @@ def positions_in_documents(documents_WL):
 def _pairwise_mask(encoder, see_WLL):
     """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
     see_W1LL = see_WLL[:, None]
-    if encoder.config._attn_implementation != "eager":    # SDPA, with torch's dropout or ours (dropout.py)
+    if encoder.config._attn_implementation != "eager":  # SDPA, with torch's dropout or ours (dropout.py)
         return see_W1LL
     added_W1LL = torch.zeros(see_W1LL.shape, dtype=encoder.dtype, device=see_WLL.device)
     return added_W1LL.masked_fill(~see_W1LL, torch.finfo(encoder.dtype).min)

@@ -36,7 +36,7 @@ def appearing_whole(path, sync=True):
             if sync:
                 disk.fsync(file)
         except BaseException:
-            with suppress(OSError):    # closing tries once more to write what could not be written
+            with suppress(OSError):  # closing tries once more to write what could not be written
                 disk.close(file)
             raise
         disk.close(file)

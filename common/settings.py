@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
 
 _Value = TypeVar("_Value")
 WORD = "a word of the command line, not a flag"
-Positional = Annotated[_Value, WORD]    # store: Positional[str | None] is STORE on the command line, not --store
+Positional = Annotated[_Value, WORD]  # store: Positional[str | None] is STORE on the command line, not --store
 
 
 def check(settings) -> None:
@@ -97,7 +97,7 @@ def convert(hint, value, text=False):
 def _number(hint, value, text):
     if isinstance(value, bool) or not isinstance(value, (int, float, str) if text else numbers.Real):
         raise ValueError
-    if not isinstance(value, int | float | str):    # NumPy's, which JSON does not know
+    if not isinstance(value, int | float | str):  # NumPy's, which JSON does not know
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if hint is float:
         return float(value) if text else value

@@ -15,15 +15,15 @@ import select
 import sys
 from contextlib import suppress
 
-_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET}    # nobody is there who could miss it
+_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET}  # nobody is there who could miss it
 
 
 def guard_standard_streams() -> None:
     """Make sys.stdout and sys.stderr streams that never raise; what was put in their place before (a test's) stays."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if is_closed := _is_closed(number):
-            os.open(os.devnull, os.O_RDWR)      # the lowest free number, which is this one
-            os.set_inheritable(number, True)    # workers need one, too
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(number, True)  # workers need one, too
         stream, original = getattr(sys, name), getattr(sys, f"__{name}__")
         if number == 0 or stream is not original:
             continue
@@ -63,7 +63,7 @@ class _Display(io.RawIOBase):
         while self.error is None:
             try:
                 return os.write(self.number, raw)
-            except BlockingIOError:    # somebody made a shared terminal or pipe non-blocking
+            except BlockingIOError:  # somebody made a shared terminal or pipe non-blocking
                 select.select([], [self.number], [], 1.0)
             except OSError as error:
                 self.error = error
@@ -81,4 +81,3 @@ def _is_closed(number):
     except OSError:
         return True
     return False
-

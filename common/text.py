@@ -19,8 +19,8 @@ _UNPRINTABLE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_USER_IS_SECRET = ("http", "https", "ftp", "ftps")    # a token may stand for the user; elsewhere the user is a name
-_NOT_A_PASSWORD = ("github",)                         # github://organisation:repository@revision
+_USER_IS_SECRET = ("http", "https", "ftp", "ftps")  # a token may stand for the user; elsewhere the user is a name
+_NOT_A_PASSWORD = ("github",)  # github://organisation:repository@revision
 # Scheme, then user and password up to the last @ before the path; a password may hold a slash by mistake, and a path
 # that was made of the address has one slash only.
 _CREDENTIALS = re.compile(
@@ -48,8 +48,7 @@ def printable_values(value, but=()):
         return printable(redacted(value), keep="")
     if isinstance(value, dict):
         return {
-            printable_values(name): part if name in but else printable_values(part, but)
-            for name, part in value.items()
+            printable_values(name): part if name in but else printable_values(part, but) for name, part in value.items()
         }
     if isinstance(value, list):
         return [printable_values(part, but) for part in value]

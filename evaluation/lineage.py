@@ -85,13 +85,13 @@ def lineage(directory):
         return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
     known = whole = read_lineage(file)
     probing = 0.0
-    if "student" in known:    # a probe
+    if "student" in known:  # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
     _name_weights_by_content(known, directory)
-    _fill_in_dropout(known, export)    # that of a probe, too: it holds its student's encoder, which lies elsewhere
+    _fill_in_dropout(known, export)  # that of a probe, too: it holds its student's encoder, which lies elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
-    if known.get("objective") == "mlm":    # reads the words of a store, whatever targets that holds
+    if known.get("objective") == "mlm":  # reads the words of a store, whatever targets that holds
         target = {}
     step, steps = known.get("step"), settings.get("max_steps")
     return {
@@ -130,7 +130,7 @@ def _fill_in_dropout(known, directory):
 
         from student.encoders import own_dropout
 
-        with suppress(Exception):    # transformers raises many classes at a damaged configuration: it stays open
+        with suppress(Exception):  # transformers raises many classes at a damaged configuration: it stays open
             settings["dropout"] = own_dropout(AutoConfig.from_pretrained(directory, trust_remote_code=False))
 
 
@@ -216,7 +216,7 @@ def _found_here(name, fingerprint):
     if not name:
         return None
     directory = BUNDLED if name == "bundled" else Path(name)
-    with suppress(Exception):    # of three libraries: not a name of the Hub's, not in its cache, no model any more
+    with suppress(Exception):  # of three libraries: not a name of the Hub's, not in its cache, no model any more
         if not directory.is_dir():
             directory = Path(snapshot_download(name, local_files_only=True))
         if teacher_fingerprint(directory) == fingerprint:

@@ -17,17 +17,17 @@ from common.durable import appearing_whole
 from common.errors import PlotError
 
 logger = logging.getLogger(__name__)
-SIZE = (6.4, 4.0)    # inches of a figure one text column wide
+SIZE = (6.4, 4.0)  # inches of a figure one text column wide
 DOTS_PER_INCH = 150
-CHARACTERS_PER_INCH = 15    # of a caption
+CHARACTERS_PER_INCH = 15  # of a caption
 STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "grid.alpha": 0.3,
     "legend.frameon": False,
-    "svg.fonttype": "none",    # text stays text: searchable, small
-    "svg.hashsalt": "mlsm",    # otherwise ids are random
+    "svg.fonttype": "none",  # text stays text: searchable, small
+    "svg.hashsalt": "mlsm",  # otherwise ids are random
 }
 
 

@@ -149,7 +149,7 @@ def _as_second(record):
 
 
 def _files(path):
-    if path.is_dir():    # what is hidden is another process's temporary
+    if path.is_dir():  # what is hidden is another process's temporary
         return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
     if not path.is_file():
         raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
@@ -264,6 +264,6 @@ def _shown_name(path):
         return path.parent.name
     if path.parent.name == "checkpoints":
         return f"{path.parent.parent.name}-{path.name}"
-    if path.parent.name == "snapshots":    # of the Hub's cache: models--<owner>--<name>/snapshots/<commit>
+    if path.parent.name == "snapshots":  # of the Hub's cache: models--<owner>--<name>/snapshots/<commit>
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name

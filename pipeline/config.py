@@ -53,8 +53,8 @@ class CorpusConfig:
     """Directory for stores, dictionaries and collected corpora."""
 
     # Without annotations, so that they are no settings:
-    without_effect = ()    # settings that a command inherits and does not use
-    recipe = None    # the recipe that these settings come from, for stores to keep; the command line sets it
+    without_effect = ()  # settings that a command inherits and does not use
+    recipe = None  # the recipe that these settings come from, for stores to keep; the command line sets it
 
     def __post_init__(self):
         check(self)
@@ -167,7 +167,7 @@ class TeacherConfig(WorkersConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if getattr(self, "hidden", None) is None:    # vectors have a teacher already
+        if getattr(self, "hidden", None) is None:  # vectors have a teacher already
             object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
         if self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")

@@ -113,9 +113,7 @@ def select_settings(config):
     """The settings that a store keeps, so that the command can be given again from anywhere."""
     left_out = {"fista": ("tolerance",), "cd": ("solver", "solver_steps")}.get(getattr(config, "solver", None), ())
     left_out += ("held_out_by",) if config.held_out_by == "document" else ()
-    return {
-        name: value for name, value in with_absolute_paths(plain(config)).items() if name not in (*HOW, *left_out)
-    }
+    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in (*HOW, *left_out)}
 
 
 def run(executor, stores, kind):

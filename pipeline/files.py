@@ -31,7 +31,7 @@ def growing_rows(path, shape, dtype):
         if count < shape[0]:
             file.seek(0)
             _write_header(file, (count, *shape[1:]), dtype)
-            assert file.tell() == begin     # NumPy pads it for numbers of any length
+            assert file.tell() == begin  # NumPy pads it for numbers of any length
 
 
 def _write_header(file, shape, dtype):

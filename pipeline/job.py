@@ -68,7 +68,7 @@ class Job:
                  these may be paragraphs, else None
         """
         files = {name: {count: found[count] for count in COUNTED} for name, found in self.plan.corpus["files"].items()}
-        by_file = self.config.held_out_by == "file"    # then the files that are held out come first
+        by_file = self.config.held_out_by == "file"  # then the files that are held out come first
 
         def rank(name):
             return not (by_file and files[name]["held_out_documents"]), -files[name]["documents"], name

@@ -39,7 +39,7 @@ def windowing(tokenizer_fingerprint, max_length, packing="packed", *, whole_docu
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":    # a key of its own only then: plans keep the names that they had
+    if held_out_by != "document":  # a key of its own only then: plans keep the names that they had
         rules["held_out_by"] = held_out_by
     return rules
 

@@ -63,7 +63,7 @@ def recipe_of_store(store, verb):
     recipe = store.command.get(NAME)
     if recipe is None and (_asks_for_the_demonstration(store.command) or _is_of_its_material(store)):
         recipe = DEMONSTRATION
-    if not isinstance(recipe, str):    # a store may come from anywhere
+    if not isinstance(recipe, str):  # a store may come from anywhere
         return None
     try:
         return recipe if verb in _sections(_recipe_file(recipe)) else None

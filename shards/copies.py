@@ -126,7 +126,7 @@ def read_dictionary(files):
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            said = record["center"]    # of what kind it is; whatever stands there, the fingerprint covers it
+            said = record["center"]  # of what kind it is; whatever stands there, the fingerprint covers it
             kind = said.get("kind") if isinstance(said, dict) else None
             center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)

@@ -275,6 +275,7 @@ class RemoteFiles(StoreFiles):
         """A whole shard as an open file that reads the server, not the cache."""
         return RemoteFile(self.source, f"units/{record.file}", record.bytes)
 
+
 def gopen(url, mode="rb", bufsize=-1, **_):
     """A shard as an open file for plain WebDataset, checked against its record and the hash in its name; in memory.
 

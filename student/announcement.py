@@ -91,7 +91,7 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: i
         del product
         return time.perf_counter() - begun
 
-    once = max(min(seconds(1), seconds(1)), 1e-6)    # the first one also allocates
+    once = max(min(seconds(1), seconds(1)), 1e-6)  # the first one also allocates
     repeats = max(1, min(100, round(0.05 / once)))
     return 2 * 4096 * size * size * repeats / seconds(repeats)
 

@@ -33,14 +33,16 @@ from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optio
 from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
-STATE = {       # of state.json, as far as a run takes it from there
+STATE = {  # of state.json, as far as a run takes it from there
     "step": COUNT,
     "tokens": optional(COUNT),
     "seconds": optional(NUMBER),
-    "held_out": optional(OBJECT._replace(
-        holds=lambda value: type(value) is dict and all(map(or_null(NUMBER).holds, value.values())),
-        expected="an object of numbers",
-    )),
+    "held_out": optional(
+        OBJECT._replace(
+            holds=lambda value: type(value) is dict and all(map(or_null(NUMBER).holds, value.values())),
+            expected="an object of numbers",
+        )
+    ),
     "flops": optional(or_null(NUMBER)),
     "shards": optional(TEXT),
     "files": OBJECT._replace(
@@ -98,7 +100,7 @@ class Checkpoints:
 
         try:
             publish_directory(final, fill)
-        except (OSError, SafetensorError) as error:    # the latter is what save_pretrained raises on a full disk
+        except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
             raise WriteError(
                 f"{final} could not be written: {error}. Checkpoints before it were not touched. Make room, and run the"
                 f" same command: it continues from the newest."
@@ -123,10 +125,10 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         found = [path for path in self.found() if path.is_dir() and not path.is_symlink()]
-        older = [path for path in found if path <= self.path(newest)]    # a later one is damaged, and was passed over
+        older = [path for path in found if path <= self.path(newest)]  # a later one is damaged, and was passed over
         keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
         for path in found:
-            exported = (path / "config.json").exists()    # kept by settings that have changed since
+            exported = (path / "config.json").exists()  # kept by settings that have changed since
             if path not in keep and not exported:
                 shutil.rmtree(path)
 
@@ -153,7 +155,7 @@ def restore(path: Path, model, optimizer) -> None:
         load_weights(path, model)
         state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
         optimizer.load_state_dict(state)
-    except Exception as error:    # of torch, its unpickler and safetensors, of many classes
+    except Exception as error:  # of torch, its unpickler and safetensors, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{path} is as it was written, but does not fit this run ({type(error).__name__}: {problem}). Nothing was"
@@ -190,7 +192,7 @@ def _new_file(path: Path):
     file = _DiskFile(disk.create(path))
     try:
         yield file
-    except RuntimeError:    # torch closes its archive, finds it short, and hides what the disk said
+    except RuntimeError:  # torch closes its archive, finds it short, and hides what the disk said
         if file.error is not None:
             raise file.error from None
         raise

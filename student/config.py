@@ -19,12 +19,12 @@ from typing import Literal
 from common.settings import check
 
 OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
-UNTIABLE = ("mtl", "naive-mlsm")    # objectives that know `untied`
-LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")    # objectives that learn LSPs
+UNTIABLE = ("mtl", "naive-mlsm")  # objectives that know `untied`
+LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")  # objectives that learn LSPs
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
-BERT_SIZES = {    # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
+BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
     "bert-tiny": (2, 128),
     "bert-mini": (4, 256),
     "bert-small": (4, 512),
@@ -221,7 +221,7 @@ class StudentConfig:
             settings[name] = None if settings[name] is None else str(settings[name])
         return settings | {name: list(settings[name]) for name in ("checkpoints", "track")}
 
-    root = "runs/students"    # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+    root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
 
     @property
     def kind(self) -> str:

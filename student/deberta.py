@@ -84,10 +84,10 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         near = slice(self.max_relative_positions - length, self.max_relative_positions + length)
         positions = self.pos_dropout(rel_embeddings)[near][None]
         bias = 0
-        if "c2p" in self.pos_att_type:    # column L + i - j of row i; with columns reversed, L - 1 - i + j
+        if "c2p" in self.pos_att_type:  # column L + i - j of row i; with columns reversed, L - 1 - i + j
             position_key = self.transpose_for_scores(self.pos_proj(positions)).flip(-2)
             bias = _shifted(query @ position_key.transpose(-1, -2), length - 1)
-        if "p2c" in self.pos_att_type:    # column L + i - j of row j
+        if "p2c" in self.pos_att_type:  # column L + i - j of row j
             position_query = self.transpose_for_scores(self.pos_q_proj(positions)) / self._scale()
             bias = bias + _shifted(key @ position_query.transpose(-1, -2), length).transpose(-1, -2)
         return bias

@@ -70,7 +70,7 @@ class _Drop(torch.autograd.Function):
 def _draw(shape, level: int):
     """Booleans of a shape, false with probability level / 2^16."""
     wanted = math.prod(shape)
-    numbers = torch.empty(-(-wanted // 4), dtype=torch.int64).random_(-(2**63), None)    # all 64 bits
+    numbers = torch.empty(-(-wanted // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits
     return (numbers.view(torch.int16)[:wanted] >= level - _LEVELS // 2).view(shape)
 
 

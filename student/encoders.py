@@ -54,7 +54,7 @@ def without_pooler(hf_config) -> dict:
 
 def token_types(hf_config) -> int:
     """How many segments (token types) an encoder of this configuration can tell apart; 0 where it takes none."""
-    forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)    # of a family of several models there is none
+    forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)  # of a family of several models there is none
     takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
     return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
 
@@ -116,10 +116,15 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
             encoder, report = AutoModel.from_pretrained(
-                place, config=hf_config, dtype=torch.float32, output_loading_info=True, use_safetensors=True,
-                trust_remote_code=False, **no_pooler,
+                place,
+                config=hf_config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **no_pooler,
             )
-    except Exception as error:    # safetensors and transformers raise many classes, Exception itself included
+    except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise RunError(
             f"--continue-from {directory}: its weights cannot be used ({_first_line(error)}). Give an export or"
             f" a kept checkpoint of a run whose windows are no shorter than this store's."
@@ -139,7 +144,7 @@ def named_config(encoder: str):
     if encoder == "deberta-base":
         return _deberta_base()
     if encoder == "modernbert-base":
-        return ModernBertConfig(classifier_pooling="mean")    # as in answerdotai/ModernBERT-base
+        return ModernBertConfig(classifier_pooling="mean")  # as in answerdotai/ModernBERT-base
     size = named_size(encoder)
     return None if size is None else _bert_config(*size)
 
@@ -148,7 +153,7 @@ def _deberta_base() -> DebertaConfig:
     """The config of microsoft/deberta-base, the paper's student. The class's defaults have no relative attention."""
     return DebertaConfig(
         relative_attention=True,
-        max_relative_positions=-1,    # as many as positions
+        max_relative_positions=-1,  # as many as positions
         pos_att_type=["c2p", "p2c"],
         position_biased_input=False,
         type_vocab_size=0,
@@ -168,7 +173,7 @@ def _bert_config(layers: int, width: int) -> BertConfig:
 def _load_config(encoder: str, store):
     try:
         hf_config = AutoConfig.from_pretrained(encoder, trust_remote_code=False)
-    except Exception as error:    # of a config.json that is damaged, transformers raises many classes
+    except Exception as error:  # of a config.json that is damaged, transformers raises many classes
         raise RunError(
             f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). {_suggestion(encoder)}"
         ) from None
@@ -199,7 +204,7 @@ def vocabulary_of(directory) -> dict[str, int]:
     try:
         with utf8_name(directory) as place:
             return AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
-    except Exception as error:    # of transformers and tokenizers, of many classes
+    except Exception as error:  # of transformers and tokenizers, of many classes
         raise RunError(f"{directory}: its tokenizer cannot be loaded ({_first_line(error)}). Copy it again.") from None
 
 
@@ -228,7 +233,7 @@ def _make_room(hf_config, max_length: int) -> None:
 
 def _first_position(hf_config) -> int:
     """The row of the position table that belongs to the first token of a window."""
-    if hf_config.model_type == "mpnet":    # there the padding id is 1, whatever the configuration says
+    if hf_config.model_type == "mpnet":  # there the padding id is 1, whatever the configuration says
         return 2
     return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
 

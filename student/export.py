@@ -43,15 +43,30 @@ LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"
 # Every name, as a pattern, that a file of an export of any kind, family and tokenizer may have.
 EXPORT_FILES = (
-    "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
-    "model.safetensors.index.json", HEAD_FILE, CONFIG_FILE, PROBE_FILE, LINEAGE_FILE, "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    HEAD_FILE,
+    CONFIG_FILE,
+    PROBE_FILE,
+    LINEAGE_FILE,
+    "README.md",
     *TOKENIZER_FILES,
 )
 # Settings of a store that tell how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
-    "teacher_name": "teacher", "teacher": "teacher's fingerprint", "layer": "layer of the teacher",
-    "dictionary": "dictionary's fingerprint", "k": "LSPs (k)", "lam": "λ", "tolerance": "solver's tolerance",
-    "solver": "solver", "dtype": "teacher's precision", "documents_apart": "teacher kept documents of a window apart",
+    "teacher_name": "teacher",
+    "teacher": "teacher's fingerprint",
+    "layer": "layer of the teacher",
+    "dictionary": "dictionary's fingerprint",
+    "k": "LSPs (k)",
+    "lam": "λ",
+    "tolerance": "solver's tolerance",
+    "solver": "solver",
+    "dtype": "teacher's precision",
+    "documents_apart": "teacher kept documents of a window apart",
     "top_n": "entries kept of a token's distribution",
 }
 
@@ -79,8 +94,12 @@ def export_student(model, directory: Path, objective, store, lineage: dict) -> N
         (stock or model.encoder).save_pretrained(directory)
     if objective.lsp_columns is not None:
         save_lsp_head(model, objective.lsp_columns, lsp_facts(store), directory)
-    write_papers(directory, _card_text(objective, model.encoder, stock is not None, lineage), store,
-                 {"objective": objective.name} | lineage)
+    write_papers(
+        directory,
+        _card_text(objective, model.encoder, stock is not None, lineage),
+        store,
+        {"objective": objective.name} | lineage,
+    )
 
 
 def stock_model(model, objective):
@@ -107,7 +126,7 @@ def masked_lm(model, matrix_Vd, bias_V):
     """
     config = copy.deepcopy(model.encoder.config)
     config.tie_word_embeddings = matrix_Vd is None
-    with torch.random.fork_rng(devices=[]):     # the weights it is born with are all replaced
+    with torch.random.fork_rng(devices=[]):  # the weights it is born with are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
@@ -137,7 +156,7 @@ def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
     (directory / "README.md").write_text(_card(text, lineage), encoding="utf-8")
 
 
-@lru_cache(maxsize=1)    # every kept checkpoint of a run asks for it, and of a large store it takes seconds
+@lru_cache(maxsize=1)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
 def _mean_mass(store) -> dict:
     """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
     kept = store.report()["mass_kept"]
@@ -239,7 +258,7 @@ def _figures(lineage: dict) -> str:
         return "None: the store has no held-out windows, or none was evaluated."
     baseline = lineage["baseline"]
     columns, header = [""], "| figure (loss in nats per token) | student | constant prediction |"
-    if "loss_by_position" in baseline:    # a card made again from a log of an earlier version has none
+    if "loss_by_position" in baseline:  # a card made again from a log of an earlier version has none
         columns, header = ["", "_by_position"], header + " constant at each position |"
     cells = []
     for name, value in lineage["held_out"].items():
@@ -251,7 +270,7 @@ def _figures(lineage: dict) -> str:
 
 
 def _spent(lineage: dict) -> str:
-    flops = lineage.get("flops")    # None of a checkpoint of an earlier version
+    flops = lineage.get("flops")  # None of a checkpoint of an earlier version
     operations = "" if flops is None else f", {flops:.3g} floating-point operations"
     step, tokens = markdown_text(lineage["step"]), markdown_text(lineage["tokens"])
     return f"{step} optimiser steps, {tokens} real tokens{operations}."
@@ -267,7 +286,7 @@ def _targets(store: dict) -> str:
 
 
 def _block(value) -> str:
-    return f"```json\n{printable(_json(value))}\n```"    # no line of JSON can begin with a fence
+    return f"```json\n{printable(_json(value))}\n```"  # no line of JSON can begin with a fence
 
 
 def _json(value) -> str:

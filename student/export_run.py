@@ -133,10 +133,9 @@ def _reading(checkpoint: Path):
 def _writing(directory: Path):
     try:
         yield
-    except (OSError, SafetensorError) as error:    # the latter is what save_pretrained raises on a full disk
+    except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
         raise WriteError(
-            f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the"
-            f" same command."
+            f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the same command."
         ) from error
 
 
@@ -186,7 +185,7 @@ def _belonging(run: Path, path: Path):
         yield
     except (RunError, StoreError, ShardError):
         raise
-    except Exception as error:    # of transformers, safetensors and torch, of many classes
+    except Exception as error:  # of transformers, safetensors and torch, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({type(error).__name__}:"
@@ -229,10 +228,8 @@ def _open_store(run: Path, description: dict, place: str | None):
     expected = description["store"]
     store = Store.open(place, expected["plan"])
     if store.target_id != expected["target"]:
-        raise RunError(
-            f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint."
-        )
-    store.read_tokenizer()      # refuses another one before anything is built
+        raise RunError(f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint.")
+    store.read_tokenizer()  # refuses another one before anything is built
     return store
 
 

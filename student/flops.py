@@ -26,7 +26,7 @@ _PEAK_TERAFLOPS = (
     (r"\bH100 80GB HBM3\b|\bH200\b", {torch.bfloat16: 989.5, torch.float32: 67.0}),
     (r"\bA100\b", {torch.bfloat16: 312.0, torch.float32: 19.5}),
     (r"\bL40S\b", {torch.bfloat16: 362.0, torch.float32: 91.6}),
-    (r"\bRTX 4090$", {torch.bfloat16: 165.2, torch.float32: 82.6}),    # 4090 D and Laptop are slower
+    (r"\bRTX 4090$", {torch.bfloat16: 165.2, torch.float32: 82.6}),  # 4090 D and Laptop are slower
     (r"\bRTX 3090$", {torch.bfloat16: 71.0, torch.float32: 35.6}),
     (r"\bV100S\b", {torch.float32: 16.4}),
     (r"\bV100-PCIE\b", {torch.float32: 14.1}),
@@ -67,7 +67,7 @@ def count_flops(module, **inputs) -> int:
 def step_flops(model, config, length: int) -> int:
     """Operations of a run's average optimiser step on windows of `length` full of text."""
     rate = (config.mask_rate + (config.mask_rate_end or config.mask_rate)) / 2
-    masked = round(rate * (length - 2))    # of a window with its two special tokens
+    masked = round(rate * (length - 2))  # of a window with its two special tokens
     whole, rest = divmod(config.batch_windows, config.micro_batch)
     flops = 0
     if whole:
@@ -86,7 +86,7 @@ def peak_flops(device, dtype: torch.dtype | None) -> float | None:
 
 def named_peak(name: str, dtype: torch.dtype | None) -> float | None:
     """The same for the name that CUDA gives a GPU, like NVIDIA H100 80GB HBM3."""
-    if " MIG " in name:    # a slice, which does a part of that
+    if " MIG " in name:  # a slice, which does a part of that
         return None
     peaks = next((peaks for pattern, peaks in _PEAK_TERAFLOPS if re.search(pattern, name)), {})
     peak = peaks.get(dtype or torch.float32)

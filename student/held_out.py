@@ -18,7 +18,7 @@ from student.step import Loader
 
 logger = logging.getLogger(__name__)
 
-MASK_SEED = 0    # of the evaluation, whatever the run's seed
+MASK_SEED = 0  # of the evaluation, whatever the run's seed
 
 
 class HeldOut:

@@ -13,9 +13,9 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from common.errors import RunError
 
-PRIVATE_FILES = ["resume/*", "state.json"]    # of a checkpoint: for going on with a run, not for users
+PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
 _REFUSED = (401, 403)
-_HttpError = HfHubHTTPError.__bases__[0]    # of httpx or httpx2, as the release of huggingface_hub uses
+_HttpError = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, as the release of huggingface_hub uses
 
 
 class Revision(NamedTuple):
@@ -62,7 +62,7 @@ def push(repository: str, revisions: list[Revision], *, private: bool, progress,
                 commit_message=revision.message,
                 ignore_patterns=PRIVATE_FILES,
             )
-    except (_HttpError, OSError, ValueError) as error:     # huggingface_hub's own are of these classes
+    except (_HttpError, OSError, ValueError) as error:  # huggingface_hub's own are of these classes
         raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
     progress("push", len(revisions), len(revisions), unit="revisions")
     return address

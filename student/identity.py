@@ -34,7 +34,7 @@ def run_identity(config: StudentConfig, store, encoder_config: dict, settings: d
     """What two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = dict(config.identity() if settings is None else settings)
-    if config.continue_from is not None:    # its content counts, not its place
+    if config.continue_from is not None:  # its content counts, not its place
         weights = sorted(config.initial_weights.glob("*.safetensors"))
         try:
             settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
@@ -82,7 +82,7 @@ def read_or_none(path: Path, is_whole: Callable) -> dict | None:
 
 
 def is_description(values) -> bool:
-    parts = {"settings": None, "store": None, "operational": {}, "architecture": {}}    # the earliest runs lack two
+    parts = {"settings": None, "store": None, "operational": {}, "architecture": {}}  # the earliest runs lack two
     return isinstance(values, dict) and all(isinstance(values.get(*part), dict) for part in parts.items())
 
 
@@ -155,7 +155,7 @@ def check_earlier_version(config: StudentConfig, identity: dict) -> None:
     if config.output is not None or not later or not (earlier / "config.json").is_file():
         return
     found = read_or_none(earlier / "config.json", is_description)
-    if found is None or "segments" in found.get("operational", {}):    # damaged, or begun since and asked for
+    if found is None or "segments" in found.get("operational", {}):  # damaged, or begun since and asked for
         return
     what = " and ".join(_LATER_DEFAULTS[name][0] for name in later)
     flags = " ".join(_LATER_DEFAULTS[name][1] for name in later)

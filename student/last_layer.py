@@ -128,7 +128,7 @@ def _mask_of_queries(mask, queries_Wm):
     """The rows of an attention mask that belong to the queries, in the form that SDPA takes."""
     if mask is None:
         return None
-    if mask.dim() == 2:    # flash attention's, of the keys
+    if mask.dim() == 2:  # flash attention's, of the keys
         return mask[:, None, None, :].bool()
     if mask.shape[2] == 1:
         return mask

@@ -36,7 +36,7 @@ from student.encoders import without_pooler
 from student.model import Student
 
 HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"
-FACTS = {       # of lsp_config.json, as far as it is read
+FACTS = {  # of lsp_config.json, as far as it is read
     "lsps": within(1, MAX_WIDTH),
     "max_length": within(3, 65_535),
     "special_ids": OBJECT._replace(fields=dict.fromkeys(("pad", "cls", "sep", "mask"), COUNT)),
@@ -203,7 +203,7 @@ def reading_export(source):
         yield
     except RunError:
         raise
-    except Exception as error:    # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
+    except Exception as error:  # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{source} cannot be loaded: one of its files is damaged, or they do not belong together"
@@ -232,7 +232,7 @@ def load_encoder(source, revision: str | None = None) -> nn.Module:
             place, revision=revision, config=hf_config, dtype=torch.float32, use_safetensors=True,
             trust_remote_code=False, output_loading_info=True, **without_pooler(hf_config),
         )  # fmt: skip
-    if missing := sorted(report["missing_keys"]):    # transformers would draw them at random
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
         raise RunError(f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}."
                        f" {_export_again()}")  # fmt: skip
     return encoder

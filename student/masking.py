@@ -106,8 +106,13 @@ class Masking:
 def build_masking(config, store) -> Masking:
     """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
     return Masking(
-        store.special_ids, store.vocab_size, config.mask_rate, config.mask_rate_end, config.max_steps,
-        config.corruption, config.mask_unit,
+        store.special_ids,
+        store.vocab_size,
+        config.mask_rate,
+        config.mask_rate_end,
+        config.max_steps,
+        config.corruption,
+        config.mask_unit,
         continuation_flags(store.tokenizer_dir, store.vocab_size) if config.mask_unit == "word" else None,
     )
 
@@ -166,9 +171,9 @@ def choose_words(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
 
     begins_WL  bool, maskable positions at which a word begins; it ends before the next, or with its run
     """
-    word_WL = np.cumsum(begins_WL, axis=1) - 1    # number of the word in its window
+    word_WL = np.cumsum(begins_WL, axis=1) - 1  # number of the word in its window
     hashes_WL = _hashes(_PURPOSE, begins_WL, window_ids_W, seed, epoch)
-    order_WL = np.argsort(hashes_WL, axis=1, kind="stable")    # first positions by their hash, then all others
+    order_WL = np.argsort(hashes_WL, axis=1, kind="stable")  # first positions by their hash, then all others
     rows_W1 = np.arange(len(maskable_WL))[:, None]
     sizes_WL = np.zeros(maskable_WL.shape, np.int64)
     np.add.at(sizes_WL, (rows_W1, word_WL), maskable_WL)
@@ -188,7 +193,7 @@ def span_lengths(hashes):
 def _span_cuts():
     shares = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
     below = [sum(shares[: number + 1]) / sum(shares) for number in range(LONGEST_SPAN - 1)]
-    return np.array([int(share * 2**64) for share in below], np.uint64)    # exact: no machine's own logarithm
+    return np.array([int(share * 2**64) for share in below], np.uint64)  # exact: no machine's own logarithm
 
 
 _SPAN_CUTS = _span_cuts()

@@ -32,7 +32,7 @@ class PredictionHead(nn.Module):
 
     def __init__(self, config, embedding_width: int):
         super().__init__()
-        bias = getattr(config, "classifier_bias", True)      # ModernBERT has none
+        bias = getattr(config, "classifier_bias", True)  # ModernBERT has none
         norm_bias = getattr(config, "norm_bias", True)
         self.dense = nn.Linear(config.hidden_size, embedding_width, bias=bias)
         named = [getattr(config, name, None) for name in ("classifier_activation", "hidden_act", "activation")]
@@ -57,7 +57,7 @@ class Student(nn.Module):
         super().__init__()
         embedding_width = encoder.get_input_embeddings().weight.shape[1]
         self.encoder = encoder
-        with torch.random.fork_rng(devices=[]):    # modules are born with random weights, replaced below
+        with torch.random.fork_rng(devices=[]):  # modules are born with random weights, replaced below
             self.head = PredictionHead(encoder.config, embedding_width)
         self.tied = tied
         own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs
@@ -98,7 +98,7 @@ class Student(nn.Module):
         """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""
         encoder = self.encoder
         enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
-        enable({"use_reentrant": False})    # by its newer name where transformers has it
+        enable({"use_reentrant": False})  # by its newer name where transformers has it
         self._last_layer.keep_activations()
 
     def training_flops(self, windows: int, length: int, masked: int) -> int:

@@ -74,7 +74,7 @@ class Objective:
     """the outputs that are logits of the LSPs, if any"""
 
     def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        self.facts: dict = {}    # of the targets, for the log
+        self.facts: dict = {}  # of the targets, for the log
         if store.kind not in self.kinds:
             raise RunError(
                 f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
@@ -148,7 +148,7 @@ class Mlsm(Objective):
         self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
         self.temperature = target_temperature
-        self._documents_apart = store.settings.get("documents_apart", False)    # how the teacher counted positions
+        self._documents_apart = store.settings.get("documents_apart", False)  # how the teacher counted positions
         self._check_mass(store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it"
                                                  " were all")  # fmt: skip
         if target_temperature != 1:
@@ -276,14 +276,12 @@ class Kd(Objective):
         super().__init__(store)
         self.outputs = store.vocab_size
         self.token_columns = slice(0, self.outputs)
-        self._check_mass(
-            store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket"
-        )
+        self._check_mass(store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket")
 
     def read_targets(self, windows, read, window_M, position_M) -> TeacherTargets:
         rows = windows.targets(read, window_M, position_M)
         coded_M = np.diff(rows.indptr) > 0
-        row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs    # a padded head has more
+        row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs  # a padded head has more
         weights_E = rows.weights.astype(np.float64) * (1 - rows.tail.astype(np.float64))[row_E]
         outside_M = np.bincount(row_E[~inside_E], weights_E[~inside_E], len(coded_M))
         tail_M = np.where(coded_M, rows.tail + outside_M, 0.0)
@@ -365,9 +363,9 @@ class Mtl(Objective):
 
     def figures(self, sums: dict, counts: tuple) -> dict:
         of_tokens = ("cross_entropy", "accuracy")
-        return self._joined({
-            name: float(total) / max(counts[1] if name in of_tokens else counts[0], 1) for name, total in sums.items()
-        })
+        return self._joined(
+            {name: float(total) / max(counts[1] if name in of_tokens else counts[0], 1) for name, total in sums.items()}
+        )
 
     def baseline(self, train_windows, special_ids, held_out: list[JointTargets],
                  directory: Path | None = None) -> dict:  # fmt: skip

@@ -17,7 +17,7 @@ def linear(rows_nd, weight_Kd, bias_K=None):
     """rows @ weight.T + bias; rows may have any leading dimensions."""
     if not _serves(rows_nd, weight_Kd):
         return F.linear(rows_nd, weight_Kd, bias_K)
-    rows_Nd = rows_nd.reshape(-1, rows_nd.shape[-1])    # outside: a view made inside may not be changed in place
+    rows_Nd = rows_nd.reshape(-1, rows_nd.shape[-1])  # outside: a view made inside may not be changed in place
     return _Linear.apply(rows_Nd, weight_Kd, bias_K).view(*rows_nd.shape[:-1], len(weight_Kd))
 
 

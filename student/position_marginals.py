@@ -24,7 +24,7 @@ from shards.positions import teacher_positions
 
 logger = logging.getLogger(__name__)
 
-TOKENS = 10_000_000     # most training tokens that are read
+TOKENS = 10_000_000  # most training tokens that are read
 WINDOWS_AT_ONCE = 512
 
 

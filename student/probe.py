@@ -64,8 +64,8 @@ from student.trainer import train
 
 logger = logging.getLogger(__name__)
 
-PROBE_FACT = "probe_input"    # in lsp_config.json
-_FROZEN = slice(None)         # all outputs of a loaded student are LSPs
+PROBE_FACT = "probe_input"  # in lsp_config.json
+_FROZEN = slice(None)  # all outputs of a loaded student are LSPs
 
 
 class ProbedStudent(nn.Module):
@@ -79,7 +79,7 @@ class ProbedStudent(nn.Module):
         # In a tuple it is no submodule: it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
-        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))    # convex: any start serves
+        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
 
     def forward(self, *args, **kwargs):
         """Logits (M, V) of the masked positions; arguments as of a Student."""
@@ -107,15 +107,15 @@ class ProbedStudent(nn.Module):
         return self.student.encoder
 
     def _apply(self, function, recurse=True):
-        self.student._apply(function, recurse)    # .to(device) moves the frozen part too
+        self.student._apply(function, recurse)  # .to(device) moves the frozen part too
         return super()._apply(function, recurse)
 
 
 class ProbedLspModel(nn.Module):
     """A probed student for use, with the interface of a *ForMaskedLM: logits over the vocabulary.
 
-        model = ProbedLspModel.from_pretrained("runs/probes/<run>")
-        model(input_ids, attention_mask).logits
+    model = ProbedLspModel.from_pretrained("runs/probes/<run>")
+    model(input_ids, attention_mask).logits
     """
 
     def __init__(self, probed: ProbedStudent, tokenizer):
@@ -167,7 +167,7 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
     if config.student is None:
         config = replace(config, student=str(finished_students()[0]))
         logger.info("student %s (the newest finished run)", config.student)
-    export_of(config.student)    # what it has to say is said before a store is looked for
+    export_of(config.student)  # what it has to say is said before a store is looked for
     if config.store is None:
         config = replace(config, store=_store_of(Path(config.student)))
         logger.info("store %s (the student's own)", config.store)
@@ -239,7 +239,7 @@ def finished_students(root=StudentConfig.root) -> list[Path]:
 def _store_of(student: Path) -> str:
     """The store that a run, or the run of an export or a checkpoint, was trained on."""
     for directory in (student, *student.absolute().parents[:2]):
-        store = (find_description(directory) or {}).get("operational", {}).get("store")    # an export's is no run's
+        store = (find_description(directory) or {}).get("operational", {}).get("store")  # an export's is no run's
         if store:
             return recorded_store(directory, store)
     raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
@@ -291,7 +291,8 @@ def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
         theirs, ours = ("with", "without") if learned else ("without", "with")
         logger.warning(
             "the student was trained %s --documents-apart, the probe is %s: the student's outputs will be poorer",
-            theirs, ours,
+            theirs,
+            ours,
         )
 
 

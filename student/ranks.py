@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import PeerError, RunError
 
-TIMEOUT = timedelta(minutes=30)    # longer than the first process takes over a checkpoint, which the others await
+TIMEOUT = timedelta(minutes=30)  # longer than the first process takes over a checkpoint, which the others await
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Ranks:
 
     def whole(self, batch):
         """This share of a batch, with counts, tokens and digest of the whole one."""
-        digest = divmod(batch.digest, 2**32)    # in halves: sums are float64
+        digest = divmod(batch.digest, 2**32)  # in halves: sums are float64
         *counts, tokens, high, low = map(int, self.sum([*batch.counts, batch.tokens, *digest]))
         return batch._replace(counts=tuple(counts), tokens=tokens, digest=(high * 2**32 + low) % 2**64)
 
@@ -123,7 +123,7 @@ class Ranks:
         # three or more ranks would add up in another order after a resume.
         fixed_buckets = {"find_unused_parameters": True}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")    # torch 2.12 lacks the new
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.12 lacks the new
             parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
         parallel.register_comm_hook(None, _summed)
         return parallel

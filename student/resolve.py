@@ -31,7 +31,7 @@ LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
-_MICRO_TOKENS = {"cpu": 4096, "cuda": 16_384}    # the latter: 128 windows of 128 tokens, as in the paper
+_MICRO_TOKENS = {"cpu": 4096, "cuda": 16_384}  # the latter: 128 windows of 128 tokens, as in the paper
 
 
 class Resolved(NamedTuple):
@@ -114,7 +114,7 @@ def _with_recipe(config, store, found):
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
     if config.encoder != recipe_values.get("encoder", config.encoder):
-        return config    # a rate and a length for another encoder would be an accident
+        return config  # a rate and a length for another encoder would be an accident
     values = without_rivals(recipe_values, found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))

@@ -62,7 +62,7 @@ class Run:
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.output is None else self.directory
-        self.marginals_directory = place.parent / ".marginals"    # shared by runs: see position_marginals.py
+        self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         self.norm_in_blocks = True
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, encoder_config):
@@ -71,10 +71,11 @@ class Run:
             self.norm_in_blocks = found.get("gradient_norm") == "blocks"
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
-        newest = None if whole is None else whole[1]    # the state of the newest whole checkpoint
+        newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
         if newest is not None and newest.get("run") == fingerprint(identity):
-            logger.warning("%s was damaged or lost: written anew, as the checkpoints are of these settings",
-                           self.config_file)
+            logger.warning(
+                "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
+            )
             self.norm_in_blocks = newest.get("gradient_norm") == "blocks"
         elif found is not None:
             check_same_run(self.directory, found, identity, encoder_config, store)
@@ -199,10 +200,10 @@ def _replacing(path: Path):
 
 def _operational(config: StudentConfig) -> dict:
     settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
-    for name in ("store", "student"):    # found again from another directory; a URL or a name on the Hub stays
+    for name in ("store", "student"):  # found again from another directory; a URL or a name on the Hub stays
         if settings.get(name) is not None and os.path.isdir(settings[name]):
             settings[name] = os.path.abspath(settings[name])
-        elif isinstance(settings.get(name), str):    # what is written down has no password
+        elif isinstance(settings.get(name), str):  # what is written down has no password
             settings[name] = redacted(settings[name])
     return settings
 
@@ -210,7 +211,7 @@ def _operational(config: StudentConfig) -> dict:
 def _check_unused(directory: Path) -> None:
     if not directory.exists():
         return
-    leftover = re.compile(r"\..*\.tmp")    # of a process killed before it wrote config.json
+    leftover = re.compile(r"\..*\.tmp")  # of a process killed before it wrote config.json
     if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-SAME_REQUEST_SECONDS = 1.0    # schedulers signal a launcher and its processes, and the launcher signals them too
+SAME_REQUEST_SECONDS = 1.0  # schedulers signal a launcher and its processes, and the launcher signals them too
 
 
 class StopSignals:

@@ -23,5 +23,5 @@ def temper(rows, temperature: float):
         log_E = np.log(rows.weights.astype(np.float64)) / temperature
     largest_M = np.full(len(rows.indptr) - 1, -np.inf)
     np.maximum.at(largest_M, row_E, log_E)
-    powers_E = np.exp(log_E - largest_M[row_E])    # the largest is one: no row vanishes, however small T is
+    powers_E = np.exp(log_E - largest_M[row_E])  # the largest is one: no row vanishes, however small T is
     return powers_E / np.bincount(row_E, powers_E, len(largest_M))[row_E]

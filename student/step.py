@@ -29,7 +29,7 @@ from student.memory import free_unused
 from student.ranks import Ranks
 
 _DROPOUT_PURPOSE = 0x64726F70  # "drop"
-_NORM_BLOCK = 2**16            # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
+_NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
 
 
 class Loader:
@@ -40,8 +40,16 @@ class Loader:
     segments         whether batches of sentence pairs say which sentence a token belongs to
     """
 
-    def __init__(self, windows, masking: Masking, read_targets: Callable, *, micro_batch: int,
-                 documents_apart: bool = False, segments: bool = False):
+    def __init__(
+        self,
+        windows,
+        masking: Masking,
+        read_targets: Callable,
+        *,
+        micro_batch: int,
+        documents_apart: bool = False,
+        segments: bool = False,
+    ):
         self.windows = windows
         self.masking = masking
         self.read_targets = read_targets
@@ -87,7 +95,7 @@ class Loader:
         real_WL = np.arange(width) < lengths_W[:, None]
         documents_WL = torch.from_numpy(read.documents[part].astype(np.int64)) if self.documents_apart else None
         segments_WL = None
-        if self.segments:    # of the window as it was read: what is masked may have become another token
+        if self.segments:  # of the window as it was read: what is masked may have become another token
             segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
@@ -180,7 +188,7 @@ class Stepper:
             torch.autograd.grad(self.loss(micro, counts), weights, allow_unused=True)
         except torch.OutOfMemoryError:
             return False
-        del moments    # AdamW's, which the first step allocates after its backward pass
+        del moments  # AdamW's, which the first step allocates after its backward pass
         return True
 
 

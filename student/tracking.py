@@ -81,7 +81,7 @@ class Trackers:
     def _try(self, tracker, action) -> None:
         try:
             action()
-        except Exception as error:    # whatever its service or the network has
+        except Exception as error:  # whatever its service or the network has
             logger.warning("%s fails (%s: %s); training goes on without it", tracker.name, type(error).__name__, error)
             self.started = [other for other in self.started if other[0] is not tracker]
 
@@ -103,8 +103,8 @@ def _start(name: str, title: str, directory: Path, settings: dict, step: int):
     try:
         from accelerate import PartialState
 
-        PartialState()    # accelerate's loggers insist on it
-        with redirect_stdout(sys.stderr):    # what they print is no part of our output
+        PartialState()  # accelerate's loggers insist on it
+        with redirect_stdout(sys.stderr):  # what they print is no part of our output
             return start(title, directory, settings, step)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
@@ -116,15 +116,15 @@ def _tensorboard(title, directory, settings, step):
     """Event files under tracking/tensorboard. A new one makes TensorBoard forget what is to be done again."""
     from accelerate.tracking import TensorBoardTracker
 
-    newest = directory / "tensorboard.step"    # of those that have reached the files; fewer after a kill
+    newest = directory / "tensorboard.step"  # of those that have reached the files; fewer after a kill
     told = newest.read_bytes() if newest.exists() else b""
-    known = min(step, int(told)) if told.isdigit() else 0    # damaged: TensorBoard is told everything once more
+    known = min(step, int(told)) if told.isdigit() else 0  # damaged: TensorBoard is told everything once more
     first = known + 1 if known else 0
     _wait_for_a_later_name(directory / "tensorboard")
 
     class Board(TensorBoardTracker):
         def log(self, values, step, **kwargs):
-            super().log(values, step=step, **kwargs)    # and flushes
+            super().log(values, step=step, **kwargs)  # and flushes
             newest.write_text(str(step))
 
     tracker = Board("tensorboard", directory, purge_step=first)
@@ -147,8 +147,13 @@ def _wandb(title, directory, settings, step):
     from accelerate.tracking import WandBTracker
 
     tracker = WandBTracker(
-        os.environ.get("WANDB_PROJECT", PROJECT), name=title, id=_id(directory), resume="allow", dir=directory,
-        config=settings, settings=wandb.Settings(console="off"),
+        os.environ.get("WANDB_PROJECT", PROJECT),
+        name=title,
+        id=_id(directory),
+        resume="allow",
+        dir=directory,
+        config=settings,
+        settings=wandb.Settings(console="off"),
     )
     tracker.start()
     return tracker, tracker.run.step
@@ -160,12 +165,12 @@ def _trackio(title, directory, settings, step):
 
     tracker = TrackioTracker(PROJECT, name=f"{title}-{_id(directory)}", resume="allow", embed=False, config=settings)
     tracker.start()
-    return tracker, getattr(tracker.run, "_next_step", 0)    # behind the last that it has stored
+    return tracker, getattr(tracker.run, "_next_step", 0)  # behind the last that it has stored
 
 
 def _id(directory: Path) -> str:
     """Eight hexadecimal digits that belong to this run's directory for good."""
     file = directory / "id"
-    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):    # by halves before a kill
+    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):  # by halves before a kill
         file.write_text(uuid.uuid4().hex[:8])
     return file.read_text()

@@ -68,7 +68,7 @@ def train(config: StudentConfig, progress=silent, prepare=student_task, origins=
     """
     started = time.perf_counter()
     with joined(choose_device(config.device)) as ranks, ExitStack() as held:
-        config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))    # resumed elsewhere, it stays
+        config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))  # resumed elsewhere, it stays
         resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
         if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
@@ -78,8 +78,17 @@ def train(config: StudentConfig, progress=silent, prepare=student_task, origins=
             run.clean()
         held.enter_context(own_randomness(ranks.device))
         signals = held.enter_context(StopSignals())
-        trainer = Trainer(resolved, store, task, task.build().to(ranks.device), run, ranks=ranks,
-                          progress=progress if ranks.is_first else silent, signals=signals, started=started)
+        trainer = Trainer(
+            resolved,
+            store,
+            task,
+            task.build().to(ranks.device),
+            run,
+            ranks=ranks,
+            progress=progress if ranks.is_first else silent,
+            signals=signals,
+            started=started,
+        )
         return trainer.run_to_end() | places | {"already_finished": False}
 
 
@@ -89,7 +98,7 @@ def _open(config: StudentConfig, ranks: Ranks, prepare, origins):
     if config.store is None:
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.store)
-    store.read_tokenizer()      # refuses another one now, not in the export; the export gets these bytes
+    store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
     resolved = resolve(config, store, origins)
     config = resolved.config
     ranks.share(config.batch_windows)
@@ -106,7 +115,7 @@ class Trainer:
         self.store, self.task, self.model, self.run = store, task, model, run
         self.objective = objective = task.objective
         self.ranks, self.progress, self.signals, self.started = ranks, progress, signals, started
-        self.initial_encoder = weights_fingerprint(model.encoder)    # before a checkpoint replaces the weights
+        self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
         self.stepper = Stepper(config, model, objective, ranks, run.norm_in_blocks)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
@@ -120,14 +129,14 @@ class Trainer:
             **reading,
         ))  # fmt: skip
         self.trackers = Trackers([])
-        self.saved: Path | None = None     # newest whole checkpoint
+        self.saved: Path | None = None  # newest whole checkpoint
         self._saved_step: int | None = None
         self.seconds_to_first_step: float | None = None
         # What a resumed run gets back:
-        self.steps = 0                     # optimiser steps done
-        self.tokens = 0                    # real tokens seen
-        self.seconds = 0.0                 # spent in steps, over all processes of this run
-        self.figures: dict = {}            # newest held-out figures
+        self.steps = 0  # optimiser steps done
+        self.tokens = 0  # real tokens seen
+        self.seconds = 0.0  # spent in steps, over all processes of this run
+        self.figures: dict = {}  # newest held-out figures
 
     def run_to_end(self) -> dict:
         """Resume if there is something to resume from, train, export; returns the summary."""
@@ -137,21 +146,22 @@ class Trainer:
         settings = config.to_json() | store | {"baseline": baseline}
         trackers = start_trackers(config.track if ranks.is_first else (), self.run, settings, self.steps)
         with trackers as self.trackers, closing(read_ahead(self._load, self.steps, config.max_steps)) as batches:
-            first = list(islice(batches, 1))    # none, where only the export was missing
+            first = list(islice(batches, 1))  # none, where only the export was missing
             if first and ranks.is_first:
                 logger.info(announcement(self))
             self._log_start(restore_seconds)
             self._report()
-            for step, batch, waited in chain(first, batches):    # loaded and masked, one step ahead, in a thread
+            for step, batch, waited in chain(first, batches):  # loaded and masked, one step ahead, in a thread
                 begun = time.perf_counter()
                 batch = ranks.whole(batch)
-                loss, grad_norm = self._update(step, batch)    # forward, loss, backward, clip, update
+                loss, grad_norm = self._update(step, batch)  # forward, loss, backward, clip, update
                 if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                    raise ranks.as_one(TrainingError(
+                    what = (
                         f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The"
                         f" weights were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see"
                         f" the batch."
-                    ))
+                    )
+                    raise ranks.as_one(TrainingError(what))
                 seconds = time.perf_counter() - begun + waited
                 self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
                 if self.seconds_to_first_step is None:
@@ -280,8 +290,8 @@ class Trainer:
             targets=self.objective.facts,
             segments=self.task.segments,
             processes=self.ranks.size,
-            restore_seconds=restore_seconds,    # weights and optimiser, read and checked
-            ready_seconds=time.perf_counter() - self.model_built - restore_seconds,    # the rest, to the first batch
+            restore_seconds=restore_seconds,  # weights and optimiser, read and checked
+            ready_seconds=time.perf_counter() - self.model_built - restore_seconds,  # the rest, to the first batch
         )
 
     def _log(self, **figures) -> None:
@@ -315,7 +325,9 @@ class Trainer:
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"
                     " other library versions: their bytes differ. The run goes on with them and will not equal an"
-                    " unbroken run bit for bit.", self.store.path, self.steps,
+                    " unbroken run bit for bit.",
+                    self.store.path,
+                    self.steps,
                 )
         return time.perf_counter() - begun
 
@@ -330,7 +342,7 @@ class Trainer:
             "held_out": self.figures,
             "baseline": self.held_out.baseline,
         }
-        if self.config.continue_from is not None:    # settings say which weights, by their content; this says where
+        if self.config.continue_from is not None:  # settings say which weights, by their content; this says where
             lineage["continued_from"] = str(self.config.continue_from)
         self.task.export(self.model, directory, self.objective, self.store, lineage | self.run.arithmetic())
 

@@ -14,7 +14,7 @@ import numpy as np
 from common.disk import read_file
 from common.errors import RunError
 
-_BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")    # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
+_BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"
 
 
@@ -25,7 +25,7 @@ def continuation_flags(tokenizer_dir: Path, vocab_size: int):
     """
     tokenizer = _tokenizer_json(Path(tokenizer_dir))
     continues = _rule(tokenizer, tokenizer_dir)
-    vocabulary = tokenizer["model"]["vocab"]    # Unigram lists its tokens as [token, score]
+    vocabulary = tokenizer["model"]["vocab"]  # Unigram lists its tokens as [token, score]
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], id) for id, row in enumerate(vocabulary))
     ids = {id for token, id in pairs if continues(token)}
     ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}

@@ -21,7 +21,7 @@ def choose(verb, settings):
     if verb.chooses is None or getattr(settings, verb.works_on) is not None:
         return settings, None
     found = load(verb.chooses)(settings)
-    which = "one" if verb.works_on == "run" else "finished one"    # a run may be exported before it ends
+    which = "one" if verb.works_on == "run" else "finished one"  # a run may be exported before it ends
     why = f"the only {which}" if len(found) == 1 else f"the newest {which} of {len(found)}; name another to take that"
     # The annotation says whether the settings hold it as a path or as a text; check() converts.
     return dataclasses.replace(settings, **{verb.works_on: found[0]}), f"{verb.works_on} {found[0]} ({why})"

@@ -12,7 +12,7 @@ from evaluation.records import METRICS
 
 _FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "checkpoint")
 _MOST_LINES = 20
-_MOST_MODELS = 12    # in a matrix on a terminal
+_MOST_MODELS = 12  # in a matrix on a terminal
 
 
 def comparison(result, settings):
@@ -28,8 +28,11 @@ def comparison(result, settings):
     parts += _difference_lines(result["differences"], numbers)
     left_out = [_left_out(found, numbers) for found in result["left_out"]]
     parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
-    failed = [f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
-              for model in models for run in model["failed"]]
+    failed = [
+        f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
+        for model in models
+        for run in model["failed"]
+    ]
     parts += _listed("Notes", [*failed, *result["notes"]])
     return "\n".join([*parts, *_files(result, settings)])
 
@@ -81,8 +84,12 @@ def _model_table(models):
     models = [model | {"mass kept": _percent(model["mass_kept"])} for model in models]
     facts = [name for name in _FACTS if len({str(model[name]) for model in models}) > 1]
     shared = [f"{name} {value}" for name in _FACTS if name not in facts and (value := models[0][name]) is not None]
-    same = len({tuple((figure["task"], figure["metric"]) for figure in model["figures"]) for model in models
-                if model["n"]}) <= 1
+    same = (
+        len(
+            {tuple((figure["task"], figure["metric"]) for figure in model["figures"]) for model in models if model["n"]}
+        )
+        <= 1
+    )
     blimp = ["BLiMP"] * any(model["blimp"] for model in models)
     header = ["#", "model", *facts, "average", *([] if same else ["in common"]), f"n of {SEEDS * len(SUITE)}", *blimp]
     rows = []
@@ -150,8 +157,10 @@ def _significance_tables(result, numbers):
         parts.append(_matrix(header, cells["p"], p_text))
         if level == "scores":
             parts += ["\nPairs that the row wins (ties)", _matrix(header, _wins(cells), str)]
-            parts += ["\np of row over column, Holm-adjusted for all of these tests",
-                      _matrix(header, cells["holm"], p_text)]
+            parts += [
+                "\np of row over column, Holm-adjusted for all of these tests",
+                _matrix(header, cells["holm"], p_text),
+            ]
             parts += ["\np, two-sided", _matrix(header, cells["two_sided"], p_text)]
             parts += ["\np, two-sided, Holm-adjusted", _matrix(header, cells["two_sided_holm"], p_text)]
     return parts
@@ -190,8 +199,11 @@ def _win_rate_table(rates, models, numbers):
         return []
     tasks = [task for task in ("all", *METRICS) if any(task in row for row in rows.values())]
     lines = [
-        [f"{numbers[model]} over {numbers[other]}", facts[model]["checkpoint"],
-         *(f"{row[task]['rate']:.2f}" if task in row else "–" for task in tasks)]
+        [
+            f"{numbers[model]} over {numbers[other]}",
+            facts[model]["checkpoint"],
+            *(f"{row[task]['rate']:.2f}" if task in row else "–" for task in tasks),
+        ]
         for (model, other), row in list(rows.items())[:_MOST_LINES]
     ]
     more = [f"  ... and {len(rows) - _MOST_LINES:,} more in win-rates.csv"] if len(rows) > _MOST_LINES else []
@@ -204,9 +216,14 @@ def _blimp_table(rows, numbers):
     if not rows:
         return []
     lines = [
-        [f"{numbers[row['model']]} over {numbers[row['against']]}", f"{100 * row['difference']:+.1f}",
-         "–" if row["low"] is None else f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}", row["paradigms"],
-         f"{row['wins']} ({row['ties']})", *("–" if row[name] is None else p_text(row[name]) for name in ("p", "holm"))]
+        [
+            f"{numbers[row['model']]} over {numbers[row['against']]}",
+            f"{100 * row['difference']:+.1f}",
+            "–" if row["low"] is None else f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
+            row["paradigms"],
+            f"{row['wins']} ({row['ties']})",
+            *("–" if row[name] is None else p_text(row[name]) for name in ("p", "holm")),
+        ]
         for row in rows[:_MOST_LINES]
     ]
     more = [f"  ... and {len(rows) - _MOST_LINES:,} more in blimp.csv"] if len(rows) > _MOST_LINES else []
@@ -233,12 +250,12 @@ def _difference_lines(differences, numbers):
         return "/".join(str(number) for number in sorted(numbers[label] for label in labels))
 
     lines = [f"{name}: {', '.join(f'{value} ({of(labels)})' for value, labels in values.items())}"
-             for name, values in differences["settings"].items()]    # fmt: skip
+             for name, values in differences["settings"].items()]  # fmt: skip
     if unknown := differences["unknown"]:
         lines.append(f"other settings are unknown: {of(unknown)} (no lineage, or records of an earlier version)")
     several = [pair for pair in differences["pairs"] if len(pair["differ_in"]) > 1]
     mixed = [f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}"
-             for pair in several]    # fmt: skip
+             for pair in several]  # fmt: skip
     return [
         *_listed("What differs in the pre-training of these models (numbers of the models)", lines),
         *_listed("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),

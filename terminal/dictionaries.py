@@ -32,7 +32,7 @@ def _encoding_with(report, settings):
     now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
     always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
-    for name in [name for name in now if name in usual and name != "k"]:    # the dictionary says how many atoms it has
+    for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
         if name in always or now[name] != usual[name]:
             words += _flag(name, now[name])
     return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))

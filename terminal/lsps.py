@@ -152,7 +152,7 @@ def _dictionary(result):
 def _student(result):
     rows = [("student", result["student"]), ("LSP outputs", f"{result['k']:,} of width {result['width']}"),
             ("dictionary", result["dictionary"]), ("trained from", result["trained_from"])]  # fmt: skip
-    hint = f"\nNext:  {program()} show-lsp {result['student']} --text \"The [MASK] raised its rates.\""
+    hint = f'\nNext:  {program()} show-lsp {result["student"]} --text "The [MASK] raised its rates."'
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
 
 

@@ -44,7 +44,7 @@ class Progress:
     def _display(self, action, *args, **kwargs):
         try:
             action(*args, **kwargs)
-        except (OSError, ValueError):    # the latter is what a closed stream raises, and one of another encoding
+        except (OSError, ValueError):  # the latter is what a closed stream raises, and one of another encoding
             self._stream = self._bars = None
 
     def __call__(self, stage, done, total, unit="tokens", **figures):

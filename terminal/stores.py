@@ -22,10 +22,14 @@ def verification(report, settings):
         rows.append(("plan", f"{plan['plan']}: {state}"))
     lines = ["", _verdict(report), table(rows)]
     lines += _listed("Damaged", [_damage_line(entry) for entry in damaged])
-    lines += _listed("Missing", [
-        f"unit {entry['unit']} ({entry['split']}, records {entry['records'][0]:,} to {entry['records'][1]:,} of "
-        f"{entry['source']})" for entry in missing
-    ])
+    lines += _listed(
+        "Missing",
+        [
+            f"unit {entry['unit']} ({entry['split']}, records {entry['records'][0]:,} to {entry['records'][1]:,} of "
+            f"{entry['source']})"
+            for entry in missing
+        ],
+    )
     lines += _listed(
         f"Stray, and ignored by readers ({program()} clean removes left-overs)",
         [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
@@ -113,9 +117,14 @@ def _tokens(shown):
 
 def _statistics(shown):
     rows = store_rows(shown["store"], shown)
-    rows += [(name, f"{counted(split['windows'], 'window')}, {split['tokens']:,} tokens, "
-                    f"{counted(split['documents'], 'document')} in {counted(split['units'], 'unit')}")
-             for name, split in shown["splits"].items()]
+    rows += [
+        (
+            name,
+            f"{counted(split['windows'], 'window')}, {split['tokens']:,} tokens, "
+            f"{counted(split['documents'], 'document')} in {counted(split['units'], 'unit')}",
+        )
+        for name, split in shown["splits"].items()
+    ]
     if "most_used" in shown:
         entry = "word" if shown["kind"] == "logits" else "atom"
         rows += [
@@ -134,8 +143,10 @@ def _lineage_rows(shown):
     settings = shown["settings"]
     rows = [(name.replace("_", " "), _said(settings[name])) for name in _LINEAGE if name in settings]
     if figures := {name: value for name, value in shown.get("dictionary", {}).items() if name != "settings"}:
-        words = (f"{name.replace('_', ' ')} {value:.5g}" if isinstance(value, float | int) else str(value)
-                 for name, value in figures.items())
+        words = (
+            f"{name.replace('_', ' ')} {value:.5g}" if isinstance(value, float | int) else str(value)
+            for name, value in figures.items()
+        )
         rows.append(("dictionary", ", ".join(words)))
     for entry in shown["environments"]:
         facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "units")

@@ -65,8 +65,14 @@ def store_rows(path, report):
             rows.append(("precision", words.format(**effect)))
         if "max_kkt" in report:
             solver, worst = report.get("solver"), f"{report['max_kkt']:.2g}"
-            rows.append(("exactness", f"no KKT violation above {worst}" if solver is None else
-                         f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {worst}"))
+            rows.append(
+                (
+                    "exactness",
+                    f"no KKT violation above {worst}"
+                    if solver is None
+                    else f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {worst}",
+                )
+            )
     return rows
 
 

@@ -15,13 +15,18 @@ def training(result, settings):
     store = Store.open(result["store"], result["plan"])
     lines = [
         f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
-        table([
-            *store_rows(store.path, store.report()),
-            ("student", f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters"),
-            *_trained_rows(result),
-            ("run", result["run"]),
-            ("student exported to", result["export"]),
-        ]),
+        table(
+            [
+                *store_rows(store.path, store.report()),
+                (
+                    "student",
+                    f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
+                ),
+                *_trained_rows(result),
+                ("run", result["run"]),
+                ("student exported to", result["export"]),
+            ]
+        ),
         _how_to_load(result["export"]),
     ]
     if result["objective"] in ("mlsm", "naive-mlsm"):
@@ -40,12 +45,15 @@ def probing(result, settings):
     """Show what a probe predicts and how to load it."""
     matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
     rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
-    return "\n".join([
-        f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
-        table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
-        _how_to_load(result["export"]),
-        f"\nNext, BLiMP with it:\n  {program()} {shlex.join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
-    ])
+    return "\n".join(
+        [
+            f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
+            table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
+            _how_to_load(result["export"]),
+            "\nNext, BLiMP with it:",
+            f"  {program()} {shlex.join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
+        ]
+    )
 
 
 def exported(report, settings):
@@ -57,10 +65,17 @@ def exported(report, settings):
         lines.append(_how_to_load(report["export"]))
     if "revisions" in report:
         lines.append(f"\nTo {report['address'] or report['repository']} {verb} pushed:")
-        lines.append(table([
-            (row["branch"], f"{len(row['files'])} files, {sum(row['files'].values()):,} bytes of {row['directory']}")
-            for row in report["revisions"]
-        ]))
+        lines.append(
+            table(
+                [
+                    (
+                        row["branch"],
+                        f"{len(row['files'])} files, {sum(row['files'].values()):,} bytes of {row['directory']}",
+                    )
+                    for row in report["revisions"]
+                ]
+            )
+        )
     return "\n".join(lines)
 
 
@@ -90,7 +105,7 @@ def _held_out_rows(objective, figures, baseline):
 
     objective, loss = OBJECTIVES[objective], figures["loss"]
     plain = _side(loss, baseline["loss"], objective.reference)
-    by_position = baseline.get("loss_by_position")    # a run of an earlier version has none
+    by_position = baseline.get("loss_by_position")  # a run of an earlier version has none
     if by_position is None:
         rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {plain}")]
     else:

@@ -45,7 +45,13 @@ def test_help_answers_in_under_a_second():
 
 
 VERBS = (
-    "encode-lsp", "train-student", "train-probe", "learn-dictionary", "encode-ids", "encode-logits", "train-tokenizer",
+    "encode-lsp",
+    "train-student",
+    "train-probe",
+    "learn-dictionary",
+    "encode-ids",
+    "encode-logits",
+    "train-tokenizer",
     "choose-layer",
 )
 
@@ -83,7 +89,7 @@ def test_own_material_is_not_cut_to_the_demonstration():
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("max-tokens: 1e6", 1_000_000),     # YAML reads a string
+        ("max-tokens: 1e6", 1_000_000),  # YAML reads a string
         ("layer: 1e1", (10,)),
         ("top-n: all", "all"),
         ("max-tokens: 1.5", "--max-tokens takes a whole number or null, found 1.5"),
@@ -333,7 +339,7 @@ def test_types_in_a_recipe(tmp_path, setting, message):
 def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
     run = mlsm("train-student", "--continue-from", tmp_path, "--print-config", check=0)
     settings = yaml.safe_load(run.stdout)["train-student"]
-    assert settings["max_steps"] is settings["lr"] is settings["dropout"] is None    # they follow from the store
+    assert settings["max_steps"] is settings["lr"] is settings["dropout"] is None  # they follow from the store
 
 
 def test_a_follower_leaves_errors_that_all_meet_to_the_first_process(tmp_path):

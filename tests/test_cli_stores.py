@@ -87,9 +87,9 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
     assert parsed.choice == first and parsed.settings.store == "runs/stores/lsp-tiny"
     write_store(Path("runs/stores/ids-later"), k=0)
     assert says("show-shards").out.startswith("store runs/stores/ids-later (the newest finished one of 3;")
-    assert parse("train-student", verb, []).choice == first    # 2 are of LSPs
+    assert parse("train-student", verb, []).choice == first  # 2 are of LSPs
     shutil.rmtree("runs/stores/lsp-tiny")
-    assert "lsp-tiny-n2-" in parse("train-student", verb, []).choice    # nothing else is there
+    assert "lsp-tiny-n2-" in parse("train-student", verb, []).choice  # nothing else is there
 
 
 @pytest.mark.parametrize(

@@ -66,5 +66,5 @@ def test_commands_and_flags_exist(page):
         try:
             read_flags(settings, words)
         except ValueError as error:
-            is_placeholder = "needs a value" in str(error) or " takes " in str(error)    # --lsp N
+            is_placeholder = "needs a value" in str(error) or " takes " in str(error)  # --lsp N
             assert is_placeholder, f"{name} {words}: {error}"

@@ -46,7 +46,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
     assert [line for line in body.splitlines() if line.lstrip().startswith("```")] == ["```json", "```"] * 4
     assert not [line for line in card.splitlines() if line.strip().startswith(("curl", "Next:"))]
     text = re.sub(r"^```json$.*?^```$", "", body, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"\\.|(`+)(?!`).+?(?<!`)\1(?!`)", "", text)      # escaped characters and code spans
+    text = re.sub(r"\\.|(`+)(?!`).+?(?<!`)\1(?!`)", "", text)  # escaped characters and code spans
     assert "script" in text and not re.search("[<>`]|\\]\\(", text)
     assert json.loads((tmp_path / "lineage.json").read_text())["store"]["settings"]["teacher_name"] == HOSTILE
 
@@ -84,7 +84,7 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
         assert description["operational"]["store"] == f"{web.url}/lsp"
         assert train(config)["already_finished"]
         (config.output / "result.json").unlink()
-        assert not train(config)["already_finished"]        # goes on with the same address
+        assert not train(config)["already_finished"]  # goes on with the same address
         export_run(ExportConfig(run=config.output, checkpoint="3", output=tmp_path / "export"))
         with pytest.raises(SystemExit):
             cli.main(["verify-shards", given, "--json"])

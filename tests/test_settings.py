@@ -71,7 +71,7 @@ def test_own_text_is_not_trained_as_the_demonstration(own, capsys):
     assert (shown["max_steps"], shown["batch_windows"], shown["lr"], shown["dropout"]) == (2000, 64, 1e-4, 0.1)
     assert shown["warmup"] == 0.02 and shown["micro_batch"] <= shown["batch_windows"] and shown["save_every"] == 100
     small = printed(capsys, "train-student", "--store", own.path, "--encoder", "bert-2x128", "--epochs", 20)
-    assert (small["max_steps"], small["lr"], small["epochs"]) == (47, 1e-3, None)    # 20 x 150 / 64
+    assert (small["max_steps"], small["lr"], small["epochs"]) == (47, 1e-3, None)  # 20 x 150 / 64
     probe = resolve(ProbeConfig(store=own.path), own).config
     assert (probe.max_steps, probe.batch_windows, probe.lr) == (1000, 64, 0.1)
 
@@ -103,7 +103,7 @@ def test_settings_that_follow_and_the_same_settings_given_are_one_run(own, tmp_p
     for dropout in (None, 0.1, 0.2):
         config = replace(left_open, dropout=dropout)
         directories.add(Run(config, own, student_task(config, own).architecture).directory)
-    assert len(directories) == 2    # 0.1 is BERT's own
+    assert len(directories) == 2  # 0.1 is BERT's own
 
 
 # -- by recipe ---------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_store_of_before_recipes_were_kept_is_known_by_its_material(teacher, s
 
 @pytest.mark.parametrize(("corpus", "recipe"), [("docstrings", "quickstart"), ("a.txt", None)])
 def test_the_demonstrations_material_counts_as_its_own_whoever_encoded_it(corpus, recipe):
-    made = {"encode-lsp": {"teacher": "bundled", "corpus": [corpus], "layer": [4]}, "recipe": None}    # as of a sweep
+    made = {"encode-lsp": {"teacher": "bundled", "corpus": [corpus], "layer": [4]}, "recipe": None}  # as of a sweep
     plan = SimpleNamespace(units=[SimpleNamespace(source=f"{corpus}-0a1b.txt")])
     store = SimpleNamespace(command=made, settings={"teacher_name": "bundled"}, plan=plan)
     assert recipe_of_store(store, "train-student") == recipe
@@ -253,7 +253,7 @@ def test_python_may_give_one_for_a_list_and_text_for_a_path():
     student = StudentConfig(store=Path("store"), checkpoints=0.5, track="wandb", max_steps=1e3, kappa=2)
     assert (student.store, student.checkpoints, student.track) == ("store", (0.5,), ("wandb",))
     assert student.max_steps == 1000 and type(student.max_steps) is int
-    assert type(student.kappa) is int    # as given: its JSON names runs of before the check
+    assert type(student.kappa) is int  # as given: its JSON names runs of before the check
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_progress_lines_read_as_people_write():
 def next_lines(text):
     """The command lines that a summary advises, without the program."""
     lines = text.partition("\nNext")[2].partition("\n\n")[0].splitlines()[1:]
-    return [shlex.split(line)[2:] for line in lines if line.startswith("  python cli.py ")]    # as sys.argv has it
+    return [shlex.split(line)[2:] for line in lines if line.startswith("  python cli.py ")]  # as sys.argv has it
 
 
 def report_of(store):
@@ -339,7 +339,7 @@ def report_of(store):
 
 def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["cli.py"])
-    ids = write_store(tmp_path / "a store" / "ids", k=0)    # a name that needs quotes
+    ids = write_store(tmp_path / "a store" / "ids", k=0)  # a name that needs quotes
     logits = write_store(tmp_path / "logits", k=72, kind="logits")
     reported = [[report_of(own)], [report_of(ids)], [report_of(logits)], [report_of(own), report_of(own)]]
     lines = [line for reports in reported for line in next_lines(encoding(reports, SimpleNamespace()))]
@@ -347,7 +347,7 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
         str(store.path) for store in (own, ids, logits, own, own)]  # fmt: skip
     for line in lines:
         shown = printed(capsys, *line)
-        assert shown["max_steps"] == 2000 and shown["lr"] == 1e-4    # bert-base
+        assert shown["max_steps"] == 2000 and shown["lr"] == 1e-4  # bert-base
         StudentConfig(**shown)
 
     fake = {"already_finished": True, "store": str(own.path), "plan": own.plan_id, "run": "runs/students/mine",

@@ -7,7 +7,11 @@ from student.export import export_student
 from student.model import build_student
 
 LINEAGE = {
-    "settings": {"seed": 1}, "step": 5, "tokens": 99, "held_out": {"loss": 1.5}, "baseline": {"loss": 2.0},
+    "settings": {"seed": 1},
+    "step": 5,
+    "tokens": 99,
+    "held_out": {"loss": 1.5},
+    "baseline": {"loss": 2.0},
 }
 WHERE = torch.tensor([2, 9, 17])
 IDS = torch.randint(5, 60, (2, 16), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import json
 from evaluation.comparison import published
 from evaluation.records import METRICS, SCHEMA, path_of
 
-SPREAD = (-0.02, -0.01, 0.0, 0.01, 0.02)    # of five seeds around a score; its mean is 0
+SPREAD = (-0.02, -0.01, 0.0, 0.01, 0.02)  # of five seeds around a score; its mean is 0
 
 
 def digest(text):
@@ -17,15 +17,34 @@ def a_record(model, task, seed, values, **fields):
     """A record of a fine-tuning whose values are in the order of the task's metrics; `fields` replace others."""
     figures = [{"metric": name, "value": value, "n": 100} for name, value in zip(METRICS[task], values, strict=True)]
     record = {
-        "schema": SCHEMA, "suite": "finetune", "task": task, "seed": seed, "figures": figures,
-        "diverged": False, "collapsed": False, "identity": None,
-        "model": model, "path": f"runs/{model}", "weights": digest(model), "head": digest((task, seed)),
-        "objective": "mlsm", "kappa": None, "run_seed": 42, "step": 1000, "fraction": 1.0,
-        "layer": 10, "k": 3072, "lambda": 0.05,
-        "dictionary": "d", "encoder": "deberta-base", "teacher": "bert-base-cased",
-        "flops": {"pretraining": 9e12, "teacher": 2e12}, "wall": 1.0,
+        "schema": SCHEMA,
+        "suite": "finetune",
+        "task": task,
+        "seed": seed,
+        "figures": figures,
+        "diverged": False,
+        "collapsed": False,
+        "identity": None,
+        "model": model,
+        "path": f"runs/{model}",
+        "weights": digest(model),
+        "head": digest((task, seed)),
+        "objective": "mlsm",
+        "kappa": None,
+        "run_seed": 42,
+        "step": 1000,
+        "fraction": 1.0,
+        "layer": 10,
+        "k": 3072,
+        "lambda": 0.05,
+        "dictionary": "d",
+        "encoder": "deberta-base",
+        "teacher": "bert-base-cased",
+        "flops": {"pretraining": 9e12, "teacher": 2e12},
+        "wall": 1.0,
         "data": {"name": task, "files": {"train.tsv": digest(task)}, "n_train": 1000, "n_eval": 100},
-        "settings": {"learning_rate": 2e-5, "epochs": 3}, "env": {},
+        "settings": {"learning_rate": 2e-5, "epochs": 3},
+        "env": {},
     }
     return record | fields
 
@@ -34,7 +53,8 @@ def of_table(model, scores, seeds=5, **fields):
     """Records of the whole suite: per seed a score of {(task, metric): score} plus SPREAD, so that means stay."""
     return [
         a_record(model, task, seed, [round(scores[task, metric] + SPREAD[seed], 6) for metric in metrics], **fields)
-        for task, metrics in METRICS.items() for seed in range(seeds)
+        for task, metrics in METRICS.items()
+        for seed in range(seeds)
     ]
 
 
@@ -69,7 +89,7 @@ def _checkpoints(encoder, best, steps, seeds):
         target = {} if objective == "mlsm" else {"layer": None, "k": None, "lambda": None}
         for step in steps:
             if (encoder, objective, step) == ("deberta-base", "mlsm", 1000):
-                continue    # among the layers
+                continue  # among the layers
             missing = 0.1 * (1 - step / 1000)
             scores = {figure: score - missing - deficit * (figure[0] != "cola") for figure, score in best.items()}
             facts = {"objective": objective, "encoder": encoder, "step": step, "fraction": step / 1000} | target

@@ -31,8 +31,13 @@ def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150
     settings = {"teacher": "none", "layer": 3, "k": k, "words": words} | ({"kind": kind, "tail": tail} if kind else {})
     vocab_size = len(SPECIAL) + words
     target = {
-        "settings": settings, "target": fingerprint(settings), "lineage": {}, "k": k,
-        "vocab_size": vocab_size, "max_length": LENGTH, "special_ids": special_ids,
+        "settings": settings,
+        "target": fingerprint(settings),
+        "lineage": {},
+        "k": k,
+        "vocab_size": vocab_size,
+        "max_length": LENGTH,
+        "special_ids": special_ids,
         "weight_octaves": LSP_OCTAVES,
     }
     files.create(target)
@@ -80,7 +85,9 @@ def lsp_rows(ids, k):
         indices += row
         weights += list(np.array([0.5, 0.3, 0.2][: len(row)]) / sum([0.5, 0.3, 0.2][: len(row)]))
     return {
-        "nnz": np.array(nnz), "indices": np.array(indices), "weights": np.array(weights),
+        "nnz": np.array(nnz),
+        "indices": np.array(indices),
+        "weights": np.array(weights),
         "tail": np.zeros(len(ids), np.float32),
     }
 
@@ -98,7 +105,9 @@ def logits_rows(ids, words, tail):
         indices += row
         weights += [weight * (1 - tails[-1]) for weight in row.values()]
     return {
-        "nnz": np.array(nnz), "indices": np.array(indices), "weights": np.array(weights),
+        "nnz": np.array(nnz),
+        "indices": np.array(indices),
+        "weights": np.array(weights),
         "tail": np.array(tails, np.float32),
     }
 

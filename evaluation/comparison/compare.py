@@ -40,8 +40,10 @@ def compare(settings, progress):
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
     tests, left_out = matrices([model for model in models if model.trainings])
-    notes_on_blimp = [f"BLiMP of {label} does not compare with that of the others: {why}"
-                      for label, why in scored_alike(models)[1].items()]
+    notes_on_blimp = [
+        f"BLiMP of {label} does not compare with that of the others: {why}"
+        for label, why in scored_alike(models)[1].items()
+    ]
     result = {
         "records": len(found),
         "models": _described(models),
@@ -68,17 +70,17 @@ def _differences(models):
         for other in models[i + 1 :]:
             both = differences([model, other])
             pairs.append({"model": model.label, "against": other.label, "differ_in": list(both.settings),
-                          "unknown": bool(both.unknown), "alone": both.alone})    # fmt: skip
+                          "unknown": bool(both.unknown), "alone": both.alone})  # fmt: skip
     return {"settings": found.settings, "unknown": found.unknown, "pairs": pairs}
 
 
 def _notes_on_fine_tuning(models):
     early = [model.label for model in models
-             if any("dropout" not in record["settings"] for record in model.trainings.values())]    # fmt: skip
+             if any("dropout" not in record["settings"] for record in model.trainings.values())]  # fmt: skip
     if not early:
         return []
     return [f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
-            "earlier version do not say it. Give finetune the same models again."]    # fmt: skip
+            "earlier version do not say it. Give finetune the same models again."]  # fmt: skip
 
 
 def _described(models):
@@ -111,16 +113,23 @@ def _describe(model, figures, paradigms):
 def _describe_figure(model, task, metric):
     values = [value for (of, name, _), value in model.scores.items() if (of, name) == (task, metric)]
     return {
-        "task": task, "metric": metric, "mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None,
-        "seeds": len(values), "failed": sum(of == task for of, _ in model.failed),
+        "task": task,
+        "metric": metric,
+        "mean": fmean(values),
+        "sd": stdev(values) if len(values) > 1 else None,
+        "seeds": len(values),
+        "failed": sum(of == task for of, _ in model.failed),
     }
 
 
 def _describe_blimp(model, paradigms):
     figures = model.blimp["figures"]
     return {
-        "average": blimp_average(model), "paradigms": len(figures), "pairs": sum(figure["n"] for figure in figures),
-        "common_average": blimp_average(model, paradigms) if paradigms else None, "common_paradigms": len(paradigms),
+        "average": blimp_average(model),
+        "paradigms": len(figures),
+        "pairs": sum(figure["n"] for figure in figures),
+        "common_average": blimp_average(model, paradigms) if paradigms else None,
+        "common_paradigms": len(paradigms),
         "ties": sum(figure.get("ties", 0) for figure in figures),
     }
 
@@ -128,8 +137,21 @@ def _describe_blimp(model, paradigms):
 # -- tables -----------------------------------------------------------------------------------------------
 
 _MODEL_COLUMNS = (
-    "model", "weights", "objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "step", "fraction",
-    "mass_kept", "average", "common_average", "n",
+    "model",
+    "weights",
+    "objective",
+    "encoder",
+    "teacher",
+    "layer",
+    "k",
+    "lambda",
+    "kappa",
+    "step",
+    "fraction",
+    "mass_kept",
+    "average",
+    "common_average",
+    "n",
 )
 _MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two_sided_holm")
 
@@ -137,18 +159,34 @@ _MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two
 def _save_tables(directory, result):
     """Write the CSV files. Returns their paths."""
     differ_in = _texts_of_pairs(result["differences"]["pairs"])
-    single_trainings = [found | {"task": task, "seed": seed}
-                        for found in result["left_out"] for task, seed in found["trainings"]]
+    single_trainings = [
+        found | {"task": task, "seed": seed} for found in result["left_out"] for task, seed in found["trainings"]
+    ]
     contents = {
         "models": _model_rows(result["models"]),
         "tasks": _task_rows(result["models"]),
         "significance": _significance_rows(result, differ_in),
-        "win-rates": _rows_of(("model", "against", "differ_in", "step", "task", "n", "wins", "losses", "ties", "rate"),
-                              [rate | {"differ_in": differ_in[rate["model"], rate["against"]]}
-                               for rate in result["win_rates"]]),
-        "blimp": _rows_of(("model", "against", "differ_in", "paradigms", "wins", "losses", "ties", "difference", "low",
-                           "high", "p", "holm"),
-                          [row | {"differ_in": differ_in[row["model"], row["against"]]} for row in result["blimp"]]),
+        "win-rates": _rows_of(
+            ("model", "against", "differ_in", "step", "task", "n", "wins", "losses", "ties", "rate"),
+            [rate | {"differ_in": differ_in[rate["model"], rate["against"]]} for rate in result["win_rates"]],
+        ),
+        "blimp": _rows_of(
+            (
+                "model",
+                "against",
+                "differ_in",
+                "paradigms",
+                "wins",
+                "losses",
+                "ties",
+                "difference",
+                "low",
+                "high",
+                "p",
+                "holm",
+            ),
+            [row | {"differ_in": differ_in[row["model"], row["against"]]} for row in result["blimp"]],
+        ),
         "differences": _difference_rows(result),
         "left-out": _rows_of(("model", "against", "why", "task", "seed"), single_trainings),
     }
@@ -170,7 +208,7 @@ def _texts_of_pairs(pairs):
 
 def _difference_rows(result):
     rows = [[name, value, label] for name, values in result["differences"]["settings"].items()
-            for value, labels in values.items() for label in labels]    # fmt: skip
+            for value, labels in values.items() for label in labels]  # fmt: skip
     rows += [["settings of pre-training", "not all recorded", label] for label in result["differences"]["unknown"]]
     return ("setting", "value", "model"), rows
 
@@ -185,17 +223,25 @@ def _model_rows(models):
     rows = []
     for model in models:
         blimp = model["blimp"] or dict.fromkeys(("average", "paradigms", "ties"))
-        rows.append([
-            *(model[name] for name in _MODEL_COLUMNS), len(model["failed"]), model["flops"]["pretraining"],
-            model["flops"]["teacher"], blimp["average"], blimp["paradigms"], blimp["ties"],
-        ])
+        rows.append(
+            [
+                *(model[name] for name in _MODEL_COLUMNS),
+                len(model["failed"]),
+                model["flops"]["pretraining"],
+                model["flops"]["teacher"],
+                blimp["average"],
+                blimp["paradigms"],
+                blimp["ties"],
+            ]
+        )
     return header, rows
 
 
 def _task_rows(models):
     header = ("model", "task", "metric", "mean", "sd", "seeds", "failed")
-    return header, [[model["model"], *(figure[name] for name in header[1:])]
-                    for model in models for figure in model["figures"]]
+    return header, [
+        [model["model"], *(figure[name] for name in header[1:])] for model in models for figure in model["figures"]
+    ]
 
 
 def _significance_rows(result, differ_in):

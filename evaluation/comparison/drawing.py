@@ -13,15 +13,23 @@ from evaluation.comparison.models import SEEDS, SUITE, out_of
 from evaluation.comparison.significance import SIGNIFICANT
 from evaluation.plots import new_figure, write_caption
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")    # Okabe and Ito
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
-_COLUMNS = 3     # of the figures with a panel a task
-_APART = 0.08    # of an axis: the least distance of two labels
+_COLUMNS = 3  # of the figures with a panel a task
+_APART = 0.08  # of an axis: the least distance of two labels
 PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
 HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 TITLES = {
-    "cola": "CoLA", "conll2003": "CoNLL-2003", "mnli": "MNLI", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP",
-    "rte": "RTE", "sst2": "SST-2", "stsb": "STS-B", "wic": "WiC",
+    "cola": "CoLA",
+    "conll2003": "CoNLL-2003",
+    "mnli": "MNLI",
+    "mrpc": "MRPC",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "rte": "RTE",
+    "sst2": "SST-2",
+    "stsb": "STS-B",
+    "wic": "WiC",
 }
 
 

@@ -24,7 +24,7 @@ class Study:
     diagnostic: Path | None
 
 
-FIGURES = {    # number -> name of its files, what it shows, what draws it
+FIGURES = {  # number -> name of its files, what it shows, what draws it
     3: ("layers", "fine-tuning by layer of the teacher, with its matrices", sweeps.layers),
     4: ("word-senses", "fine-tuning by word-sense F1 of the layer", sweeps.word_senses),
     5: ("lsps", "fine-tuning by number of LSPs, with its matrices", sweeps.numbers_of_lsps),

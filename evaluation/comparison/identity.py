@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from evaluation.lineage import is_content
 
 KEPT = "mass kept of targets"
-SAME_MASS = 0.01    # mean mass kept that differs by less is taken as the same
+SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
 UNKNOWN = "unknown"
 _LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")
 _HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
 _ALWAYS_TIED = ("mlm", "kd")
-_OF_TEACHER = ("dtype", "documents_apart", "segments")    # target settings that lsp and logits stores share
+_OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
 _SKIPPED = ("kind", "format", "windowing", "teacher", "teacher_name", "teacher_layers", "tokenizer_name",
-            "derived_from", "dictionary_settings")    # fmt: skip
-_DEFAULTS = {    # what an absent key meant in commit 1837c65
+            "derived_from", "dictionary_settings")  # fmt: skip
+_DEFAULTS = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd"},
@@ -62,8 +62,10 @@ class Differences:
         found = [name for name in sorted(studied) if name in self.settings]
         what, said = " and ".join(found or sorted(studied)), []
         if others := self.beyond(studied):
-            values = {name: "; ".join(f"{value}: {_some(labels)}" for value, labels in self.settings[name].items())
-                      for name in others}
+            values = {
+                name: "; ".join(f"{value}: {_some(labels)}" for value, labels in self.settings[name].items())
+                for name in others
+            }
             named = ", ".join(f"{name} ({values[name]})" for name in others)
             said.append(f"The models differ in {what} and also in {named}.")
         if self.unknown:
@@ -98,7 +100,7 @@ def differences(models):
                 found[name] = _by_text(values)
     of_teachers = [of_model["teacher"] for of_model in sorted_settings.values() if "teacher" in of_model]
     if "teacher fingerprint" not in found and all(values.get("teacher fingerprint") for values in of_teachers):
-        found.pop("teacher", None)    # one teacher under several names or paths
+        found.pop("teacher", None)  # one teacher under several names or paths
     for name, of_name in _FOLLOW_FROM.items():
         causes = [values for other, values in found.items() if other in of_name or other.startswith(f"{name} ")]
         if name in found and _follows(found[name], causes):
@@ -145,7 +147,7 @@ def groups(facts):
         found["mtl"] = {"kappa": settings.get("kappa")}
     if objective in _HAVE_WORDS:
         found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
-    if objective != "mlm":    # which reads the words of a store, whatever its targets
+    if objective != "mlm":  # which reads the words of a store, whatever its targets
         found["teacher"] = _of_teacher(target)
         found |= _of_targets(objective, target, identity["tail"])
     if "probe" in identity:
@@ -191,14 +193,14 @@ def _add_mass(found, values, models):
     same = is_whole and max(numbers) - min(numbers) < SAME_MASS
     if len(targets) > 1 and not same:
         found[KEPT] = _by_text({label: value if value == UNKNOWN or value is None else f"{value:.1%}"
-                                for label, value in values.items()})    # fmt: skip
+                                for label, value in values.items()})  # fmt: skip
 
 
 def _by_text(values):
     texts = {}
     for label, value in values.items():
         texts.setdefault(text(value), []).append(label)
-    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:    # fingerprints cut too short
+    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # fingerprints cut too short
         texts = {}
         for label, value in values.items():
             texts.setdefault(str(value), []).append(label)

@@ -21,14 +21,22 @@ from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
 from evaluation.records import METRICS, path_of
 
-SEEDS = 5    # the paper's trainings of a task
+SEEDS = 5  # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
 OBJECTIVES = {"mlsm": "MLSM", "mlm": "MLM", "kd": "KD", "mtl": "MLSM+MLM", "naive-mlsm": "naive MLSM"}
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
-_RECORDED_LATE = ("dropout", "segments", "unread_words")    # settings that records of 1837c65 do not have
-_SHORT = {"objective": "{}", "encoder": "{}", "teacher": "of {}", "layer": "l {}", "k": "k {}", "lambda": "λ {}",
-          "kappa": "κ {}", "run_seed": "run seed {}"}
+_RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have
+_SHORT = {
+    "objective": "{}",
+    "encoder": "{}",
+    "teacher": "of {}",
+    "layer": "l {}",
+    "k": "k {}",
+    "lambda": "λ {}",
+    "kappa": "κ {}",
+    "run_seed": "run seed {}",
+}
 
 
 @dataclass
@@ -52,7 +60,8 @@ class Model:
         """(task, metric, seed) -> value."""
         return {
             (task, figure["metric"], seed): figure["value"]
-            for (task, seed), record in self.trainings.items() for figure in record["figures"]
+            for (task, seed), record in self.trainings.items()
+            for figure in record["figures"]
         }
 
     @cached_property
@@ -69,8 +78,10 @@ class Model:
     def failed(self):
         """(task, seed) -> why, of the trainings that diverged or collapsed. Their scores count like any other."""
         return {
-            key: f"{how}: {record[how]}" for key, record in self.trainings.items()
-            for how in ("diverged", "collapsed") if record[how]
+            key: f"{how}: {record[how]}"
+            for key, record in self.trainings.items()
+            for how in ("diverged", "collapsed")
+            if record[how]
         }
 
     @property
@@ -148,9 +159,9 @@ def _facts(record):
 
 
 def _require_same_facts(model, facts):
-    if model.cost is None:    # elsewhere the teacher may have been at hand
+    if model.cost is None:  # elsewhere the teacher may have been at hand
         model.facts["flops"] = facts["flops"]
-    if model.facts["identity"] is None:    # of a record of an earlier version
+    if model.facts["identity"] is None:  # of a record of an earlier version
         model.facts["identity"] = facts["identity"]
     for name, value in facts.items():
         if name not in ("path", "flops", "identity") and value != model.facts[name]:
@@ -282,8 +293,10 @@ def _family_names(groups):
         rivals = [other[0] for other in groups if other[0].facts["objective"] == objective]
         found = differences(rivals)
         parts = [
-            _SHORT.get(name, f"{name} {{}}").format(value) for name, values in found.settings.items()
-            for value, labels in values.items() if first.label in labels and name not in ("step", KEPT)
+            _SHORT.get(name, f"{name} {{}}").format(value)
+            for name, values in found.settings.items()
+            for value, labels in values.items()
+            if first.label in labels and name not in ("step", KEPT)
         ]
         if first.label in found.unknown and len(found.unknown) < len(rivals):
             parts.append("other settings unknown")

@@ -9,9 +9,9 @@ intermediate checkpoints, p values).
 import csv
 from importlib.resources import files
 
-UPDATES = 100_000             # of a pre-training in the paper
-BATCHES_PER_UPDATE = 8        # 1,024 windows of 128 tokens an update, 128 x 128 tokens a batch of table 3
-WORD_SENSE_CORRELATION = {"spearman": 0.946, "pearson": 0.908}    # section 4.2.1, 8 layers
+UPDATES = 100_000  # of a pre-training in the paper
+BATCHES_PER_UPDATE = 8  # 1,024 windows of 128 tokens an update, 128 x 128 tokens a batch of table 3
+WORD_SENSE_CORRELATION = {"spearman": 0.946, "pearson": 0.908}  # section 4.2.1, 8 layers
 
 
 def _rows(table):

@@ -25,7 +25,7 @@ import numpy as np
 from evaluation.comparison.models import SEEDS, SUITE, common_paradigms, matched, scored_alike
 from evaluation.records import METRICS
 
-SIGNIFICANT = 0.01    # the paper's level
+SIGNIFICANT = 0.01  # the paper's level
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ def wilcoxon(differences, alternative="greater"):
     rounded = _rounded(differences)
     if not any(rounded):
         return None
-    test = stats.wilcoxon(
-        rounded, zero_method="wilcox", correction=False, alternative=alternative, method="asymptotic"
-    )
+    test = stats.wilcoxon(rounded, zero_method="wilcox", correction=False, alternative=alternative, method="asymptotic")
     return float(test.pvalue)
 
 
@@ -175,8 +173,15 @@ def _win_rate(model, other, task, pairs):
     wins, losses, ties = count(differences(model, other, pairs, "scores"))
     n = wins + losses + ties
     return {
-        "model": model.label, "against": other.label, "step": model.facts["step"], "task": task,
-        "n": n, "wins": wins, "losses": losses, "ties": ties, "rate": (wins + ties / 2) / n,
+        "model": model.label,
+        "against": other.label,
+        "step": model.facts["step"],
+        "task": task,
+        "n": n,
+        "wins": wins,
+        "losses": losses,
+        "ties": ties,
+        "rate": (wins + ties / 2) / n,
     }
 
 
@@ -203,8 +208,16 @@ def _compare_on_blimp(model, other):
     wins, losses, ties = count(d)
     low, high = bootstrap_interval(d) if len(d) > 1 else (None, None)
     return {
-        "model": model.label, "against": other.label, "paradigms": len(d), "wins": wins, "losses": losses, "ties": ties,
-        "difference": fmean(d), "low": low, "high": high, "p": wilcoxon(d, "two-sided"),
+        "model": model.label,
+        "against": other.label,
+        "paradigms": len(d),
+        "wins": wins,
+        "losses": losses,
+        "ties": ties,
+        "difference": fmean(d),
+        "low": low,
+        "high": high,
+        "p": wilcoxon(d, "two-sided"),
     }
 
 

@@ -13,7 +13,7 @@ from evaluation.comparison.significance import matrices
 from evaluation.plots import new_figure
 from evaluation.studies.word_senses.conclusions import coefficients, read_result
 
-_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")    # what must agree at least, save what is varied
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # what must agree at least, save what is varied
 _STUDIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
 
@@ -83,6 +83,7 @@ def sweep(models, fact):
 
 def _alike(group, seed, fact):
     """Those of a group that differ from one of its models in the fact alone, as far as the records know."""
+
     def agrees(model):
         found = differences([seed, model])
         is_known_alike = len(found.unknown) != 1 or model is seed
@@ -96,9 +97,9 @@ def _left_out(study, fact, chosen):
     models = [model for _, model in chosen]
     others = [model for model in study.models if model not in models and model.trainings
               and _value(model, fact) is not None
-              and all(model.facts[name] == models[0].facts[name] for name in _HELD if name != fact)]    # fmt: skip
+              and all(model.facts[name] == models[0].facts[name] for name in _HELD if name != fact)]  # fmt: skip
     named = [f"{model.label} ({', '.join(differences([models[0], model]).beyond(_STUDIED[fact])) or 'unknown'})"
-             for model in others]    # fmt: skip
+             for model in others]  # fmt: skip
     return f"Left out, as other settings differ: {', '.join(named)}." if named else ""
 
 

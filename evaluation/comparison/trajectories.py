@@ -35,7 +35,7 @@ from evaluation.comparison.significance import win_rates
 from evaluation.plots import new_figure
 
 _STUDIED = {"objective", "step"}
-_RIVALS = ("mlm", "kd")     # of MLSM in figure 7
+_RIVALS = ("mlm", "kd")  # of MLSM in figure 7
 
 
 def averages_and_tasks(study):
@@ -266,7 +266,8 @@ def _finish_costs(study, drawing, axes, paradigms):
             axes.axvline(cost, label=f"paper: {name}", **look)
             drawing.add("cost of a whole pre-training", name, cost, "", source="paper")
     axes.set(
-        xlabel="floating-point operations of pre-training and teacher", ylabel="BLiMP accuracy",
+        xlabel="floating-point operations of pre-training and teacher",
+        ylabel="BLiMP accuracy",
         title=f"mean over n = {paradigms} of {PARADIGMS} paradigms",
     )
     axes.figure.legend(fontsize=8, loc="outside right upper")

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.solvers.parallel import inlined, kernel
 
-MOST_ENTRIES = 255          # of the shard format, which counts a token's entries in one byte
+MOST_ENTRIES = 255  # of the shard format, which counts a token's entries in one byte
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ def distributions(codes, top_n):
     """
     limit = MOST_ENTRIES if top_n == "all" else top_n
     if not isinstance(limit, int | np.integer) or not 1 <= limit <= MOST_ENTRIES:
-        raise ValueError(f"top_n must be a whole number from 1 to {MOST_ENTRIES}, as a shard counts entries "
-                         f"in one byte, or 'all'; found {top_n!r}")
+        raise ValueError(
+            f"top_n must be a whole number from 1 to {MOST_ENTRIES}, as a shard counts entries "
+            f"in one byte, or 'all'; found {top_n!r}"
+        )
     found_N = np.diff(codes.indptr)
     indptr = np.concatenate([np.zeros(1, np.int64), np.minimum(found_N, limit)]).cumsum()
     indices, weights = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
     tail_N = np.zeros(len(found_N), np.float32)
-    _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32),
-          indptr, indices, weights, tail_N)
+    _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32), indptr, indices, weights, tail_N)
     return Distributions(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
 
 
@@ -60,7 +61,7 @@ def distributions(codes, top_n):
 def _fill(from_indptr, from_indices, values, bits, indptr, indices, weights, tail_N):
     for n in range(len(tail_N)):
         start, stop, place = from_indptr[n], from_indptr[n + 1], indptr[n]
-        total, low, high = 0.0, np.int32(0x7f800000), np.int32(0)       # infinity
+        total, low, high = 0.0, np.int32(0x7F800000), np.int32(0)  # infinity
         for entry in range(start, stop):
             total += values[entry]
             low, high = min(low, bits[entry]), max(high, bits[entry])
@@ -112,7 +113,7 @@ def _count_from(bits, least):
 
 @inlined
 def _least_from(bits, least):
-    smallest = np.int32(0x7f800000)
+    smallest = np.int32(0x7F800000)
     least = np.int32(least)
     for entry in range(len(bits)):
         if bits[entry] >= least:

@@ -46,8 +46,7 @@ class JsonLines(Source):
         if not isinstance(value, dict) or not isinstance(text, str):
             found = sorted(value) if isinstance(value, dict) and text is value else type(text).__name__
             raise CorpusError(
-                f"{self.path}, {where}: no text under {self.field!r} (found {found}). "
-                "Name the field with --text-field."
+                f"{self.path}, {where}: no text under {self.field!r} (found {found}). Name the field with --text-field."
             )
         text, surrogates = self.without_surrogates(text, where)
         return text, replaced or surrogates

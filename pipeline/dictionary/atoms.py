@@ -61,9 +61,13 @@ class Dictionary:
         best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
         if best.get("explained_variance", 0) is None:
             best["explained_variance"] = float("nan")
-        return {"k": len(self.atoms_Kd), "width": self.atoms_Kd.shape[1], "stopped": self.stopped,
-                **{name: best[name] for name in best if name != "vectors"},
-                "vectors": self.settings.get("vectors")}
+        return {
+            "k": len(self.atoms_Kd),
+            "width": self.atoms_Kd.shape[1],
+            "stopped": self.stopped,
+            **{name: best[name] for name in best if name != "vectors"},
+            "vectors": self.settings.get("vectors"),
+        }
 
     def save(self, directory):
         """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
@@ -72,8 +76,14 @@ class Dictionary:
         Raises DictionaryError if the directory already holds something else.
         """
         directory = Path(directory)
-        record = {"format": FORMAT, "fingerprint": self.fingerprint, "shape": list(self.atoms_Kd.shape),
-                  "stopped": self.stopped, "settings": self.settings, "history": self.history}
+        record = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "shape": list(self.atoms_Kd.shape),
+            "stopped": self.stopped,
+            "settings": self.settings,
+            "history": self.history,
+        }
         if self.center is not None:
             record["center"] = self.center.record
 
@@ -88,8 +98,9 @@ class Dictionary:
 
         publish_directory(directory, fill, replace=False)
         if not _holds(directory, self.fingerprint):
-            raise DictionaryError(f"{directory} exists and is not this dictionary. Save to another directory, or"
-                                  " remove that one.")
+            raise DictionaryError(
+                f"{directory} exists and is not this dictionary. Save to another directory, or remove that one."
+            )
 
     @classmethod
     def load(cls, directory):
@@ -103,13 +114,17 @@ class Dictionary:
             dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)
             found, expected = dictionary.fingerprint, record["fingerprint"]
         except FileNotFoundError as error:
-            raise DictionaryError(f"{directory} is not a dictionary: it has no {Path(error.filename).name}. "
-                                  f"Make one with: {program()} learn-dictionary") from error
+            raise DictionaryError(
+                f"{directory} is not a dictionary: it has no {Path(error.filename).name}. "
+                f"Make one with: {program()} learn-dictionary"
+            ) from error
         except (OSError, ValueError) as error:
             raise DictionaryError(f"{directory} is damaged ({error}). Copy or learn it again.") from error
         if found != expected:
-            raise DictionaryError(f"{directory} is damaged: its arrays have sha256 {found[:12]}, "
-                                  f"dictionary.json says {expected[:12]}. Copy or learn it again.")
+            raise DictionaryError(
+                f"{directory} is damaged: its arrays have sha256 {found[:12]}, "
+                f"dictionary.json says {expected[:12]}. Copy or learn it again."
+            )
         return dictionary
 
 

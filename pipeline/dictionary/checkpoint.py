@@ -26,7 +26,7 @@ from common import locks
 from common.durable import appearing_whole
 
 FORMAT = 1
-SECONDS_BETWEEN = 60            # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
+SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
 FILE, LOCK = "learning.npz", "lock"
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Checkpoint:
     def load(self):
         """The state that was saved last for this request, as (arrays by name, facts); None to start afresh."""
         try:
-            with np.load(self.path, allow_pickle=False) as stored:      # its zip entries carry a CRC
+            with np.load(self.path, allow_pickle=False) as stored:  # its zip entries carry a CRC
                 found = {name: stored[name] for name in stored.files}
             request, facts = str(found.pop("request")), json.loads(str(found.pop("facts")))
         except FileNotFoundError:
@@ -69,8 +69,12 @@ class Checkpoint:
             with appearing_whole(self.path) as file:
                 np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
         except OSError as error:
-            logger.info("the checkpoint %s could not be written (%s): learning goes on; an interruption costs what "
-                        "came since the one before", self.path, error.strerror or error)
+            logger.info(
+                "the checkpoint %s could not be written (%s): learning goes on; an interruption costs what "
+                "came since the one before",
+                self.path,
+                error.strerror or error,
+            )
 
 
 def forget(directory):
@@ -91,7 +95,7 @@ def workplace(directory):
             if os.listdir(directory) == [LOCK]:
                 shutil.rmtree(directory, ignore_errors=True)
             raise
-    shutil.rmtree(directory, ignore_errors=True)        # the lock is closed: NFS keeps an open file's directory
+    shutil.rmtree(directory, ignore_errors=True)  # the lock is closed: NFS keeps an open file's directory
 
 
 def discard(directory):
@@ -110,15 +114,15 @@ def _locked(directory, attempts=2):
     for attempt in range(1, attempts + 1):
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            lock = open(directory / LOCK, "w")      # noqa: SIM115 (closed below)
-        except FileNotFoundError:                   # whoever finished there removed the directory just now
+            lock = open(directory / LOCK, "w")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:  # whoever finished there removed the directory just now
             if attempt == attempts:
                 raise
             continue
         with lock:
             is_locked = _lock(lock, directory)
             if attempt < attempts and not _is_at(lock, directory / LOCK):
-                continue                            # removed after it was opened: a lock that nobody else sees
+                continue  # removed after it was opened: a lock that nobody else sees
             yield is_locked
         return
 
@@ -126,11 +130,16 @@ def _locked(directory, attempts=2):
 def _lock(lock, directory):
     try:
         if not locks.acquire(lock):
-            raise ValueError(f"another process is at work in {directory}. Wait for it, then run this again: "
-                             "it will find what that has made.")
+            raise ValueError(
+                f"another process is at work in {directory}. Wait for it, then run this again: "
+                "it will find what that has made."
+            )
     except OSError as error:
-        logger.info("no lock on %s (%s): see that no other process learns the same dictionary", directory,
-                    error.strerror or error)
+        logger.info(
+            "no lock on %s (%s): see that no other process learns the same dictionary",
+            directory,
+            error.strerror or error,
+        )
         return False
     return True
 

@@ -17,10 +17,10 @@ from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
 from pipeline.solvers.problem import objective
 
-ATOMS_PER_UPDATE = 64           # atoms whose common term is one matrix product
-COLUMNS_AT_ONCE = 64            # of such a product, in one thread
-GRAM_ROWS = 128                 # of a block of the Gram matrix, in one thread
-KKT_TOLERANCE = 1e-2            # of codes that only train: 1e-3 costs 20 % more time for the same objective
+ATOMS_PER_UPDATE = 64  # atoms whose common term is one matrix product
+COLUMNS_AT_ONCE = 64  # of such a product, in one thread
+GRAM_ROWS = 128  # of a block of the Gram matrix, in one thread
+KKT_TOLERANCE = 1e-2  # of codes that only train: 1e-3 costs 20 % more time for the same objective
 
 
 class CpuLearner:
@@ -48,8 +48,13 @@ class CpuLearner:
 
         learning.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
         """
-        return {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK, "steps": np.array(self.steps),
-                "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.uses_K}
+        return {
+            "atoms_Kd": self.atoms_Kd,
+            "code_code_KK": self.code_code_KK,
+            "steps": np.array(self.steps),
+            "code_hidden_Kd": self.code_hidden_Kd,
+            "uses_K": self.uses_K,
+        }
 
     @classmethod
     def from_state(cls, state, lam, forgetting):
@@ -83,8 +88,17 @@ class CpuLearner:
 
         def work(ranges):
             for first, last in ranges:
-                _add_codes(self.code_code_KK, self.code_hidden_Kd, hidden_nd, codes.indptr, codes.indices,
-                           codes.values, keep, first, last)
+                _add_codes(
+                    self.code_code_KK,
+                    self.code_hidden_Kd,
+                    hidden_nd,
+                    codes.indptr,
+                    codes.indices,
+                    codes.values,
+                    keep,
+                    first,
+                    last,
+                )
 
         run_in_threads(work, zip(bounds[:-1], bounds[1:], strict=True), threads)
 
@@ -121,7 +135,7 @@ class CpuLearner:
 
     def replace_unused(self, hidden_nd):
         """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
-        unused = np.flatnonzero(self.uses_K == 0)[:len(hidden_nd)]
+        unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
         self.uses_K[:] = 0
         if len(unused) == 0:
             return
@@ -178,7 +192,7 @@ def _descend_group(atoms_gd, descent_gd, code_code_gg):
     """Update some atoms in turn; descent_gd is b - a D for the atoms as they come in."""
     for j in range(len(atoms_gd)):
         curvature = code_code_gg[j, j]
-        if curvature <= np.float32(1e-10):          # not used lately: nothing to learn from
+        if curvature <= np.float32(1e-10):  # not used lately: nothing to learn from
             continue
         squared = np.float32(0)
         for i in range(atoms_gd.shape[1]):

@@ -24,18 +24,32 @@ from pipeline.dictionary.cpu import CpuLearner
 from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import objective
 
-ALGORITHM = 1                   # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
-KMEANS_ITERATIONS = 2           # ten take five times as long and leave 0.2 % after two passes
+ALGORITHM = 1  # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
+KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
-FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048        # vectors of a minibatch
-BATCHES_A_PASS = 128            # where that leaves a minibatch between them: see docs/benchmarks.md
-SMALLEST_VARIANCE = 1e-6        # of unit-length held-out vectors; below, rounding would be what is explained
+FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
+BATCHES_A_PASS = 128  # where that leaves a minibatch between them: see docs/benchmarks.md
+SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below, rounding would be what is explained
 logger = logging.getLogger(__name__)
 
 
-def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, init="sample", batch=None,
-                     forgetting=4.0, min_improvement=3e-4, evaluate_every=65_536, device="cpu", checkpoint=None,
-                     progress=silent):
+def learn_dictionary(
+    hidden_Nd,
+    k,
+    lam,
+    *,
+    seed,
+    held_out_Hd=None,
+    epochs=2.0,
+    init="sample",
+    batch=None,
+    forgetting=4.0,
+    min_improvement=3e-4,
+    evaluate_every=65_536,
+    device="cpu",
+    checkpoint=None,
+    progress=silent,
+):
     """Learn k atoms from hidden states; rows are scaled to unit length as they are read.
 
     hidden_Nd        float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
@@ -60,9 +74,17 @@ def learn_dictionary(hidden_Nd, k, lam, *, seed, held_out_Hd=None, epochs=2.0, i
     vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
     if batch is None:
         batch = minibatch_size(len(vectors) + (len(vectors.held_out_Hd) if held_out_Hd is None else 0))
-    settings = {"k": k, "lam": lam, "seed": seed, "epochs": epochs, "init": init, "batch": batch,
-                "forgetting": forgetting, "min_improvement": min_improvement,
-                "evaluate_every": evaluate_every}
+    settings = {
+        "k": k,
+        "lam": lam,
+        "seed": seed,
+        "epochs": epochs,
+        "init": init,
+        "batch": batch,
+        "forgetting": forgetting,
+        "min_improvement": min_improvement,
+        "evaluate_every": evaluate_every,
+    }
     _check(settings, vectors)
     learning = _Learning(vectors, settings, _device(device), progress)
     return learning.run(checkpoint)
@@ -76,12 +98,18 @@ def minibatch_size(vectors):
 def _check(settings, vectors):
     k, count = settings["k"], len(vectors)
     if not 1 <= k <= count:
-        raise ValueError(f"k = {k:,} atoms need at least as many training vectors; found {count:,}, with "
-                         f"{len(vectors.held_out_Hd):,} more held out. Use a smaller k or more vectors.")
-    if np.ndim(vectors.held_out_Hd) != 2 or vectors.held_out_Hd.shape[1] != vectors.width \
-            or len(vectors.held_out_Hd) == 0:
-        raise ValueError(f"held-out vectors must have shape (H, {vectors.width}) with H >= 1; found "
-                         f"{np.shape(vectors.held_out_Hd)}")
+        raise ValueError(
+            f"k = {k:,} atoms need at least as many training vectors; found {count:,}, with "
+            f"{len(vectors.held_out_Hd):,} more held out. Use a smaller k or more vectors."
+        )
+    if (
+        np.ndim(vectors.held_out_Hd) != 2
+        or vectors.held_out_Hd.shape[1] != vectors.width
+        or len(vectors.held_out_Hd) == 0
+    ):
+        raise ValueError(
+            f"held-out vectors must have shape (H, {vectors.width}) with H >= 1; found {np.shape(vectors.held_out_Hd)}"
+        )
     for name in ("lam", "epochs", "batch", "evaluate_every"):
         if not settings[name] > 0:
             raise ValueError(f"{name} must be positive; found {settings[name]}")
@@ -91,12 +119,12 @@ def _check(settings, vectors):
 
 def _device(device):
     if device == "cpu":
-        return device           # without torch
+        return device  # without torch
     from common.device import choose_device
 
     if choose_device(device).type == "cpu":
         return "cpu"
-    return "cuda" if device == "auto" else device    # as it was given: a checkpoint of the learning knows it so
+    return "cuda" if device == "auto" else device  # as it was given: a checkpoint of the learning knows it so
 
 
 class _Learning:
@@ -112,8 +140,15 @@ class _Learning:
     def run(self, checkpoint=None):
         """Go on from the checkpoint or begin; returns the Dictionary."""
         if checkpoint is not None:
-            checkpoint = Checkpoint(checkpoint, {"algorithm": ALGORITHM, "settings": self.settings,
-                                                 "vectors": self.vectors.identity(), "device": self.device})
+            checkpoint = Checkpoint(
+                checkpoint,
+                {
+                    "algorithm": ALGORITHM,
+                    "settings": self.settings,
+                    "vectors": self.vectors.identity(),
+                    "device": self.device,
+                },
+            )
         self._restore(checkpoint and checkpoint.load())
         while (stopped := self._stop_reason()) is None:
             evaluated = self._minibatch()
@@ -145,8 +180,10 @@ class _Learning:
     def _state(self):
         """Arrays and facts that _restore goes on from."""
         evaluation = self.evaluation
-        return ({**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
-                {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective})
+        return (
+            {**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
+            {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective},
+        )
 
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
@@ -176,8 +213,15 @@ def _initial_atoms(vectors, settings):
     import faiss
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
-    kmeans = faiss.Kmeans(hidden_nd.shape[1], k, niter=KMEANS_ITERATIONS, spherical=True, seed=settings["seed"],
-                          min_points_per_centroid=1, max_points_per_centroid=KMEANS_VECTORS_PER_ATOM)
+    kmeans = faiss.Kmeans(
+        hidden_nd.shape[1],
+        k,
+        niter=KMEANS_ITERATIONS,
+        spherical=True,
+        seed=settings["seed"],
+        min_points_per_centroid=1,
+        max_points_per_centroid=KMEANS_VECTORS_PER_ATOM,
+    )
     kmeans.train(hidden_nd)
     return np.ascontiguousarray(kmeans.centroids)
 
@@ -195,10 +239,16 @@ class _Evaluation:
         atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
         value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
-        self.history.append({"vectors": vectors, "epoch": round(epoch, 4), "objective": value,
-                             "nnz": len(codes.values) / len(codes),
-                             "explained_variance": self._explained(squared_residual),
-                             "dead_atoms": int((learner.uses_K == 0).sum())})
+        self.history.append(
+            {
+                "vectors": vectors,
+                "epoch": round(epoch, 4),
+                "objective": value,
+                "nnz": len(codes.values) / len(codes),
+                "explained_variance": self._explained(squared_residual),
+                "dead_atoms": int((learner.uses_K == 0).sum()),
+            }
+        )
         if value < self.best_objective:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
 
@@ -208,8 +258,9 @@ class _Evaluation:
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""
         recent = [entry["objective"] for entry in self.history[-3:]]
-        if len(recent) == 3 and all(after > before * (1 - min_improvement)
-                                    for before, after in zip(recent, recent[1:], strict=False)):
+        if len(recent) == 3 and all(
+            after > before * (1 - min_improvement) for before, after in zip(recent, recent[1:], strict=False)
+        ):
             return f"converged: the held-out objective fell by less than {min_improvement:.2%} twice in a row"
         return None
 

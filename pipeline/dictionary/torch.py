@@ -14,7 +14,7 @@ import torch
 from pipeline.dictionary.cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
 from pipeline.solvers import nonneg_lasso
 
-SMALLEST_CURVATURE = 1e-10      # below, an atom was not used lately: nothing to learn from
+SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to learn from
 
 
 class TorchLearner:
@@ -36,8 +36,12 @@ class TorchLearner:
 
     def state(self):
         """As CpuLearner.state."""
-        tensors = {"atoms_Kd": self.atoms_Kd, "code_code_KK": self.code_code_KK,
-                   "code_hidden_Kd": self.code_hidden_Kd, "uses_K": self.used_K}
+        tensors = {
+            "atoms_Kd": self.atoms_Kd,
+            "code_code_KK": self.code_code_KK,
+            "code_hidden_Kd": self.code_hidden_Kd,
+            "uses_K": self.used_K,
+        }
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()} | {"steps": np.array(self.steps)}
 
     @classmethod
@@ -91,7 +95,7 @@ class TorchLearner:
 
     def replace_unused(self, hidden_nd):
         """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
-        unused = np.flatnonzero(self.uses_K == 0)[:len(hidden_nd)]
+        unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
         self.used_K.zero_()
         if len(unused) == 0:
             return

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-HELD_OUT_VECTORS = 2048         # at most a tenth of the vectors
-IDENTITY_ROWS = 512             # that a checkpoint compares
-MAGIC = b"\x93NUMPY"             # a .npy file begins with it
+HELD_OUT_VECTORS = 2048  # at most a tenth of the vectors
+IDENTITY_ROWS = 512  # that a checkpoint compares
+MAGIC = b"\x93NUMPY"  # a .npy file begins with it
 FLOATS = ("float16", "float32", "float64")
 
 
@@ -55,7 +55,7 @@ def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
         _check(hidden_Nd)
         is_nothing = len(hidden_Nd) > 0
         for start in range(0, len(hidden_Nd), rows_at_once):
-            rows_nd = hidden_Nd[start:start + rows_at_once]
+            rows_nd = hidden_Nd[start : start + rows_at_once]
             finite_n = np.isfinite(rows_nd).all(1)
             if not finite_n.all():
                 raise ValueError(_not_finite(start + np.flatnonzero(~finite_n)))
@@ -96,7 +96,7 @@ class TrainingVectors:
         if epoch != self.epoch:
             self.epoch = epoch
             self.order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.train_rows)
-        return self._unit_rows(self.order[place:place + length])
+        return self._unit_rows(self.order[place : place + length])
 
     def sample(self, count):
         """`count` distinct training vectors."""
@@ -115,7 +115,7 @@ class TrainingVectors:
         return digest.hexdigest()
 
     def _unit_rows(self, rows):
-        rows = np.sort(rows)            # neighbours on disk together
+        rows = np.sort(rows)  # neighbours on disk together
         return unit_length(self.hidden_Nd[rows], rows)
 
 

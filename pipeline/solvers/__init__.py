@@ -21,7 +21,7 @@ from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, du
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
 
 BACKENDS = ("auto", "cpu", "cuda", "fista")
-ROWS_TO_GPU = 1 << 16           # that are copied there at once, where they are not yet
+ROWS_TO_GPU = 1 << 16  # that are copied there at once, where they are not yet
 
 
 def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto", steps=STEPS):
@@ -81,7 +81,7 @@ def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
         return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     parts = []
     for start in range(0, len(hidden_Nd), ROWS_TO_GPU):
-        rows_nd = _float32_on(device, hidden_Nd[start:start + ROWS_TO_GPU])
+        rows_nd = _float32_on(device, hidden_Nd[start : start + ROWS_TO_GPU])
         part = cd_cuda.solve(rows_nd, atoms_Kd, gram_KK, lam, tol).to_host()
         parts.append((np.diff(part.indptr), part.indices, part.values, part.kkt))
     return join_codes(parts)
@@ -99,18 +99,23 @@ def _on_gpu(array_Nd):
 
 def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
     if np.ndim(hidden_Nd) != 2 or np.ndim(atoms_Kd) != 2 or hidden_Nd.shape[1] != atoms_Kd.shape[1]:
-        raise ValueError("hidden and atoms must be matrices of one width, (N, d) and (K, d); found "
-                         f"{tuple(np.shape(hidden_Nd))} and {tuple(np.shape(atoms_Kd))}")
+        raise ValueError(
+            "hidden and atoms must be matrices of one width, (N, d) and (K, d); found "
+            f"{tuple(np.shape(hidden_Nd))} and {tuple(np.shape(atoms_Kd))}"
+        )
     if 0 in atoms_Kd.shape:
-        raise ValueError("the dictionary has no atoms, or they no width; expected shape (K, d) with K, d >= 1; found "
-                         f"{tuple(atoms_Kd.shape)}")
+        raise ValueError(
+            "the dictionary has no atoms, or they no width; expected shape (K, d) with K, d >= 1; found "
+            f"{tuple(atoms_Kd.shape)}"
+        )
     if gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
-        raise ValueError(f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; "
-                         f"found {tuple(np.shape(gram_KK))}")
+        raise ValueError(
+            f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; found {tuple(np.shape(gram_KK))}"
+        )
     for name, value in (("lam", lam), ("tol", tol)):
         if value is None and name == "tol" and backend == "fista":
             continue
-        if value is None or not 0 < np.float32(value) < np.inf:      # computed in float32
+        if value is None or not 0 < np.float32(value) < np.inf:  # computed in float32
             raise ValueError(f"{name} must be a positive number; found {value}")
     if not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"steps must be a whole number from 1 on; found {steps!r}")
@@ -120,15 +125,17 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
 
 def _check_finite(name, array_Nd):
     """Raise ValueError naming the rows that hold NaN or infinity, in float32."""
-    if _on_gpu(array_Nd):       # one small answer instead of all the data
+    if _on_gpu(array_Nd):  # one small answer instead of all the data
         finite_N = torch.isfinite(array_Nd.float()).all(1)
         rows = [] if finite_N.all() else (~finite_N).nonzero()[:, 0].tolist()
     else:
         rows = [row for start in range(0, len(array_Nd), ROWS_AT_ONCE) for row in _not_finite(array_Nd, start)]
     if rows:
-        raise ValueError(f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
-                         f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
-                         "to what float32 holds")
+        raise ValueError(
+            f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
+            f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
+            "to what float32 holds"
+        )
 
 
 def _not_finite(array_Nd, start):
@@ -139,5 +146,8 @@ def _not_finite(array_Nd, start):
 def _warn_unconverged(kkt_N, tol):
     above = int((~(kkt_N <= tol)).sum())
     if above:
-        warnings.warn(f"{above} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, "
-                      f"at most {float(kkt_N.max()):.2g}", ConvergenceWarning, stacklevel=3)
+        warnings.warn(
+            f"{above} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, at most {float(kkt_N.max()):.2g}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )

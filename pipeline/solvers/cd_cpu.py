@@ -44,17 +44,17 @@ from pipeline.solvers.vectors import (
     subtract_rows,
 )
 
-TASK_ROWS = 256                 # tokens of one matmul; about 3 MB of correlations at K = 3072
-BLOCK = 32                      # atoms that share one maximum when violators are looked for
-JOINING = 8                     # blocks whose worst atoms join the working set in a round, at least
-FIRST_CAPACITY = 128            # atoms of a working set before its memory grows
+TASK_ROWS = 256  # tokens of one matmul; about 3 MB of correlations at K = 3072
+BLOCK = 32  # atoms that share one maximum when violators are looked for
+JOINING = 8  # blocks whose worst atoms join the working set in a round, at least
+FIRST_CAPACITY = 128  # atoms of a working set before its memory grows
 MAX_ROUNDS = 100
-PATIENCE = 10                   # rounds without a smaller violation before a token is given up: float32 ends there
-MAX_SWEEPS = 100                # in one round
+PATIENCE = 10  # rounds without a smaller violation before a token is given up: float32 ends there
+MAX_SWEEPS = 100  # in one round
 SWEEPS_BEFORE_CG = 2
 MAX_CG_STEPS = 60
-LOWEST = np.float32(-3e38)      # kernels know no infinity
-INNER = 0.1                     # a round solves its working set to this share of the worst violation
+LOWEST = np.float32(-3e38)  # kernels know no infinity
+INNER = 0.1  # a round solves its working set to this share of the worst violation
 
 
 def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
@@ -90,8 +90,11 @@ class _Buffers:
         rows = len(values_nK)
         counts_n, kkt_n = self.counts_n[:rows], self.kkt_n[:rows]
         done = 0
-        while (done := _solve_rows(values_nK, self.indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, tol,
-                                   self.working, done)) < rows:
+        while (
+            done := _solve_rows(
+                values_nK, self.indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, tol, self.working, done
+            )
+        ) < rows:
             self.working = _working_set(2 * len(self.working.atoms))
         indices, values = np.empty(counts_n.sum(), np.int32), np.empty(counts_n.sum(), np.float32)
         _pack(self.indices_nK, values_nK, counts_n, indices, values)
@@ -104,16 +107,16 @@ class _Buffers:
 class _WorkingSet(NamedTuple):
     """Atoms that may be active and vectors over them, zero from the set's size to a multiple of 16."""
 
-    atoms: np.ndarray           # int32: which atoms
-    gram: np.ndarray            # (capacity, capacity): their Gram matrix
-    code: np.ndarray            # their coefficients
-    excess: np.ndarray          # correlation with the residual, minus lam
-    steps: np.ndarray           # 1 / squared norm; not 1: rounding moves atoms off the unit sphere
-    before: np.ndarray          # coefficients at the start of the round
-    direction: np.ndarray       # of conjugate gradients
-    image: np.ndarray           # gram @ direction
-    residual: np.ndarray        # excess on the support
-    rows: np.ndarray            # int32: atoms that moved in this round
+    atoms: np.ndarray  # int32: which atoms
+    gram: np.ndarray  # (capacity, capacity): their Gram matrix
+    code: np.ndarray  # their coefficients
+    excess: np.ndarray  # correlation with the residual, minus lam
+    steps: np.ndarray  # 1 / squared norm; not 1: rounding moves atoms off the unit sphere
+    before: np.ndarray  # coefficients at the start of the round
+    direction: np.ndarray  # of conjugate gradients
+    image: np.ndarray  # gram @ direction
+    residual: np.ndarray  # excess on the support
+    rows: np.ndarray  # int32: atoms that moved in this round
 
 
 def _working_set(capacity):
@@ -149,8 +152,17 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
                 return n
             _copy_gram(gram, atoms, code, steps, gram_KK, square_K, old_size, size)
             _load_excess(code, excess, before, atoms, size, grad_K, lam)
-            _minimise(gram, code, excess, steps, direction, image, residual, size,
-                      max(np.float32(0.3) * tol, np.float32(INNER) * worst))
+            _minimise(
+                gram,
+                code,
+                excess,
+                steps,
+                direction,
+                image,
+                residual,
+                size,
+                max(np.float32(0.3) * tol, np.float32(INNER) * worst),
+            )
             count = _moved(code, before, atoms, image, rows, size)
             subtract_rows(grad_K, image, gram_KK, rows, count)
             block_maxima(grad_K, block_max)
@@ -203,7 +215,7 @@ def _copy_gram(gram, atoms, code, steps, gram_KK, square_K, old_size, size):
         code[i] = 0
         steps[i] = 1 / square_K[atoms[i]]
         for j in range(i + 1):
-            entry = gram_KK[atoms[j], atoms[i]]     # rows of earlier atoms were read before, and are in cache
+            entry = gram_KK[atoms[j], atoms[i]]  # rows of earlier atoms were read before, and are in cache
             gram[i, j] = gram[j, i] = entry
 
 
@@ -307,7 +319,7 @@ def _conjugate_gradients(gram, code, excess, direction, image, residual, size, t
         curvature = dot(direction, image, width)
         if curvature <= np.float32(1e-12) * squared:
             break
-        step = squared / curvature              # exact: a direction is the residual plus what is orthogonal to it
+        step = squared / curvature  # exact: a direction is the residual plus what is orthogonal to it
         bound = step_to_zero(code, direction, width)
         add_scaled(code, code, min(step, bound), direction, width)
         add_scaled(excess, excess, -min(step, bound), image, width)

@@ -30,17 +30,18 @@ import numpy as np
 import torch
 
 from pipeline.solvers import cuda_kernels as kernels
-from pipeline.solvers.cuda_kernels import LANES, OVERFLOWED, SIMULATED, WORKING, cuda
+from pipeline.solvers.cuda_block import LANES, SIMULATED, cuda
+from pipeline.solvers.cuda_kernels import OVERFLOWED, WORKING
 from pipeline.solvers.problem import Codes
 
-GRADIENT_BYTES = 48 << 20               # of a chunk, (n, K) float32: about what an H200's L2 cache holds
-GRAM_BYTES = 1 << 30                    # of the working sets of a chunk, (n, W, W) float32; again for each doubling
-SHARED_BYTES = 40 << 10                 # of shared memory for a working set's vectors; beyond: global memory
-FIRST_CAPACITY = 128                    # atoms of a working set before its memory grows
-UNASKED_ROUNDS = 3                      # rounds before the host asks which tokens are finished
+GRADIENT_BYTES = 48 << 20  # of a chunk, (n, K) float32: about what an H200's L2 cache holds
+GRAM_BYTES = 1 << 30  # of the working sets of a chunk, (n, W, W) float32; again for each doubling
+SHARED_BYTES = 40 << 10  # of shared memory for a working set's vectors; beyond: global memory
+FIRST_CAPACITY = 128  # atoms of a working set before its memory grows
+UNASKED_ROUNDS = 3  # rounds before the host asks which tokens are finished
 MAX_ROUNDS = 100
 DEVICE = "cpu" if SIMULATED else "cuda"  # for rows that are on no GPU yet
-GRID = 128                              # launches are multiples of it: Numba warns of less, and keeps a launch
+GRID = 128  # launches are multiples of it: Numba warns of less, and keeps a launch
 
 
 def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
@@ -61,14 +62,14 @@ def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
 
 
 def _rows_at_once(num_atoms, capacity):
-    return max(1, min(GRADIENT_BYTES // (4 * num_atoms), GRAM_BYTES // (4 * capacity ** 2)))
+    return max(1, min(GRADIENT_BYTES // (4 * num_atoms), GRAM_BYTES // (4 * capacity**2)))
 
 
 def _solve_tokens(tokens):
     """Solve them, and those whose working set overflows with twice the capacity: yields parts for `_merge`."""
     tokens.solve()
     yield tokens.codes()
-    overflowed = (tokens.status_n[:tokens.count] == OVERFLOWED).nonzero()[:, 0]
+    overflowed = (tokens.status_n[: tokens.count] == OVERFLOWED).nonzero()[:, 0]
     capacity = min(2 * tokens.capacity, tokens.problem.num_atoms)
     for rows in overflowed.split(_rows_at_once(tokens.problem.num_atoms, capacity)) if len(overflowed) else ():
         yield from _solve_tokens(tokens.grown(rows, capacity))
@@ -127,13 +128,13 @@ def _correlate(problem, residual_md, out_mK):
         high_md, low_md = _halves(residual_md)
         joined_me = torch.cat([high_md, high_md, low_md], 1)
         torch.mm(joined_me, problem.operand, out_dtype=torch.float32, out=out_mK)
-    else:       # before bfloat16 (and TF32, of the same generation) this is plain float32; so is the simulator
+    else:  # before bfloat16 (and TF32, of the same generation) this is plain float32; so is the simulator
         torch.mm(residual_md, problem.operand, out=out_mK)
 
 
 def _halves(array):
     high = array.to(torch.bfloat16)
-    return high, (array - high).to(torch.bfloat16)      # the difference is exact in float32
+    return high, (array - high).to(torch.bfloat16)  # the difference is exact in float32
 
 
 class _Tokens:
@@ -142,28 +143,40 @@ class _Tokens:
     def __init__(self, count, capacity, problem):
         self.count, self.capacity, self.problem = count, capacity, problem
         device = problem.atoms_Kd.device
-        self.rows_n = torch.arange(count, device=device)            # which tokens of the chunk
+        self.rows_n = torch.arange(count, device=device)  # which tokens of the chunk
 
         def memory(*shape, dtype=torch.float32):
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.gram_nWW = torch.empty(count, capacity, capacity, device=device)       # written before it is read
+        self.gram_nWW = torch.empty(count, capacity, capacity, device=device)  # written before it is read
         self.hidden_nd, self.residual_nd = memory(2, count, problem.width)
         self.gradient_nK = memory(count, problem.num_atoms)
         self.atoms_nW = memory(count, capacity, dtype=torch.int32)  # which atoms may be active
-        self.code_nW, self.excess_nW = memory(2, count, capacity)   # excess: gradient minus lam
+        self.code_nW, self.excess_nW = memory(2, count, capacity)  # excess: gradient minus lam
         self.size_n, self.filled_n, self.status_n = memory(3, count, dtype=torch.int32)
         self.kkt_n = memory(count)
         self.shared_bytes = 4 * kernels.VECTORS * capacity
         self.vectors_nV = memory(count if self.shared_bytes > SHARED_BYTES else 1, kernels.VECTORS * capacity)
-        names = ("hidden_nd", "residual_nd", "gradient_nK", "atoms_nW", "code_nW", "excess_nW", "gram_nWW", "size_n",
-                 "filled_n", "status_n", "kkt_n", "vectors_nV")
-        self.arrays = {name: _array(getattr(self, name)) for name in names}     # made once: that takes a while
+        names = (
+            "hidden_nd",
+            "residual_nd",
+            "gradient_nK",
+            "atoms_nW",
+            "code_nW",
+            "excess_nW",
+            "gram_nWW",
+            "size_n",
+            "filled_n",
+            "status_n",
+            "kkt_n",
+            "vectors_nV",
+        )
+        self.arrays = {name: _array(getattr(self, name)) for name in names}  # made once: that takes a while
 
     def load(self, hidden_nd):
         """Start with tokens that have no code yet, at most as many as there is memory for."""
         self.count = len(hidden_nd)
-        self.hidden_nd[:self.count] = hidden_nd
+        self.hidden_nd[: self.count] = hidden_nd
         for state in (self.code_nW, self.size_n, self.filled_n, self.status_n):
             state.zero_()
 
@@ -174,8 +187,8 @@ class _Tokens:
         for name in ("hidden_nd", "size_n", "filled_n"):
             getattr(new, name).copy_(getattr(self, name)[rows])
         for name in ("atoms_nW", "code_nW"):
-            getattr(new, name)[:, :self.capacity] = getattr(self, name)[rows]
-        new.gram_nWW[:, :self.capacity, :self.capacity] = self.gram_nWW[rows]
+            getattr(new, name)[:, : self.capacity] = getattr(self, name)[rows]
+        new.gram_nWW[:, : self.capacity, : self.capacity] = self.gram_nWW[rows]
         return new
 
     def solve(self):
@@ -183,29 +196,60 @@ class _Tokens:
         if self.count == 0:
             return
         active_m = torch.arange(self.count, device=self.status_n.device)
-        self._launch(kernels.subtract, active_m, "hidden_nd", self.problem.atoms, "atoms_nW", "code_nW", "size_n",
-                     "residual_nd")
+        self._launch(
+            kernels.subtract, active_m, "hidden_nd", self.problem.atoms, "atoms_nW", "code_nW", "size_n", "residual_nd"
+        )
         for round_number in range(MAX_ROUNDS + 1):
             m = len(active_m)
             _correlate(self.problem, self.residual_nd[:m], self.gradient_nK[:m])
-            self._launch(kernels.select, active_m, "gradient_nK", self.problem.gram, "atoms_nW", "code_nW", "excess_nW",
-                         "size_n", "kkt_n", "status_n", self.problem.lam, self.problem.tol)
+            self._launch(
+                kernels.select,
+                active_m,
+                "gradient_nK",
+                self.problem.gram,
+                "atoms_nW",
+                "code_nW",
+                "excess_nW",
+                "size_n",
+                "kkt_n",
+                "status_n",
+                self.problem.lam,
+                self.problem.tol,
+            )
             if round_number >= UNASKED_ROUNDS:
-                active_m = (self.status_n[:self.count] == WORKING).nonzero()[:, 0]
+                active_m = (self.status_n[: self.count] == WORKING).nonzero()[:, 0]
             if len(active_m) == 0 or round_number == MAX_ROUNDS:
                 return
             self._minimise(active_m)
-            self._launch(kernels.subtract, active_m, "hidden_nd", self.problem.atoms, "atoms_nW", "code_nW", "size_n",
-                         "residual_nd")
+            self._launch(
+                kernels.subtract,
+                active_m,
+                "hidden_nd",
+                self.problem.atoms,
+                "atoms_nW",
+                "code_nW",
+                "size_n",
+                "residual_nd",
+            )
 
     def _minimise(self, active_m):
-        arguments = ("atoms_nW", "code_nW", "excess_nW", "gram_nWW", "size_n", "filled_n", "kkt_n", "status_n",
-                     self.problem.tol)
+        arguments = (
+            "atoms_nW",
+            "code_nW",
+            "excess_nW",
+            "gram_nWW",
+            "size_n",
+            "filled_n",
+            "kkt_n",
+            "status_n",
+            self.problem.tol,
+        )
         if self.shared_bytes > SHARED_BYTES:
             self._launch(kernels.minimise_in_global, active_m, "vectors_nV", self.problem.gram, *arguments)
         else:
-            self._launch(kernels.minimise_in_shared, active_m, self.problem.gram, *arguments,
-                         shared_bytes=self.shared_bytes)
+            self._launch(
+                kernels.minimise_in_shared, active_m, self.problem.gram, *arguments, shared_bytes=self.shared_bytes
+            )
 
     def _launch(self, kernel, per_block, *arguments, shared_bytes=0):
         """Run a kernel with a block for every element of `per_block`; a string names one of our arrays."""
@@ -215,14 +259,22 @@ class _Tokens:
 
     def codes(self):
         """Row numbers, counts, kkt, indices, values; tokens that have overflowed count nothing yet."""
-        count, status_n = self.count, self.status_n[:self.count]
+        count, status_n = self.count, self.status_n[: self.count]
         counts_n = (self.code_nW[:count] > 0).sum(1) * (status_n != OVERFLOWED)
         ends_n = counts_n.cumsum(0)
         total = int(ends_n[-1]) if count else 0
         indices = torch.empty(max(total, 1), dtype=torch.int32, device=ends_n.device)  # numba takes no empty array
         values = torch.empty(max(total, 1), dtype=torch.float32, device=ends_n.device)
-        self._launch(kernels.pack, ends_n - counts_n, "status_n", "atoms_nW", "code_nW", "size_n", _array(indices),
-                     _array(values))
+        self._launch(
+            kernels.pack,
+            ends_n - counts_n,
+            "status_n",
+            "atoms_nW",
+            "code_nW",
+            "size_n",
+            _array(indices),
+            _array(values),
+        )
         return self.rows_n[:count], counts_n, self.kkt_n[:count].clone(), indices[:total], values[:total]
 
 

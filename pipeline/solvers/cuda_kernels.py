@@ -2,44 +2,43 @@
 
 A block is LANES threads, on a GPU one warp, and works on one token. All its threads take the same branches:
 conditions depend on values that all of them read, or on reductions, which return the same bits to all. Element
-i of a vector over the working set belongs to thread i % LANES, which alone writes it. `_wait` stands between a
+i of a vector over the working set belongs to thread i % LANES, which alone writes it. `wait` stands between a
 write and a read by another thread, and between that read and the next write; it orders shared and global memory
-within the block. The last section holds all that differs between a GPU and Numba's simulator (which has no warp
-instructions). Simulator-tested; no GPU has run it yet.
+within the block. Simulator-tested; no GPU has run it yet. Left out: what the threads of a block do together
+(cuda_block.py).
 
 Shapes: n tokens of a chunk, m of them active, d hidden width, K atoms, W atoms of a working set at most.
 """
 
 import numpy as np
-from numba import config
 
-try:
-    from numba import cuda, float32
-except ImportError as error:
-    raise ImportError('sparse coding on a GPU needs numba-cuda: pip install "mlsm[gpu]"') from error
+from pipeline.solvers.cuda_block import (
+    LANES,
+    LOWEST,
+    ONE,
+    ZERO,
+    block_max,
+    block_places,
+    block_sum,
+    cuda,
+    float32,
+    inlined,
+    kernel,
+    wait,
+)
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
-LANES = 4 if SIMULATED else 32          # threads of a block
-RESIDENT = 32                           # blocks that should fit a multiprocessor: at most 64 registers a thread
-VECTORS = 5                             # over the working set, in shared memory if they fit
-FIRST_JOINING, JOINING = 32, 16         # atoms that join a working set in its first and in later rounds
-BISECTIONS = 12                         # to find the threshold that lets about so many join
-MAX_SWEEPS = 100                        # in one round
+VECTORS = 5  # over the working set, in shared memory if they fit
+FIRST_JOINING, JOINING = 32, 16  # atoms that join a working set in its first and in later rounds
+BISECTIONS = 12  # to find the threshold that lets about so many join
+MAX_SWEEPS = 100  # in one round
 SWEEPS_BEFORE_CG = 2
 MAX_CG_STEPS = 60
-INNER = np.float32(0.1)                 # a round solves its working set to this share of the worst violation
-LOWEST = np.float32(-3e38)              # fast math knows no infinity
-ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)     # a plain literal would mean float64
-WORKING, FINISHED, OVERFLOWED = 0, 1, 2     # status of a token
-
-if SIMULATED:
-    _kernel, _inlined = cuda.jit, cuda.jit(device=True)
-else:
-    _kernel = cuda.jit(fastmath=True, launch_bounds=(LANES, RESIDENT))
-    _inlined = cuda.jit(device=True, fastmath=True, forceinline=True)
+INNER = np.float32(0.1)  # a round solves its working set to this share of the worst violation
+HALF = np.float32(0.5)
+WORKING, FINISHED, OVERFLOWED = 0, 1, 2  # status of a token
 
 
-@_kernel
+@kernel
 def select(active_m, gradient_mK, gram_KK, atoms_nW, code_nW, excess_nW, size_n, kkt_n, status_n, lam, tol):
     """Certify the token, or let the atoms that violate lam the most join its working set."""
     if cuda.blockIdx.x >= len(active_m):
@@ -57,18 +56,18 @@ def select(active_m, gradient_mK, gram_KK, atoms_nW, code_nW, excess_nW, size_n,
         wanted = max(JOINING, size // 4) if size > 0 else FIRST_JOINING
         threshold = _threshold(grad_K, lam + tol, worst, np.float32(wanted))
         joining = _join(atoms_nW[token], excess_nW[token], size, grad_K, gram_KK, lam, threshold, wanted)
-    _wait()
+    wait()
     if cuda.threadIdx.x == 0:
         kkt_n[token] = kkt
         if kkt <= tol:
             status_n[token] = FINISHED
         elif size + joining > atoms_nW.shape[1]:
-            status_n[token] = OVERFLOWED        # those that joined are forgotten
+            status_n[token] = OVERFLOWED  # those that joined are forgotten
         else:
             size_n[token] = size + joining
 
 
-@_inlined
+@inlined
 def _take_members(grad_K, atoms, code, excess, size, lam):
     """Move the working set's gradient out, so that grad_K is left with the other atoms. Returns the violation."""
     violation = ZERO
@@ -77,19 +76,19 @@ def _take_members(grad_K, atoms, code, excess, size, lam):
         grad_K[atoms[i]] = LOWEST
         excess[i] = over
         violation = max(violation, abs(over) if code[i] > ZERO else over)
-    _wait()
-    return _max(violation)
+    wait()
+    return block_max(violation)
 
 
-@_inlined
+@inlined
 def _largest(grad_K):
     largest = LOWEST
     for j in range(cuda.threadIdx.x, len(grad_K), LANES):
         largest = max(largest, grad_K[j])
-    return _max(largest)
+    return block_max(largest)
 
 
-@_inlined
+@inlined
 def _threshold(grad_K, floor, worst, wanted):
     """A threshold that between 3/4 of `wanted` and `wanted` atoms reach, by bisection; `floor` if few do."""
     if _count(grad_K, floor) <= wanted:
@@ -107,24 +106,24 @@ def _threshold(grad_K, floor, worst, wanted):
     return high
 
 
-@_inlined
+@inlined
 def _count(grad_K, threshold):
     """How many atoms reach the threshold; exact in float32, which the warp can add."""
     count = ZERO
     for j in range(cuda.threadIdx.x, len(grad_K), LANES):
         if grad_K[j] >= threshold:
             count += ONE
-    return _sum(count)
+    return block_sum(count)
 
 
-@_inlined
+@inlined
 def _join(atoms, excess, size, grad_K, gram_KK, lam, threshold, wanted):
     """Append the first `wanted` atoms that reach the threshold. Returns how many, even if they do not fit."""
     joined = 0
     for first in range(0, len(grad_K), LANES):
         j = first + cuda.threadIdx.x
         joins = j < len(grad_K) and grad_K[j] >= threshold and gram_KK[j, j] > ZERO
-        before, together = _places(joins)
+        before, together = block_places(joins)
         place = size + joined + before
         if joins and joined + before < wanted and place < len(atoms):
             atoms[place], excess[place] = j, grad_K[j] - lam
@@ -134,39 +133,66 @@ def _join(atoms, excess, size, grad_K, gram_KK, lam, threshold, wanted):
     return joined
 
 
-@_kernel
-def minimise_in_shared(active_m, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n,
-                        status_n, tol):
+@kernel
+def minimise_in_shared(
+    active_m, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol
+):
     """Minimise over the working set, with its vectors in shared memory."""
     if cuda.blockIdx.x < len(active_m):
-        _minimise_token(cuda.shared.array(0, float32), active_m[cuda.blockIdx.x], gram_KK, atoms_nW, code_nW,
-                        excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol)
+        _minimise_token(
+            cuda.shared.array(0, float32),
+            active_m[cuda.blockIdx.x],
+            gram_KK,
+            atoms_nW,
+            code_nW,
+            excess_nW,
+            gram_nWW,
+            size_n,
+            filled_n,
+            kkt_n,
+            status_n,
+            tol,
+        )
 
 
-@_kernel
-def minimise_in_global(active_m, vectors_nV, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n,
-                        kkt_n, status_n, tol):
+@kernel
+def minimise_in_global(
+    active_m, vectors_nV, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol
+):
     """The same for working sets that are too large for shared memory."""
     if cuda.blockIdx.x < len(active_m):
         token = active_m[cuda.blockIdx.x]
-        _minimise_token(vectors_nV[token], token, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n,
-                        kkt_n, status_n, tol)
+        _minimise_token(
+            vectors_nV[token],
+            token,
+            gram_KK,
+            atoms_nW,
+            code_nW,
+            excess_nW,
+            gram_nWW,
+            size_n,
+            filled_n,
+            kkt_n,
+            status_n,
+            tol,
+        )
 
 
-@_inlined
-def _minimise_token(vectors, token, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n,
-                    status_n, tol):
+@inlined
+def _minimise_token(
+    vectors, token, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol
+):
     size, atoms, gram = size_n[token], atoms_nW[token], gram_nWW[token]
     if status_n[token] != WORKING:
         return
     width = len(atoms)
-    code, excess, steps = vectors[:width], vectors[width:2 * width], vectors[2 * width:3 * width]
-    direction, image = vectors[3 * width:4 * width], vectors[4 * width:5 * width]
+    code, excess, steps = vectors[:width], vectors[width : 2 * width], vectors[2 * width : 3 * width]
+    direction, image = vectors[3 * width : 4 * width], vectors[4 * width : 5 * width]
     _copy_gram(gram, gram_KK, atoms, filled_n[token], size)
     for i in range(cuda.threadIdx.x, size, LANES):
         code[i], excess[i] = code_nW[token, i], excess_nW[token, i]
-        steps[i] = ONE / gram_KK[atoms[i], atoms[i]]    # not 1: rounding moves atoms off the unit sphere
-    _wait()
+        steps[i] = ONE / gram_KK[atoms[i], atoms[i]]  # not 1: rounding moves atoms off the unit sphere
+    wait()
     _minimise(gram, code, excess, steps, direction, image, size, max(np.float32(0.3) * tol, INNER * kkt_n[token]))
     for i in range(cuda.threadIdx.x, size, LANES):
         code_nW[token, i] = code[i]
@@ -174,7 +200,7 @@ def _minimise_token(vectors, token, gram_KK, atoms_nW, code_nW, excess_nW, gram_
         filled_n[token] = size
 
 
-@_inlined
+@inlined
 def _copy_gram(gram, gram_KK, atoms, filled, size):
     """Fill in the working set's Gram matrix for the atoms that joined."""
     for i in range(filled, size):
@@ -184,7 +210,7 @@ def _copy_gram(gram, gram_KK, atoms, filled, size):
             gram[j, i] = value
 
 
-@_inlined
+@inlined
 def _minimise(gram, code, excess, steps, direction, image, size, tol):
     """Solve the problem over the working set to a KKT violation of tol, or as near as MAX_SWEEPS come."""
     for sweep in range(MAX_SWEEPS):
@@ -193,10 +219,10 @@ def _minimise(gram, code, excess, steps, direction, image, size, tol):
             break
         if (sweep + 1) % SWEEPS_BEFORE_CG == 0:
             _conjugate_gradients(gram, code, excess, direction, image, size, HALF * tol)
-            _wait()
+            wait()
 
 
-@_inlined
+@inlined
 def _descend(gram, code, excess, steps, size):
     """One sweep of coordinate descent: one atom after the other, whose row the threads share."""
     for i in range(size):
@@ -205,24 +231,24 @@ def _descend(gram, code, excess, steps, size):
             continue
         new = max(old + over * steps[i], ZERO)
         change = new - old
-        _wait()
+        wait()
         for j in range(cuda.threadIdx.x, size, LANES):
             excess[j] -= change * gram[i, j]
         if cuda.threadIdx.x == i % LANES:
             code[i] = new
-        _wait()
+        wait()
 
 
-@_inlined
+@inlined
 def _violation(code, excess, size):
     """KKT violation of the working set."""
     worst = ZERO
     for i in range(cuda.threadIdx.x, size, LANES):
         worst = max(worst, abs(excess[i]) if code[i] > ZERO else excess[i])
-    return _max(worst)
+    return block_max(worst)
 
 
-@_inlined
+@inlined
 def _conjugate_gradients(gram, code, excess, direction, image, size, tol):
     """Minimise over the support; a coefficient that reaches zero leaves it, and directions start afresh."""
     _clear(direction, size)
@@ -242,64 +268,64 @@ def _conjugate_gradients(gram, code, excess, direction, image, size, tol):
         squared = _turn(code, excess, direction, size, squared)
 
 
-@_inlined
+@inlined
 def _turn(code, excess, direction, size, squared_before):
     """Next conjugate direction, zero off the support. Returns the squared norm of the support's excess."""
     squared = ZERO
     for i in range(cuda.threadIdx.x, size, LANES):
         squared += excess[i] * excess[i] if code[i] > ZERO else ZERO
-    squared = _sum(squared)
+    squared = block_sum(squared)
     beta = squared / squared_before
     for i in range(cuda.threadIdx.x, size, LANES):
         direction[i] = (excess[i] if code[i] > ZERO else ZERO) + beta * direction[i]
     return squared
 
 
-@_inlined
+@inlined
 def _multiply(image, gram, direction, size):
     """image = direction @ gram."""
-    _wait()
+    wait()
     for j in range(cuda.threadIdx.x, size, LANES):
         total = ZERO
         for i in range(size):
             total += direction[i] * gram[i, j]
         image[j] = total
-    _wait()
+    wait()
 
 
-@_inlined
+@inlined
 def _clear(vector, size):
     for i in range(cuda.threadIdx.x, size, LANES):
         vector[i] = ZERO
 
 
-@_inlined
+@inlined
 def _dot(left, right, size):
     total = ZERO
     for i in range(cuda.threadIdx.x, size, LANES):
         total += left[i] * right[i]
-    return _sum(total)
+    return block_sum(total)
 
 
-@_inlined
+@inlined
 def _longest_step(code, direction, size):
     """The step that brings the first coefficient to zero."""
     nearest = LOWEST
     for i in range(cuda.threadIdx.x, size, LANES):
         if direction[i] < ZERO:
             nearest = max(nearest, code[i] / direction[i])
-    return -_max(nearest)
+    return -block_max(nearest)
 
 
-@_inlined
+@inlined
 def _move(code, excess, direction, image, step, size):
     for i in range(cuda.threadIdx.x, size, LANES):
         new = code[i] + step * direction[i]
-        code[i] = new if new > np.float32(1e-6) * code[i] else ZERO     # rounding: one that is blocked must leave
+        code[i] = new if new > np.float32(1e-6) * code[i] else ZERO  # rounding: one that is blocked must leave
         excess[i] -= step * image[i]
 
 
-@_kernel
+@kernel
 def subtract(active_m, hidden_nd, atoms_Kd, atoms_nW, code_nW, size_n, residual_nd):
     """residual = h - a D, in the order of active tokens."""
     if cuda.blockIdx.x >= len(active_m):
@@ -313,7 +339,7 @@ def subtract(active_m, hidden_nd, atoms_Kd, atoms_nW, code_nW, size_n, residual_
         residual_nd[cuda.blockIdx.x, column] = rest
 
 
-@_kernel
+@kernel
 def pack(starts_n, status_n, atoms_nW, code_nW, size_n, indices, values):
     """Write a token's non-zero coefficients from its start on, in order of their atoms."""
     token = cuda.blockIdx.x
@@ -326,75 +352,3 @@ def pack(starts_n, status_n, atoms_nW, code_nW, size_n, indices, values):
                 if code_nW[token, other] > ZERO and atoms_nW[token, other] < atoms_nW[token, i]:
                     place += 1
             indices[place], values[place] = atoms_nW[token, i], code_nW[token, i]
-
-
-# -- what the threads of a block do together: in registers on a GPU, in shared memory in the simulator -------
-
-WARP = 0xffffffff                       # all 32 threads
-
-
-@_inlined
-def _wait():
-    cuda.syncthreads()
-
-
-@_inlined
-def _warp_sum(value):
-    for distance in (16, 8, 4, 2, 1):   # all threads add the same pairs, so all get the same bits
-        value += cuda.shfl_xor_sync(WARP, value, distance)
-    return value
-
-
-@_inlined
-def _warp_max(value):
-    for distance in (16, 8, 4, 2, 1):
-        value = max(value, cuda.shfl_xor_sync(WARP, value, distance))
-    return value
-
-
-@_inlined
-def _warp_places(flag):
-    """How many threads before this one have the flag, and how many in all."""
-    votes = cuda.ballot_sync(WARP, flag) & WARP
-    return cuda.popc(votes & ((1 << cuda.threadIdx.x) - 1)), cuda.popc(votes)
-
-
-@_inlined
-def _gather(value):
-    """What every thread has, for all of them."""
-    values = cuda.shared.array(LANES, float32)
-    cuda.syncthreads()
-    values[cuda.threadIdx.x] = value
-    cuda.syncthreads()
-    return values
-
-
-@_inlined
-def _shared_sum(value):
-    values, total = _gather(value), ZERO
-    for lane in range(LANES):
-        total += values[lane]
-    return total
-
-
-@_inlined
-def _shared_max(value):
-    values, largest = _gather(value), LOWEST
-    for lane in range(LANES):
-        largest = max(largest, values[lane])
-    return largest
-
-
-@_inlined
-def _shared_places(flag):
-    values, before, together = _gather(ONE if flag else ZERO), 0, 0
-    for lane in range(LANES):
-        before += int(values[lane]) if lane < cuda.threadIdx.x else 0
-        together += int(values[lane])
-    return before, together
-
-
-if SIMULATED:
-    _sum, _max, _places = _shared_sum, _shared_max, _shared_places
-else:
-    _sum, _max, _places = _warp_sum, _warp_max, _warp_places

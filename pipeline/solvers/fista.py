@@ -48,7 +48,7 @@ def fista_steps(hidden_nd, atoms_Kd, lam, step, steps):
     for _ in range(steps):
         correlation_nK = (hidden_nd - point_nK @ atoms_Kd) @ atoms_Kd.T
         new_nK = torch.relu(point_nK + step * (correlation_nK - lam))
-        new_momentum = (1 + (1 + 4 * momentum ** 2) ** 0.5) / 2
+        new_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         point_nK = new_nK + (momentum - 1) / new_momentum * (new_nK - codes_nK)
         codes_nK, momentum = new_nK, new_momentum
     return codes_nK
@@ -77,5 +77,6 @@ def _joined(parts, device):
     counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *counts]).cumsum(0)
     none = torch.zeros(0, device=device)
-    return Codes(indptr, torch.cat([none.to(torch.int32), *indices]), torch.cat([none, *values]),
-                 torch.cat([none, *kkt]))
+    return Codes(
+        indptr, torch.cat([none.to(torch.int32), *indices]), torch.cat([none, *values]), torch.cat([none, *kkt])
+    )

@@ -34,12 +34,12 @@ def is_exact():
     return available() and torch.backends.mkldnn.matmul.fp32_precision not in ("bf16", "tf32")
 
 
-_libraries = functools.cache(ThreadpoolController)      # made after torch, hence OpenMP, is loaded
+_libraries = functools.cache(ThreadpoolController)  # made after torch, hence OpenMP, is loaded
 
 
 @contextmanager
 def one_thread():
     """In the calling thread alone, let products run in this thread."""
-    torch.get_num_threads()         # torch sets OpenMP's number in each thread once, at its first use: before us
+    torch.get_num_threads()  # torch sets OpenMP's number in each thread once, at its first use: before us
     with _libraries().limit(limits=1, user_api="openmp"):
         yield

@@ -15,8 +15,7 @@ import numba
 from threadpoolctl import ThreadpoolController
 
 # no NaN or infinity gets here, and sums may be reordered: both are needed to vectorise reductions
-OPTIONS = {"nogil": True, "error_model": "numpy",
-           "fastmath": {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}}
+OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}}
 # into its caller, always: else code fresh from the compiler and code from the cache could round differently
 inlined = numba.njit(forceinline=True, **OPTIONS)
 
@@ -30,7 +29,7 @@ def kernel(function):
     function.__qualname__ += f"-{_inlined_sources()}"
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:        # "no locator available": neither the package nor the user's cache is writable
+    except RuntimeError:  # "no locator available": neither the package nor the user's cache is writable
         return numba.njit(**OPTIONS)(function)
 
 

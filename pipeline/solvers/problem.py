@@ -53,7 +53,7 @@ class Codes:
 
     def dense(self, num_atoms, start=0, stop=None, dtype=np.float64):
         """Rows start to stop as an array (rows, num_atoms)."""
-        indptr = self.indptr[start:len(self) + 1 if stop is None else stop + 1]
+        indptr = self.indptr[start : len(self) + 1 if stop is None else stop + 1]
         entries = slice(indptr[0], indptr[-1])
         codes_NK = np.zeros((len(indptr) - 1, num_atoms), dtype)
         rows = np.repeat(np.arange(len(codes_NK)), np.diff(indptr))
@@ -66,8 +66,12 @@ def join_codes(parts):
     counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
     indptr = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
     none = np.zeros(0, np.float32)
-    return Codes(indptr, np.concatenate([np.zeros(0, np.int32), *indices]),
-                 np.concatenate([none, *values]), np.concatenate([none, *kkt]))
+    return Codes(
+        indptr,
+        np.concatenate([np.zeros(0, np.int32), *indices]),
+        np.concatenate([none, *values]),
+        np.concatenate([none, *kkt]),
+    )
 
 
 def objective(hidden_Nd, atoms_Kd, codes, lam):
@@ -121,7 +125,7 @@ def _per_token(function, hidden_Nd, atoms_Kd, codes, lam):
 
 def _objective(hidden_nd, atoms_Kd, codes_nK, lam):
     residual_nd = hidden_nd - codes_nK @ atoms_Kd
-    return 0.5 * (residual_nd ** 2).sum(1) + lam * codes_nK.sum(1)
+    return 0.5 * (residual_nd**2).sum(1) + lam * codes_nK.sum(1)
 
 
 def _kkt_violation(hidden_nd, atoms_Kd, codes_nK, lam):
@@ -133,5 +137,5 @@ def _duality_gap(hidden_nd, atoms_Kd, codes_nK, lam):
     residual_nd = hidden_nd - codes_nK @ atoms_Kd
     largest_n = (residual_nd @ atoms_Kd.T).max(1, initial=0)
     dual_nd = residual_nd * (lam / np.maximum(largest_n, lam))[:, None]
-    dual_n = 0.5 * (hidden_nd ** 2).sum(1) - 0.5 * ((hidden_nd - dual_nd) ** 2).sum(1)
+    dual_n = 0.5 * (hidden_nd**2).sum(1) - 0.5 * ((hidden_nd - dual_nd) ** 2).sum(1)
     return _objective(hidden_nd, atoms_Kd, codes_nK, lam) - dual_n

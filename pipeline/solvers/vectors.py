@@ -13,8 +13,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 LANES = 16
-COMBINED_ROWS = 2           # rows of `combine` at once: two sums, so that additions need not wait for each other
-SUBTRACTED_ROWS = 8         # rows of `subtract_rows` at once: the gradient is read and written an eighth as often
+COMBINED_ROWS = 2  # rows of `combine` at once: two sums, so that additions need not wait for each other
+SUBTRACTED_ROWS = 8  # rows of `subtract_rows` at once: the gradient is read and written an eighth as often
 
 FAST = ("reassoc", "contract", "nsz", "nnan", "ninf")
 I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()

@@ -252,8 +252,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise TeacherError(
-            f"{name}: the weights in {directory} cannot be loaded: {in_one_line(error)}. "
-            "Fetch or save the model again."
+            f"{name}: the weights in {directory} cannot be loaded: {in_one_line(error)}. Fetch or save the model again."
         ) from error
     for parameter in model.parameters():  # DeBERTa creates some in float32 whatever the dtype, and then fails
         parameter.data = parameter.data.to(dtype)

@@ -31,8 +31,10 @@ def test_default_settings_are_judged_alike(task):
 
 
 def test_figures_follow_from_the_curves():
-    runs = [{"curve": [[1.0, 0.5, 0.3], [2.0, 1.0, 0.2], [3.0, 1.5, last]], "seconds": 3.0, "objective": last}
-            for last in (0.10, 0.11)]
+    runs = [
+        {"curve": [[1.0, 0.5, 0.3], [2.0, 1.0, 0.2], [3.0, 1.5, last]], "seconds": 3.0, "objective": last}
+        for last in (0.10, 0.11)
+    ]
     spams = {"seconds": 10.0, "objective": 0.2}, {"seconds": 2.5, "objective": 0.15}
     figures = benchmark.against_spams(runs, *spams, spams[0])
     assert figures["time_to_spams_objective"] == 0.2 and figures["seconds_to_spams300_objective"] == 3.0

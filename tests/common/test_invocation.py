@@ -32,7 +32,10 @@ def test_it_is_what_the_user_typed(called, on_the_path, said, monkeypatch):
 def test_no_message_says_it_otherwise():
     """Outside of docstrings, comments and usage lines, commands are never spelled out."""
     packages = ("common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
-    pattern = re.compile(r"""["' (](mlsm|python cli\.py) +(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|sweep)\b""")  # noqa: E501
+    pattern = re.compile(
+        r"""["' (](mlsm|python cli\.py) +"""
+        r"(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|sweep)\b"
+    )
     found = []
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):

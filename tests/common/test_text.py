@@ -13,9 +13,7 @@ HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\udcff"
 
 def test_what_is_printed_has_no_character_that_acts():
     shown = printable(HOSTILE + "\n\tλ 日本 é 👩\u200d🔬", keep="\n\t")
-    assert shown == (
-        r"a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\xff" + "\n\tλ 日本 é 👩\u200d🔬"
-    )
+    assert shown == (r"a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\xff" + "\n\tλ 日本 é 👩\u200d🔬")
     shown.encode()
     everything = "".join(map(chr, [*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFE00, 0x10000)]))
     assert not [one for one in printable(everything, keep="") if not one.isprintable() and ord(one) < 0x20]

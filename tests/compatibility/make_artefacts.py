@@ -36,8 +36,7 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 MATERIAL = HERE / "material"
-ROOT = "/ROOT"    # stands for the directory in which the commands were given
-
+ROOT = "/ROOT"  # stands for the directory in which the commands were given
 
 
 def but(command, *flags):
@@ -71,7 +70,7 @@ STEPS = ["--max-steps", "12", "--batch-windows", "8", "--warmup", "0.25", "--gra
          "--mask-unit", "token", "--corruption", "mask"]  # fmt: skip
 STUDENT = ["train-student", *HOW, *STEPS, "--encoder", "bert-1x8", "--dropout", "0.1", "--lr", "0.01",
            "--weight-decay", "0.01", "--kappa", "1"]  # fmt: skip
-KILLED_AT = 7    # steps; the checkpoint is of step 5
+KILLED_AT = 7  # steps; the checkpoint is of step 5
 RUNS = {
     "mlsm": [*STUDENT, "--objective", "mlsm", "--store", "{lsp}", "--seed", "1"],
     "mlm": [*STUDENT, "--objective", "mlm", "--store", "{ids}", "--seed", "1"],
@@ -88,7 +87,7 @@ FINETUNE = ["finetune", "{finished}", "--smoke", "--tasks", "rte", "stsb", "--se
 
 # Commands of which only the names count of what they make.
 LEARN = ["learn-dictionary", *CORPUS, *TEACHER, *DICTIONARY]
-LEARNING = but(LEARN, "--seed", "8", "--dictionary-epochs", "4")    # an epoch is a minibatch here, and an evaluation
+LEARNING = but(LEARN, "--seed", "8", "--dictionary-epochs", "4")  # an epoch is a minibatch here, and an evaluation
 NAMES = [
     but(IDS, "--max-length", "24"),
     but(IDS, "--packing", "pairs"),
@@ -209,7 +208,7 @@ def learn(out):
         give(LEARNING, {}, killed_in_minibatch(3))
     shutil.copytree("runs", out / "learning")
     give(LEARNING, {})
-    directory, = Path("runs/dictionaries").iterdir()
+    (directory,) = Path("runs/dictionaries").iterdir()
     shutil.copy(directory / "atoms.npy", out / "learned.npy")
     learned = json.loads((directory / "dictionary.json").read_text())
     shutil.rmtree("runs")
@@ -326,13 +325,13 @@ def make_runs(stores, out):
     places = {kind: store["store"] for kind, store in stores.items()}
     places["dictionary"] = dictionary_of(places["lsp"])
     give(FINISHED, places)
-    places["finished"], = map(str, Path("runs/students").iterdir())
+    (places["finished"],) = map(str, Path("runs/students").iterdir())
     give(FINETUNE, places)
     runs = {}
     for name, command in RUNS.items():
         before = all_runs()
         give(command, places, killed_in_step(KILLED_AT))
-        made_now, = all_runs() - before
+        (made_now,) = all_runs() - before
         runs[name] = {"command": shlex.join(command), "run": made_now}
     shutil.copytree("runs", out / "finished")
     for name, run in runs.items():
@@ -452,7 +451,7 @@ def demonstration(places):
     for path in Path("runs/stores").iterdir():
         if str(path) != places["lsp"]:
             shutil.rmtree(path)
-    plan, = Path(places["lsp"], "plans").glob("*.yaml")
+    (plan,) = Path(places["lsp"], "plans").glob("*.yaml")
     plan.write_text(json.dumps(kept))
     return {"encode": shlex.join(encode), "train": shlex.join(train), "kept": kept, "made": give_and_name(train, {})}
 

@@ -28,10 +28,10 @@ from shards.verify import verify
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = {file.parent.name: json.loads(file.read_text()) for file in sorted(HERE.glob("*/expected.json"))}
-TV_OF_A_TOKEN, TV_ON_AVERAGE = 0.05, 0.002    # a solver that stops one pass earlier or later; 8-bit weights are 0.005
-MEASURED = ("model", "weights", "task", "seed", "head", "figures", "wall")    # of a record of a fine-tuning
+TV_OF_A_TOKEN, TV_ON_AVERAGE = 0.05, 0.002  # a solver that stops one pass earlier or later; 8-bit weights are 0.005
+MEASURED = ("model", "weights", "task", "seed", "head", "figures", "wall")  # of a record of a fine-tuning
 LOSS = {"rel": 2e-4, "abs": 2e-6}
-pytestmark = pytest.mark.usefixtures("one_thread")    # in which all was made: the order of sums is part of a result
+pytestmark = pytest.mark.usefixtures("one_thread")  # in which all was made: the order of sums is part of a result
 
 # What has changed on purpose, by version:
 #   runs      name of a killed run -> the flags with which its command continues it. Without them the command must
@@ -43,13 +43,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")    # in which all was made: t
 CHANGED = {
     "1837c65": {
         "runs": {
-            "mtl": ["--untied"],                  # their output matrices are tied by default since
+            "mtl": ["--untied"],  # their output matrices are tied by default since
             "naive-mlsm": ["--untied"],
-            "pairs": ["--segments", "never"],     # students of pairs are told segments since
+            "pairs": ["--segments", "never"],  # students of pairs are told segments since
         },
-        "stores": {"pairs"},                      # teachers of pairs are told segments since
-        "finetune": ["--segments", "always"],     # types go only where they were trained since
-        "flags": {                                # the sample's size decides on the minibatch since
+        "stores": {"pairs"},  # teachers of pairs are told segments since
+        "finetune": ["--segments", "always"],  # types go only where they were trained since
+        "flags": {  # the sample's size decides on the minibatch since
             "encode-lsp": ["--dictionary-batch", "2048"],
             "learn-dictionary": ["--dictionary-batch", "2048"],
         },
@@ -114,7 +114,7 @@ def say(command, places):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
             code = cli.run([word.format(**places) for word in command])
-        except (ValueError, OSError) as error:    # what cli.main says in one line, with an exit code
+        except (ValueError, OSError) as error:  # what cli.main says in one line, with an exit code
             return 2, said.getvalue() + str(error)
     return code, said.getvalue()
 
@@ -131,7 +131,7 @@ def test_a_finished_store_opens_is_whole_and_is_read(version, kind, place):
     then = place(version, "finished")["stores"][kind]
     report = verify(then["store"], full=True)
     assert not (report["damaged"] or report["missing"] or report["stray"] or report["commands"])
-    assert describe(Path(then["store"])) == then["made"]    # bit for bit: nothing is computed
+    assert describe(Path(then["store"])) == then["made"]  # bit for bit: nothing is computed
     store = Store.open(then["store"])
     for split in ("train", "held_out"):
         windows = store.split(split)
@@ -163,7 +163,7 @@ def test_the_command_that_verify_shards_names_finishes_a_store(version, kind, pl
     """From the settings that the version kept beside the plan."""
     expected = place(version, "unfinished")
     then, there = expected["stores"][kind], made().keys()
-    command, = verify(then["store"])["commands"]
+    (command,) = verify(then["store"])["commands"]
     give(shlex.split(command)[1:], {})
     assert made().keys() == there and not verify(then["store"], full=True)["missing"]
     assert_same_store(kind, then["made"], expected)
@@ -193,7 +193,7 @@ def test_a_changed_target_is_a_new_store_and_the_earlier_one_stays(version, kind
     then = place(version, tree)["stores"][kind]
     before, there = files("runs"), made().keys()
     give(words(then["command"], version), {})
-    new, = (path for path in made().keys() - there if path.startswith("runs/stores/"))
+    (new,) = (path for path in made().keys() - there if path.startswith("runs/stores/"))
     assert before.items() <= files("runs").items() and files(then["store"]).keys() <= before.keys()
     assert describe(Path(new))["target"] != then["made"]["target"]
     same_text = [{name: unit["text"] for name, unit in units.items()} for units in (
@@ -281,10 +281,10 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_end(version, nam
     for figure in ("parameters", "tokens"):
         assert now["figures"][figure] == then["figures"][figure]
     for figure in ("held_out", "baseline"):
-        later = ("accuracy", "loss_by_position", "kl_by_position")    # the latter two are of after 1837c65
+        later = ("accuracy", "loss_by_position", "kl_by_position")  # the latter two are of after 1837c65
         now_it, then_it = ({key: value for key, value in outcome["figures"][figure].items() if key not in later}
                            for outcome in (now, then))  # fmt: skip
-        assert now_it == pytest.approx(then_it, **LOSS)    # accuracy may jump by a token where two scores are near
+        assert now_it == pytest.approx(then_it, **LOSS)  # accuracy may jump by a token where two scores are near
     if is_same_machine(expected):
         now["figures"]["baseline"] = {name: value for name, value in now["figures"]["baseline"].items()
                                       if not name.endswith("_by_position")}  # fmt: skip
@@ -334,7 +334,7 @@ def test_the_demonstrations_student_has_the_name_that_it_had(version, place):
         if path != store:
             shutil.rmtree(path)
     shutil.rmtree("runs/students")
-    plan, = (store / "plans").glob("*.yaml")
+    (plan,) = (store / "plans").glob("*.yaml")
     plan.write_text(json.dumps(then["kept"]))
     assert give_and_name(shlex.split(then["train"]), {}) == then["made"]
     give([*shlex.split(then["train"]), "--recipe", "quickstart"], {}, before_training())
@@ -372,7 +372,7 @@ def test_records_of_a_fine_tuning_stay_and_are_not_mixed(version, place):
     assert code == 0, said
     after = files("runs")
     assert after.keys() == before.keys()
-    for path in before:    # a record may have been told more of itself, in a later format, but not measured again
+    for path in before:  # a record may have been told more of itself, in a later format, but not measured again
         if "/finetune/" in path:
             now, then = json.loads(after[path]), json.loads(before[path])
             assert [now[name] for name in MEASURED] == [then[name] for name in MEASURED]

@@ -52,7 +52,7 @@ def test_statistics_equal_plain_sums(made):
 
 
 def test_atoms_without_mass_are_dead(tmp_path):
-    store = write_store(tmp_path / "s", k=40, words=3)     # few words use few atoms
+    store = write_store(tmp_path / "s", k=40, words=3)  # few words use few atoms
     mean = store.split("train").mean_distribution() + store.split("held_out").mean_distribution()
     assert inspection.statistics(store)["dead_atoms"] == int((mean == 0).sum()) > 0
 

@@ -145,7 +145,7 @@ def test_a_student_tells_its_lineage(run):
     assert (half["step"], half["fraction"]) == (4, 0.5)
     assert whole["flops"]["pretraining"] == pytest.approx(result["flops"], rel=1e-12)
     assert half["flops"]["pretraining"] == pytest.approx(result["flops"] / 2, rel=1e-12)
-    assert whole["flops"]["teacher"] is None    # no such teacher on this machine
+    assert whole["flops"]["teacher"] is None  # no such teacher on this machine
     records.check(record(**whole), "here")
 
 
@@ -161,7 +161,7 @@ def test_the_identity_is_all_that_named_the_run_and_its_store(run):
     directory, _ = run
     known = lineage(directory / "export")["identity"]
     config = json.loads((directory / "config.json").read_text())
-    assert known["settings"] == config["settings"] | {"dropout": 0.1}    # left open, so the encoder's own
+    assert known["settings"] == config["settings"] | {"dropout": 0.1}  # left open, so the encoder's own
     assert (known["target"], known["plan"]) == (config["store"]["target"], config["store"]["plan"])
     assert known["target_settings"]["layer"] == 3
     assert known["tail"] == pytest.approx({"mass_kept": 1.0, "mass_dropped": 0.0})
@@ -232,7 +232,7 @@ def test_the_teacher_counts_its_forward_passes(run, tmp_path):
     assert flops(known) == pytest.approx(known["tokens"] / length * layers * a_layer)
     assert flops(known | {"objective": "mlm"}) == 0.0
     whole = copy.deepcopy(known)
-    whole["store"]["settings"].pop("layer")    # a store of logits: all layers, and the head at every token
+    whole["store"]["settings"].pop("layer")  # a store of logits: all layers, and the head at every token
     vocabulary = json.loads((teacher / "config.json").read_text())["vocab_size"]
     head = 2 * length * (width**2 + width * vocabulary)
     assert flops(whole) == pytest.approx(known["tokens"] / length * (3 * a_layer + head))

@@ -91,9 +91,9 @@ from student.trainer import train
 from terminal import lsps
 from terminal.stores import verification, view
 
-SECONDS = 20            # of one use; those of a server that drips take most
-MEMORY = 400 << 20      # bytes that a case may need beside what the imports take
-ADDRESSES = 4 << 30     # bytes of address space beside them: an array of absurd size is a MemoryError
+SECONDS = 20  # of one use; those of a server that drips take most
+MEMORY = 400 << 20  # bytes that a case may need beside what the imports take
+ADDRESSES = 4 << 30  # bytes of address space beside them: an array of absurd size is a MemoryError
 TYPED = (StoreError, ShardError, RunError, DictionaryError, RecordError, ComparisonError, InspectionError,
          ModelError, BlimpError, TeacherError, TrainingError, WriteError)  # fmt: skip
 LSPS = {"samples": 2000}
@@ -295,7 +295,7 @@ def _remote(place):
     return Remote(cache=place.output / "cache", attempts=2, delay=0.01, timeout=0.3)
 
 
-WEB = []    # the running server of this process
+WEB = []  # the running server of this process
 
 
 def read_remote(place):
@@ -463,7 +463,7 @@ class Fuzzer:
             outcomes = {use.__name__: self._one(use, place, use in subject.changes) for use in uses}
         memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
         leaked = [path for path in _files(output) if SECRET.encode() in path.read_bytes()[: 1 << 20]]
-        if leaked and kind != "server":     # whose own server follows links
+        if leaked and kind != "server":  # whose own server follows links
             outcomes["output"] = {"outcome": "finding", "what": f"a secret in {leaked[:3]}"}
         return {"uses": outcomes, "mutations": said, "damage": damage, "memory": memory}
 
@@ -478,18 +478,18 @@ class Fuzzer:
 
     def _use_served(self, uses, place, faults, chosen):
         with serving(place.subject.parent) as web:
-            web.other = self.other      # whose files the fault "other" sends, under another ETag
+            web.other = self.other  # whose files the fault "other" sends, under another ETag
             WEB[:] = [f"{web.url}/{place.subject.name}"]
             outcomes = {}
             for use in uses:
                 web.faults[:] = faults
                 outcomes[use.__name__] = self._one(use, place, False)
             web.faults.clear()
-            for _ in range(4):      # an error may say that a record was forgotten, and to try again
+            for _ in range(4):  # an error may say that a record was forgotten, and to try again
                 outcomes["afterwards"] = after = self._one(read_remote, place, False)
                 if "is forgotten" not in after.get("error", ""):
                     break
-            if len(faults) == len(chosen) and after["outcome"] == "refused":    # the store itself is whole
+            if len(faults) == len(chosen) and after["outcome"] == "refused":  # the store itself is whole
                 after |= {"outcome": "finding", "what": f"a fault that is over is still felt: {after['error']}"}
         return outcomes
 
@@ -497,7 +497,7 @@ class Fuzzer:
         """What came of one use: done with a result, refused with a typed error, or a finding."""
         before, began = None if may_change else snapshot(place.subject, place.healthy), time.monotonic()
         try:
-            with _within(SECONDS * max(1, os.getloadavg()[0] / os.cpu_count())), _quiet():    # others may be busy here
+            with _within(SECONDS * max(1, os.getloadavg()[0] / os.cpu_count())), _quiet():  # others may be busy here
                 outcome = {"outcome": "done", "result": json.loads(json.dumps(use(place)))}
         except TYPED as error:
             outcome = {"outcome": "refused", "error": f"{type(error).__name__}: {error}"[:2000]}
@@ -516,7 +516,7 @@ class Fuzzer:
 
 
 def _choose_fault(dice):
-    fault = dice.choice(FAULTS[:-len(HOSTILE)] * 3 + HOSTILE)
+    fault = dice.choice(FAULTS[: -len(HOSTILE)] * 3 + HOSTILE)
     return dice.choice(WHERE), fault, dice.random() < 0.4
 
 
@@ -647,7 +647,7 @@ def make_records(directory, export, number):
                 records.write(directory, a_record(name, task, seed, values) | facts | {"model": name})
     accuracies = {"adjunct_island": 0.7, "anaphor_gender_agreement": 0.8}
     records.write(directory, a_blimp_record("ours", accuracies) | known | {"path": "export", "model": "ours"})
-    for path in directory.rglob("*.json"):      # shorter names
+    for path in directory.rglob("*.json"):  # shorter names
         path.rename(directory / f"{path.parent.parent.name[:6]}-{path.name}")
 
 

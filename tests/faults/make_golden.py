@@ -1,6 +1,6 @@
 """Write the golden store of a format version: run once when the format changes, never for a change of code.
 
-    python tests/faults/make_golden.py tests/faults/golden/v1
+python tests/faults/make_golden.py tests/faults/golden/v1
 """
 
 import json

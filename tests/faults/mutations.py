@@ -70,7 +70,7 @@ def _of_bytes(change):
         if not raw:
             return None
         what = change(dice, raw)
-        path.unlink()   # never through a hard link
+        path.unlink()  # never through a hard link
         path.write_bytes(raw)
         return f"{scene.said(path)}: {what}"
 
@@ -166,7 +166,7 @@ def take_from_other(dice, scene):
 
 def _socket(path):
     before = os.getcwd()
-    os.chdir(path.parent)       # the names of sockets are short
+    os.chdir(path.parent)  # the names of sockets are short
     with socket.socket(socket.AF_UNIX) as made:
         try:
             made.bind(path.name)
@@ -398,7 +398,7 @@ def write_sealed(root, path, values, follow=False):
         elif path.name == "state.json":
             values["checksum"] = checksum_of_state(values)
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
-        pass    # no longer what could have a checksum
+        pass  # no longer what could have a checksum
     path.unlink()
     place.write_text(json.dumps(values, indent=1))
 
@@ -437,7 +437,7 @@ def craft_shard(dice, scene):
         parts = [(dict(group), raw[group["offset"] : group["offset"] + group["length"]]) for group in record["groups"]]
         parts, what = dice.choice([_change_member] * 6 + [_change_structure] * 3 + [_change_groups])(dice, scene, parts)
     except (LookupError, ValueError, TypeError, RecursionError, tarfile.TarError):
-        return None    # spoilt already
+        return None  # spoilt already
     name = scene.said(path)
     path.unlink()
     write_shard(path.parent, records[0], record, parts)
@@ -655,7 +655,7 @@ def craft_atoms(dice, scene):
     try:
         atoms = _array(payload)
         record |= {"fingerprint": dictionary_fingerprint(atoms), "shape": list(atoms.shape)}
-    except Exception:   # whatever np.load makes of it
+    except Exception:  # whatever np.load makes of it
         pass
     write_sealed(scene.root, path.with_name("dictionary.json"), record)
     target = scene.root / "target.json"

@@ -107,7 +107,7 @@ def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
     assert run.returncode == 74 and "No space left" in run.stderr and "Traceback" not in run.stderr
     gone = subprocess.Popen([*COMMAND, "show-shards", str(store.path), "--json"], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)  # fmt: skip
-    gone.stdout.close()     # `| head -1`
+    gone.stdout.close()  # `| head -1`
     assert gone.stderr.read() == "" and gone.wait() == 0
 
 
@@ -127,15 +127,15 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     (store,) = (place / "runs" / "stores").glob("*")
     assert "teach" in json.loads((store / "target.json").read_text())["lineage"]["teacher_name"]
     sources = json.loads(next((store / "plans").glob("*.json")).read_text())["units"][0]["source"]
-    assert os.fsencode(sources).endswith(b"t\xe9xt.txt")        # as it is called, and not as it is shown
+    assert os.fsencode(sources).endswith(b"t\xe9xt.txt")  # as it is called, and not as it is shown
     assert Store.open(store).report()["tokens"] > 0
     train = ["train-student", "--store", store, "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
              "--device", "cpu", "--eval-windows", 8, "--output", place / "run"]  # fmt: skip
     assert "The student is finished" in finish(train, {})
-    (place / "run" / "result.json").unlink()        # so that it is resumed, and exported once more
+    (place / "run" / "result.json").unlink()  # so that it is resumed, and exported once more
     assert "The student is finished" in finish(train, ASCII)
     assert r"teach\xe9r" in (place / "run" / "export" / "README.md").read_text(encoding="utf-8")
-    vectors, = LspModel.from_pretrained(place / "run").lsp(["a b"])
+    (vectors,) = LspModel.from_pretrained(place / "run").lsp(["a b"])
     assert len(vectors.tokens)
     read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
     assert show(read, lambda *_, **__: None)["view"] == "overview"

@@ -172,14 +172,14 @@ def test_a_resume_never_codes_with_another_dictionary(encoding):
     assert "dictionary" in problems(files)
     assert f"--dictionary {files.dictionary}" not in " ".join(verify(files.path)["commands"])
     with pytest.raises(StoreError, match="is not the dictionary of this store: .* target.json names"):
-        load_dictionary(config, str(files.dictionary), None)    # as `--dictionary` of such a store
+        load_dictionary(config, str(files.dictionary), None)  # as `--dictionary` of such a store
     job = teacher_job(config, lambda *args, **figures: None)
     with pytest.raises(StoreError, match="is not the dictionary of this store"):
-        KINDS["lsp"].open_coder(Context(job), [OpenStore(job, files.path)])     # what every worker process calls
+        KINDS["lsp"].open_coder(Context(job), [OpenStore(job, files.path)])  # what every worker process calls
     record = files.record(Store.open(files.path).plan.units[0].id)
     files.record_file(record.unit).unlink()
     (files.units / record.file).unlink()
-    report, = encode_lsp(config)
+    (report,) = encode_lsp(config)
     assert report["new_units"] == 1 and report["store"] == str(files.path)
     assert {path.name: path.read_bytes() for path in files.units.glob("*.tar")} == before
     assert not problems(files, full=True)
@@ -194,7 +194,7 @@ def test_encoding_again_restores_the_copies(encoding, damage):
         else:
             os.truncate(path, 0 if damage == "empty" else path.stat().st_size // 2)
     assert problems(files).keys() == {"tokenizer", "dictionary"}
-    report, = encode_lsp(config)
+    (report,) = encode_lsp(config)
     assert report["finished_before"] and not problems(files)
 
 
@@ -371,7 +371,7 @@ def test_columns_that_break_the_format_are_found_at_the_first_read(tmp_path, mon
 
 def a_socket(path):
     at_work = os.getcwd()
-    os.chdir(path.parent)    # a socket's address is short
+    os.chdir(path.parent)  # a socket's address is short
     try:
         socket.socket(socket.AF_UNIX).bind(path.name)
     finally:
@@ -400,11 +400,11 @@ def test_what_is_no_file_is_listed_and_the_rest_is_looked_at(files, instead, pla
     }[place]
     path.unlink()
     INSTEAD[instead](path)
-    os.truncate(files.units / files.record("held-out").file, 100)     # found as well
+    os.truncate(files.units / files.record("held-out").file, 100)  # found as well
     found = problems(files)
     name = {"tokenizer": "tokenizer", "atoms": "dictionary"}.get(place, str(path.relative_to(files.path)))
     other = {f"units/{files.record('held-out').file}"}
-    assert found.keys() == {name} | (other if place != "plan" else set())    # no plan, no units that it names
+    assert found.keys() == {name} | (other if place != "plan" else set())  # no plan, no units that it names
     with within_seconds(60), pytest.raises((StoreError, ShardError)):
         store = Store.open(files.path)
         store.split("train").read([0, 100])
@@ -461,11 +461,11 @@ def test_a_shard_overwritten_after_its_first_read_is_found(files, evicted):
     windows = Store.open(files.path).split("train")
     windows.read(range(len(windows)))
     overwrite(files.units / files.record("train-0").file)
-    if evicted:    # the mapping was given up for others, and is made anew
+    if evicted:  # the mapping was given up for others, and is made anew
         windows._make_caches()
     with pytest.raises(ShardError, match=r"train-0.*block 000000 .*does not match its hash"):
         windows.read(range(len(windows)))
-    assert len(windows.read([95]).ids) == 1    # of the other shard
+    assert len(windows.read([95]).ids) == 1  # of the other shard
 
 
 def test_a_shard_that_is_touched_or_replaced_by_equal_bytes_stays_readable(files):
@@ -477,7 +477,7 @@ def test_a_shard_that_is_touched_or_replaced_by_equal_bytes_stays_readable(files
     shutil.copy(path, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
     assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
-    path.unlink()    # as `clean` may, after a retry: what is mapped stays
+    path.unlink()  # as `clean` may, after a retry: what is mapped stays
     assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
 
 
@@ -639,7 +639,8 @@ def test_json_that_is_none_of_ours_is_an_error_with_its_file(files, name, text):
         lambda path: (path / "dictionary.json").write_text('{"history": 3}'),
         lambda path: (path / "atoms.npy").write_bytes(
             b"\x93NUMPY\x01\x00v\x00"
-            + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 32), }".ljust(117) + b"\n"
+            + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 32), }".ljust(117)
+            + b"\n"
         ),
         lambda path: np.save(path / "atoms.npy", np.zeros((24, 32), object), allow_pickle=True),
         lambda path: np.save(path / "atoms.npy", np.zeros((0, 32), np.float32)),

@@ -381,7 +381,7 @@ def test_strays_beside_checkpoints_stay_and_do_no_harm(run, tmp_path):
     place = run.output / "checkpoints"
     (place / "step-x").mkdir()
     if not (place / "step-00000001").exists():
-        (place / "step-00000001").symlink_to(tmp_path)      # as old as what is pruned
+        (place / "step-00000001").symlink_to(tmp_path)  # as old as what is pruned
     os.mkfifo(place / "step-99999999")
     (tmp_path / "mine").write_text("")
     with within_seconds(60):

@@ -30,7 +30,7 @@ SETTINGS = {
     "encoder": "bert-1x32", "max_steps": 150, "batch_windows": 24, "micro_batch": 8, "seed": 1, "eval_windows": 8,
     "save_every": 7, "eval_every": 0, "device": "cpu",
 }  # fmt: skip
-pytestmark = pytest.mark.usefixtures("one_thread")    # as the processes have: the order of sums is part of the result
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the processes have: the order of sums is part of the result
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def test_targets_are_those_of_subtracted_unit_rows_by_scikit_learn(made):
         row = slice(stored.indptr[token], stored.indptr[token + 1])
         found = np.zeros(24)
         found[stored.indices[row]] = stored.weights[row]
-        assert found == pytest.approx(expected / expected.sum(), abs=0.02)    # weights are stored in eight bits
+        assert found == pytest.approx(expected / expected.sum(), abs=0.02)  # weights are stored in eight bits
 
 
 def test_the_centre_is_the_mean_of_the_sampled_raw_states(made, monkeypatch):
@@ -180,7 +180,7 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        if stage == "center":    # between the centre and the sample that it is subtracted from
+        if stage == "center":  # between the centre and the sample that it is subtracted from
             patched.setattr(sampling, "growing_rows", lambda path, *a, real=sampling.growing_rows:
                             stop() if path.name == "sample.npy" else real(path, *a))  # fmt: skip
         encode_lsp(given, progress)
@@ -292,7 +292,7 @@ def test_means_of_positions_are_shrunk_as_far_as_they_are_noise():
         for part in np.array_split(np.arange(len(rows)), 7):
             sums.add(position[part], rows[part])
         center = sums.center("position")
-        assert low < center.record["pseudo_count"] < high    # within is 1, between is scale ** 2
+        assert low < center.record["pseudo_count"] < high  # within is 1, between is scale ** 2
         error = np.linalg.norm(center.rows_Pd[1:41] - (scale * effect[1:41] + 3), axis=1).mean()
         raw = np.stack([rows[position == p].mean(0) for p in range(1, 41)])
         unshrunk = np.linalg.norm(raw - (scale * effect[1:41] + 3), axis=1).mean()

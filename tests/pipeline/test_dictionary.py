@@ -26,14 +26,17 @@ def test_objective_falls_and_atoms_stay_in_the_unit_ball(learned):
     assert values[-1] < values[0] < 0.5
     assert learned.atoms_Kd.dtype == np.float32 and learned.atoms_Kd.shape == (40, 24)
     assert np.linalg.norm(learned.atoms_Kd, axis=1).max() <= 1 + 1e-6
-    assert all(set(entry) == {"vectors", "epoch", "objective", "nnz", "explained_variance", "dead_atoms"}
-               for entry in learned.history)
+    assert all(
+        set(entry) == {"vectors", "epoch", "objective", "nnz", "explained_variance", "dead_atoms"}
+        for entry in learned.history
+    )
 
 
 def test_planted_atoms_are_nearly_found(learned):
     hidden, truth = planted(500, seed=0)
-    found, best = (objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05), 0.05).mean()
-                   for atoms in (learned.atoms_Kd, truth))
+    found, best = (
+        objective(hidden, atoms, nonneg_lasso(hidden, atoms, 0.05), 0.05).mean() for atoms in (learned.atoms_Kd, truth)
+    )
     assert found < 1.1 * best
 
 
@@ -46,7 +49,7 @@ def test_history_says_what_the_returned_atoms_reach():
     reached = objective(held_out, found.atoms_Kd, codes, 0.05).mean()
     assert best["objective"] == pytest.approx(reached, rel=1e-5)
     residual = held_out - codes.dense(30) @ found.atoms_Kd
-    explained = 1 - (residual ** 2).sum() / ((held_out - held_out.mean(0)) ** 2).sum()
+    explained = 1 - (residual**2).sum() / ((held_out - held_out.mean(0)) ** 2).sum()
     assert best["explained_variance"] == pytest.approx(explained, rel=1e-3)
     assert best["nnz"] == pytest.approx(len(codes.values) / 200)
     assert found.settings["vectors"] == 3000 and found.settings["held_out"] == 200
@@ -104,8 +107,16 @@ def test_learning_stops_for_a_reason_that_is_kept():
 def test_progress_reports_vectors_and_figures():
     calls = []
     hidden, _ = planted()
-    learn_dictionary(hidden, 10, 0.05, seed=0, epochs=2, batch=900, evaluate_every=900,
-                     progress=lambda *args, **figures: calls.append((args, figures)))
+    learn_dictionary(
+        hidden,
+        10,
+        0.05,
+        seed=0,
+        epochs=2,
+        batch=900,
+        evaluate_every=900,
+        progress=lambda *args, **figures: calls.append((args, figures)),
+    )
     assert [args for args, _ in calls] == [("dictionary", done, 5400) for done in range(900, 5401, 900)]
     assert all(figures["unit"] == "vectors" and figures["objective"] > 0 for _, figures in calls)
 
@@ -122,13 +133,22 @@ def test_double_precision_vectors_are_accepted():
         learn_dictionary(np.ones((50, 4), int), 5, 0.05, seed=0)
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e30), (np.float32, 1e-30), (np.float32, 1e-44),
-                                              (np.float64, 1e300), (np.float64, 1e-320), (np.float16, 6e-8)])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (np.float32, 1e30),
+        (np.float32, 1e-30),
+        (np.float32, 1e-44),
+        (np.float64, 1e300),
+        (np.float64, 1e-320),
+        (np.float16, 6e-8),
+    ],
+)
 def test_huge_and_tiny_rows_have_a_direction_too(dtype, scale):
     rows = np.array([[3, -4, 0], [0, 0, 0], [0, 0, 1]]) * scale
     found = unit_length(rows.astype(dtype), np.arange(3))
-    exact = rows.astype(dtype).astype(np.longdouble)            # as far as such numbers can say it
-    exact /= np.maximum(np.sqrt((exact ** 2).sum(1)), np.finfo(np.longdouble).tiny)[:, None]
+    exact = rows.astype(dtype).astype(np.longdouble)  # as far as such numbers can say it
+    exact /= np.maximum(np.sqrt((exact**2).sum(1)), np.finfo(np.longdouble).tiny)[:, None]
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, exact.astype(float), atol=1e-6)
 
@@ -180,10 +200,13 @@ def test_values_that_are_not_finite_are_refused_with_their_rows(value):
 
 def test_other_nonsense_is_refused():
     hidden, _ = planted(200)
-    for wrong, message in [({"lam": 0}, "lam must be positive"), ({"epochs": -1}, "epochs must be positive"),
-                           ({"init": "zeros"}, "init must be"),
-                           ({"held_out_Hd": hidden[:0]}, "held-out vectors"),
-                           ({"held_out_Hd": hidden[:, :3]}, "held-out vectors")]:
+    for wrong, message in [
+        ({"lam": 0}, "lam must be positive"),
+        ({"epochs": -1}, "epochs must be positive"),
+        ({"init": "zeros"}, "init must be"),
+        ({"held_out_Hd": hidden[:0]}, "held-out vectors"),
+        ({"held_out_Hd": hidden[:, :3]}, "held-out vectors"),
+    ]:
         with pytest.raises(ValueError, match=message):
             learn_dictionary(hidden, 20, **{"lam": 0.05, "seed": 0, **wrong})
     with pytest.raises(ValueError, match="shape"):
@@ -200,7 +223,7 @@ def test_what_is_saved_is_what_is_loaded(learned, tmp_path):
     assert (loaded.history, loaded.stopped) == (learned.history, learned.stopped)
     assert loaded.settings == learned.settings
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["atoms"]
-    learned.save(tmp_path / "deep" / "atoms")                   # the same again is fine
+    learned.save(tmp_path / "deep" / "atoms")  # the same again is fine
 
 
 def test_another_dictionary_is_not_overwritten(learned, tmp_path):
@@ -234,15 +257,18 @@ def flip_a_byte(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda d: flip_a_byte(d / "atoms.npy"),
-    lambda d: (d / "atoms.npy").write_bytes((d / "atoms.npy").read_bytes()[:-100]),
-    lambda d: (d / "atoms.npy").write_bytes(b""),
-    lambda d: (d / "dictionary.json").write_text((d / "dictionary.json").read_text()[:-30]),
-    lambda d: (d / "dictionary.json").write_text(json.dumps({"format": 1})),
-    lambda d: (d / "dictionary.json").write_text("[]"),
-    lambda d: np.save(d / "atoms.npy", np.array([{}], object), allow_pickle=True),
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: flip_a_byte(d / "atoms.npy"),
+        lambda d: (d / "atoms.npy").write_bytes((d / "atoms.npy").read_bytes()[:-100]),
+        lambda d: (d / "atoms.npy").write_bytes(b""),
+        lambda d: (d / "dictionary.json").write_text((d / "dictionary.json").read_text()[:-30]),
+        lambda d: (d / "dictionary.json").write_text(json.dumps({"format": 1})),
+        lambda d: (d / "dictionary.json").write_text("[]"),
+        lambda d: np.save(d / "atoms.npy", np.array([{}], object), allow_pickle=True),
+    ],
+)
 def test_damaged_files_are_refused(learned, tmp_path, damage):
     learned.save(tmp_path / "atoms")
     damage(tmp_path / "atoms")

@@ -82,8 +82,13 @@ def hub(tmp_path, monkeypatch):
         ("/*/train-0.*", ["20231101.en/train-0.parquet", "20231101.fr/train-0.json.gz"]),
         ("/**/*.gz", ["20231101.fr/train-0.json.gz"]),
         ("/README.md", ["README.md"]),
-        ("", [*(f"20231101.{name}" for name in ("en/train-0.parquet", "en/train-1.parquet", "fr/train-0.json.gz")),
-              "notes.txt"]),  # fmt: skip
+        (
+            "",
+            [
+                *(f"20231101.{name}" for name in ("en/train-0.parquet", "en/train-1.parquet", "fr/train-0.json.gz")),
+                "notes.txt",
+            ],
+        ),  # fmt: skip
     ],
 )
 def test_a_pattern_becomes_files_at_a_commit(hub, pattern, expected):

@@ -19,7 +19,7 @@ def test_atom_update_is_one_atom_after_the_other():
     rng = np.random.default_rng(0)
     learner = CpuLearner(unit_rows(rng.normal(size=(150, 20))), 0.05, 1.0)
     codes = np.abs(rng.normal(size=(400, 150))) * (rng.random((400, 150)) < 0.1)
-    codes[:, 7] = 0                                             # an atom without a use stays as it is
+    codes[:, 7] = 0  # an atom without a use stays as it is
     learner.code_code_KK[:] = codes.T @ codes
     learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
     expected = learner.atoms_Kd.astype(float)
@@ -51,11 +51,21 @@ def test_gram_matrix_in_blocks_is_the_product():
 def test_thread_count_does_not_change_the_atoms(tmp_path):
     hidden, _ = planted(width=130)
     np.save(tmp_path / "hidden.npy", hidden)
-    code = ("import sys; from pipeline.dictionary import learn_dictionary\n"
-            "print(learn_dictionary(sys.argv[1], 300, 0.05, seed=0, epochs=1, batch=512).fingerprint)")
-    prints = {subprocess.run([sys.executable, "-c", code, tmp_path / "hidden.npy"], cwd=ROOT, text=True, check=True,
-                             env=os.environ | {"NUMBA_NUM_THREADS": threads}, capture_output=True).stdout
-              for threads in ("1", "2", "3")}
+    code = (
+        "import sys; from pipeline.dictionary import learn_dictionary\n"
+        "print(learn_dictionary(sys.argv[1], 300, 0.05, seed=0, epochs=1, batch=512).fingerprint)"
+    )
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "hidden.npy"],
+            cwd=ROOT,
+            text=True,
+            check=True,
+            env=os.environ | {"NUMBA_NUM_THREADS": threads},
+            capture_output=True,
+        ).stdout
+        for threads in ("1", "2", "3")
+    }
     assert len(prints) == 1
 
 
@@ -68,16 +78,16 @@ def test_torch_learner_equals_the_numba_learner(monkeypatch):
     from pipeline.dictionary import torch as learner_torch
     from pipeline.dictionary.torch import TorchLearner
 
-    for module in (learner_cpu, learner_torch):         # else codes may differ by their tolerance
+    for module in (learner_cpu, learner_torch):  # else codes may differ by their tolerance
         monkeypatch.setattr(module, "KKT_TOLERANCE", 1e-5)
     hidden, _ = planted(2000)
     atoms = unit_rows(np.random.default_rng(1).normal(size=(150, 24)))
-    atoms[7] = 0                                                # never used, then replaced
+    atoms[7] = 0  # never used, then replaced
     numba = CpuLearner(atoms, 0.05, 4.0)
-    for start in range(0, 1500, 500):           # step by step: codes of many steps drift apart by rounding
+    for start in range(0, 1500, 500):  # step by step: codes of many steps drift apart by rounding
         torch = TorchLearner.from_state(copied(numba.state()), 0.05, 4.0, "cpu")
         for learner in (numba, torch):
-            learner.step(hidden[start:start + 500])
+            learner.step(hidden[start : start + 500])
         for name, array in numba.state().items():
             np.testing.assert_allclose(torch.state()[name], array, atol=1e-3, err_msg=name)
     assert (numba.uses_K == 0).sum() == (torch.uses_K == 0).sum() >= 1

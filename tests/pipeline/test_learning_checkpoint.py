@@ -26,6 +26,7 @@ def fail_after(vectors):
     def progress(stage, done, total, **figures):
         if done >= vectors:
             raise KeyboardInterrupt
+
     return progress
 
 
@@ -53,8 +54,12 @@ def first_position(checkpoint, hidden=None, **settings):
     """Vectors done at the first report of a learning with this checkpoint, and what it learned."""
     calls = []
     arguments = {"k": 40, "lam": 0.05, "seed": 1, **LONG, **settings}
-    found = learn_dictionary(planted()[0] if hidden is None else hidden, checkpoint=checkpoint, **arguments,
-                             progress=lambda stage, done, *_, **figures: calls.append(done))
+    found = learn_dictionary(
+        planted()[0] if hidden is None else hidden,
+        checkpoint=checkpoint,
+        **arguments,
+        progress=lambda stage, done, *_, **figures: calls.append(done),
+    )
     return calls[0] if calls else None, found
 
 
@@ -86,18 +91,31 @@ def progress(stage, done, *_, **figures):
 print(learn_dictionary(sys.argv[1] + "/hidden.npy", 40, 0.05, seed=1, checkpoint=sys.argv[1] + "/" + sys.argv[3],
                        progress=progress, epochs=6, batch=256, evaluate_every=1024, min_improvement=0).fingerprint)
 """
+
     def learn(kill_after, place):
-        return subprocess.run([sys.executable, "-c", code, tmp_path, str(kill_after), place], cwd=ROOT, text=True,
-                              capture_output=True)
+        return subprocess.run(
+            [sys.executable, "-c", code, tmp_path, str(kill_after), place], cwd=ROOT, text=True, capture_output=True
+        )
+
     assert learn(5000, "a").returncode == -signal.SIGKILL
     resumed, unbroken = learn(10**9, "a"), learn(10**9, "b")
     assert int(resumed.stdout.split()[0]) > 4000 and int(unbroken.stdout.split()[0]) == 256
     assert resumed.stdout.split()[-1] == unbroken.stdout.split()[-1] and len(resumed.stdout.split()[-1]) == 64
 
 
-@pytest.mark.parametrize("change", [{"lam": 0.06}, {"seed": 2}, {"k": 39}, {"epochs": 7}, {"init": "kmeans"},
-                                    {"hidden": planted(seed=3)[0]}, {"hidden": planted(2999)[0]},
-                                    {"held_out_Hd": planted(50)[0]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lam": 0.06},
+        {"seed": 2},
+        {"k": 39},
+        {"epochs": 7},
+        {"init": "kmeans"},
+        {"hidden": planted(seed=3)[0]},
+        {"hidden": planted(2999)[0]},
+        {"held_out_Hd": planted(50)[0]},
+    ],
+)
 def test_another_request_starts_afresh(interrupted, change, caplog):
     caplog.set_level(logging.INFO, "pipeline")
     position, _ = first_position(interrupted, **change)
@@ -109,14 +127,18 @@ def test_another_algorithm_starts_afresh(interrupted, monkeypatch):
     assert first_position(interrupted)[0] == 256
 
 
-@pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(path.read_bytes()[:-1000]),
-    lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(b"no archive"),
-    lambda path: path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\x80\x40")
-                                  [:5000] + b"garbage" + path.read_bytes()[5007:]),
-    lambda path: np.savez(path, request=np.array("{}")),
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1000]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"no archive"),
+        lambda path: path.write_bytes(
+            path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\x80\x40")[:5000] + b"garbage" + path.read_bytes()[5007:]
+        ),
+        lambda path: np.savez(path, request=np.array("{}")),
+    ],
+)
 def test_a_damaged_checkpoint_starts_afresh(interrupted, damage, unbroken, caplog):
     caplog.set_level(logging.INFO, "pipeline")
     damage(interrupted / "learning.npz")
@@ -128,7 +150,7 @@ def test_saves_are_rare(tmp_path, monkeypatch):
     saves = []
     monkeypatch.setattr(learning_checkpoint.Checkpoint, "save", lambda *_: saves.append(1))
     first_position(tmp_path / "work")
-    assert len(saves) == 1                                      # the one at the end
+    assert len(saves) == 1  # the one at the end
 
 
 def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
@@ -145,12 +167,12 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(("seconds", "left"), [(0, ["learning.npz"]), (60, [])])     # 60: only the one at the end
+@pytest.mark.parametrize(("seconds", "left"), [(0, ["learning.npz"]), (60, [])])  # 60: only the one at the end
 def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, caplog, monkeypatch, seconds, left):
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", seconds)
     caplog.set_level(logging.INFO, "pipeline")
 
-    full = []    # the next file is on a full disk
+    full = []  # the next file is on a full disk
 
     def fill_the_disk(*_, **figures):
         full[:] = [True]
@@ -177,7 +199,7 @@ def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_p
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with learning_checkpoint.workplace(tmp_path / "place") as place:
         (place / "something").touch()
-        learning_checkpoint.discard(place)                      # nobody can know whether it is in use
+        learning_checkpoint.discard(place)  # nobody can know whether it is in use
         assert (place / "something").exists()
     assert "no lock on" in caplog.text and not place.exists()
 
@@ -220,8 +242,9 @@ def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save
     unbroken = learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", **LONG)
     assert unbroken.history[-1]["objective"] == pytest.approx(reference.history[-1]["objective"], rel=0.02)
     with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", checkpoint=tmp_path, progress=fail_after(8000),
-                         **LONG)
+        learn_dictionary(
+            hidden, 40, 0.05, seed=1, device="torch", checkpoint=tmp_path, progress=fail_after(8000), **LONG
+        )
     position, found = first_position(tmp_path, hidden, device="torch")
     assert position > 6000 and found.fingerprint == unbroken.fingerprint
 

@@ -56,8 +56,10 @@ def test_random_codes(n):
     np.testing.assert_allclose(sums[codes.any(1)], 1, rtol=1e-6)
 
 
-@given(st.lists(st.lists(st.sampled_from([0, 0, 1, 1, 2, 1e-6, 1e6]), min_size=6, max_size=6), max_size=5),
-       st.integers(1, 8))
+@given(
+    st.lists(st.lists(st.sampled_from([0, 0, 1, 1, 2, 1e-6, 1e6]), min_size=6, max_size=6), max_size=5),
+    st.integers(1, 8),
+)
 def test_ties_keep_the_lower_atom(codes, n):
     check(np.array(codes, np.float32).reshape(-1, 6), n)
 
@@ -82,7 +84,7 @@ def test_all_keeps_up_to_255_and_counts_the_tokens_that_had_more():
     assert np.diff(rows.indptr).tolist() == [255, 255, 255]
     assert rows.truncated_tokens == 2
     assert rows.tail[0] == pytest.approx(1 / np.arange(1, 257).sum())
-    assert rows.indices[:255].tolist() == list(range(1, 256))   # the smallest one goes
+    assert rows.indices[:255].tolist() == list(range(1, 256))  # the smallest one goes
 
 
 @pytest.mark.parametrize("n", [0, 256, -1, 2.5, "most", None])

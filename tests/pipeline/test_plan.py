@@ -34,7 +34,6 @@ def test_all_files_that_are_not_utf8_are_named_in_one_line(tmp_path):
         scan([TextFile(file) for file in files[:2]])
 
 
-
 class WordTokenizer:
     """Numbers are tokens: "17 18" becomes [17, 18]."""
 
@@ -175,8 +174,12 @@ def books(directory, count, paragraphs=120):
 
 def books_of(plan, sources, split):
     by_name = {source.name: source for source in sources}
-    found = [window for unit in plan.units if unit.split == split
-             for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, BY_FILE)]
+    found = [
+        window
+        for unit in plan.units
+        if unit.split == split
+        for window in planning.unit_windows(unit, by_name[unit.source], WordTokenizer(), SPECIAL, BY_FILE)
+    ]
     return [token // 10_000 for window in found for token in window.ids if token > 3]
 
 
@@ -204,6 +207,7 @@ def test_holding_out_files_makes_another_plan_and_leaves_the_other_one_as_it_was
 
 
 # -- addresses that must not change ------------------------------------------------------------------------
+
 
 def golden_sources(directory):
     texts = [f"{n} {n} {n + 100_000}\n{n + 5}" for n in range(1000, 1400)]

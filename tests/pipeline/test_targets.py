@@ -228,6 +228,7 @@ def test_settings_that_contradict_each_other(place, change, message):
 
 def test_a_resume_with_other_settings_is_refused(place, plain):
     """As a worker would find it that was given other settings than the store's."""
+
     class Given:
         files, target = plain.files, plain.files.target()
 

@@ -42,9 +42,7 @@ def test_every_layer_equals_the_full_model(family, layout, tmp_path):
     teachers = {layer: Teacher.load(tmp_path, layer) for layer in range(1, LAYERS + 1)}
     for ids, attention in windows():
         with torch.no_grad():
-            expected = model(
-                input_ids=ids, attention_mask=attention.long(), output_hidden_states=True
-            ).hidden_states
+            expected = model(input_ids=ids, attention_mask=attention.long(), output_hidden_states=True).hidden_states
         for layer, teacher in teachers.items():
             hidden = teacher(ids, attention)
             assert hidden.dtype == torch.float32 and hidden.shape == (3, 24, teacher.hidden_size)
@@ -56,8 +54,7 @@ def test_every_layer_equals_the_full_model(family, layout, tmp_path):
 def test_layers_above_are_not_built(family, tmp_path):
     tiny_model(family).save_pretrained(tmp_path)
     sizes = [
-        sum(parameter.numel() for parameter in Teacher.load(tmp_path, layer)._model.parameters())
-        for layer in (1, 2, 3)
+        sum(parameter.numel() for parameter in Teacher.load(tmp_path, layer)._model.parameters()) for layer in (1, 2, 3)
     ]
     per_layer = sizes[1] - sizes[0]
     assert per_layer > 0 and sizes[2] - sizes[1] == per_layer

@@ -61,7 +61,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def _answer(self, raw, fault):
         match = self.server.ranges and re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if fault == "other" and self.server.other is not None:     # changed while it is read
+        if fault == "other" and self.server.other is not None:  # changed while it is read
             raw = (self.server.other / self.path.lstrip("/")).read_bytes() if self._other_has() else raw[::-1]
         first, last = (int(match[1]), int(match[2]) + 1) if match else (0, len(raw))
         part = raw[first + 1 : last + 1] if fault == "shifted" else raw[first:last]
@@ -105,15 +105,15 @@ class Handler(http.server.SimpleHTTPRequestHandler):
                 return self._send("HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n")
             if fault == "slow header":
                 return self._drip(start + "X-Long: " + "x" * 7000)
-            if fault == "bomb":     # a kilobyte of it is a megabyte
+            if fault == "bomb":  # a kilobyte of it is a megabyte
                 bomb = _bomb()
                 return self._send(f"{start}Content-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n", bomb)
-            if fault == "long":     # announced
+            if fault == "long":  # announced
                 self._send(f"{start}Content-Length: 1000000000000\r\n\r\n")
                 return self._flood()
             self._send(f"{start}Transfer-Encoding: chunked\r\n\r\n")
             return self._drip("1\r\n{\r\n" * 1000) if fault == "a byte a time" else self._flood(chunked=True)
-        except OSError:     # the reader has closed the connection
+        except OSError:  # the reader has closed the connection
             self.server.gave_up.append(fault)
 
     def _send(self, *parts):

@@ -65,8 +65,8 @@ def test_a_hostile_answer_costs_bounded_time_and_memory(made, options, fault, wh
         with Memory() as memory, pytest.raises(StoreError) as caught:
             Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
         assert time.monotonic() - began < 20
-        assert memory.most < 96 << 20       # 64 MB, and what the rest of the store and its libraries take
-        assert isinstance(caught.value, RemoteError) or where == "listing"      # taken for an empty one
+        assert memory.most < 96 << 20  # 64 MB, and what the rest of the store and its libraries take
+        assert isinstance(caught.value, RemoteError) or where == "listing"  # taken for an empty one
         assert "root:" not in str(caught.value)
         assert not [path for path in options.directory.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
         web.faults.clear()

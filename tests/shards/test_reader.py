@@ -104,5 +104,5 @@ def test_many_blocks_take_little_memory(windows):
     reader = type(windows)(windows.store, iter(records))
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert size / len(reader._table) < 600      # a unit has one block here
+    assert size / len(reader._table) < 600  # a unit has one block here
     assert len(reader) == 700 * len(windows)

@@ -209,7 +209,7 @@ def test_a_stateful_loader_resumes_in_mid_epoch(store, workers, batch_size):
     second.load_state_dict(state)
     rest = list(second)
     assert all(same(one, other) for one, other in zip(whole, begun + rest, strict=True))
-    assert sorted(window_ids(second)) == list(range(TRAIN))     # and the next iteration is whole again
+    assert sorted(window_ids(second)) == list(range(TRAIN))  # and the next iteration is whole again
 
 
 @pytest.mark.parametrize(("workers", "then"), [(2, 0), (0, 3), (3, 2)])
@@ -228,7 +228,7 @@ def test_a_plain_loader_with_workers_counts_what_was_used(store):
     begun = list(islice(DataLoader(dataset, batch_size=None, num_workers=2), 3))
     again = LspDataset(store, seed=2, batch_size=8)
     again.load_state_dict(dataset.state_after(len(begun)))
-    again.set_epoch(0)      # as training loops do: it does not lose the place
+    again.set_epoch(0)  # as training loops do: it does not lose the place
     assert window_ids(begun) + window_ids(again) == store.split("train").order(2, 0, 0, TRAIN).tolist()
 
 
@@ -251,7 +251,7 @@ def test_a_killed_worker_is_an_error(store, loader):
         "    print('went on')\n"
         "except (RuntimeError, OSError, EOFError) as error:\n"
         "    print('raised', repr(error), flush=True)\n"
-        "for worker in batches._workers: worker.kill()\n"      # they may wait for a lock that the dead one held
+        "for worker in batches._workers: worker.kill()\n"  # they may wait for a lock that the dead one held
         "os._exit(0)\n"
     )
     root = str(Path(__file__).resolve().parents[2])

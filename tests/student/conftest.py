@@ -13,7 +13,7 @@ from transformers import (
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 FAMILIES = {
     "bert": BertConfig(**SIZE),
-    "roberta": RobertaConfig(**SIZE, max_position_embeddings=10),    # too few positions for the store
+    "roberta": RobertaConfig(**SIZE, max_position_embeddings=10),  # too few positions for the store
     "deberta": DebertaConfig(**SIZE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "deberta-v2": DebertaV2Config(**SIZE, relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "electra": ElectraConfig(**SIZE, embedding_size=16),
@@ -62,6 +62,15 @@ def on_one_thread(one_thread):
 def settings(tmp_path):
     """Settings of a run that takes a second."""
     return {
-        "encoder": "bert-2x32", "max_steps": 8, "batch_windows": 12, "micro_batch": 4, "lr": 1e-3, "seed": 1,
-        "eval_windows": 20, "save_every": 3, "eval_every": 0, "device": "cpu", "output": tmp_path / "run",
+        "encoder": "bert-2x32",
+        "max_steps": 8,
+        "batch_windows": 12,
+        "micro_batch": 4,
+        "lr": 1e-3,
+        "seed": 1,
+        "eval_windows": 20,
+        "save_every": 3,
+        "eval_every": 0,
+        "device": "cpu",
+        "output": tmp_path / "run",
     }

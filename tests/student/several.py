@@ -34,7 +34,7 @@ def main(jobs_file):
             outcome = {"error": type(error).__name__, "message": str(error)}
         outcome["seconds"] = time.monotonic() - begun
         (jobs_file.parent / f"job-{number}-rank-{RANK}.json").write_text(json.dumps(outcome))
-    sys.exit("error" in outcome)    # of the last one; the launcher then ends the others
+    sys.exit("error" in outcome)  # of the last one; the launcher then ends the others
 
 
 def config_of(settings):
@@ -47,7 +47,7 @@ def happening(job):
         if "fail" in happens:
             sys.exit("rank fails")
         if "hang" in happens:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)    # the launcher's, at the end, is not to be waited for
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's, at the end, is not to be waited for
             time.sleep(1000)
         if "poison" in happens:
             batch = batch._replace(counts=(float("nan"),) * len(batch.counts))

@@ -75,7 +75,7 @@ def test_the_rate_follows_the_step(ids_store):
     for step, rate in ((0, 0.15), (5, 0.375), (10, 0.6)):
         batch = reader.step(2, step, 12)
         truth = reader.windows.read(reader.windows.stream(2, 12 * step, 12 * step + 12)[0])
-        assert batch.counts[0] == sum(round(rate * (length - 2)) for length in truth.lengths)    # [CLS] and [SEP]
+        assert batch.counts[0] == sum(round(rate * (length - 2)) for length in truth.lengths)  # [CLS] and [SEP]
 
 
 def test_the_digest_tells_corruptions_apart(ids_store):

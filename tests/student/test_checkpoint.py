@@ -69,9 +69,7 @@ def test_checkpoints_kept_by_earlier_settings_stay(tmp_path):
     assert names(tmp_path) == ["step-00000001", "step-00000004"]
 
 
-@pytest.mark.parametrize(
-    ("keep_last", "stay"), [(1, [2, 8]), (2, [2, 6, 8]), (3, [2, 4, 6, 8]), (9, [2, 3, 4, 6, 8])]
-)
+@pytest.mark.parametrize(("keep_last", "stay"), [(1, [2, 8]), (2, [2, 6, 8]), (3, [2, 4, 6, 8]), (9, [2, 3, 4, 6, 8])])
 def test_so_many_of_the_newest_stay_beside_the_kept_ones(tmp_path, keep_last, stay):
     saved(tmp_path, 2, 3, 4, 6, 8, keep_last=keep_last)
     assert names(tmp_path) == [f"step-{step:08d}" for step in stay]
@@ -181,6 +179,7 @@ def test_a_disk_that_is_full_at_any_call_leaves_the_last_one_and_no_trace(tmp_pa
 
 def test_a_disk_that_is_full_while_the_model_is_exported_is_no_other_error(tmp_path):
     """safetensors has an error class of its own for it."""
+
     def full(directory):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -197,7 +196,7 @@ def test_files_are_on_disk_before_the_name_appears(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", lambda *names: (calls.append("rename"), real_rename(*names)))
     publish_directory(tmp_path / "final", export)
-    assert calls == ["fsync", "fsync", "rename", "fsync"]    # file, its directory, ..., the parent
+    assert calls == ["fsync", "fsync", "rename", "fsync"]  # file, its directory, ..., the parent
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):

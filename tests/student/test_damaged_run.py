@@ -69,7 +69,7 @@ def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
     assert damaged != third and json.loads(third)["step"] == 3
     log.write_bytes(b"".join([*lines[:3], damaged, *lines[4:]]))
     assert_finished(run, begun)
-    lost = {3, 4} if where == "line end" else {3}       # two lines have become one
+    lost = {3, 4} if where == "line end" else {3}  # two lines have become one
     assert set(log_of(run.output)) == set(range(1, 9)) - lost
     assert "1 damaged lines are passed over (line 4)" in caplog.text
     assert (run.output / "log.damaged").read_bytes().rstrip(b"\n") == (
@@ -93,7 +93,7 @@ def test_a_damaged_or_lost_description_is_written_anew_if_the_checkpoints_are_of
 ):
     file = run.output / "config.json"
     sound = json.loads(file.read_text())
-    if content == "lr":     # one flipped bit in a digit
+    if content == "lr":  # one flipped bit in a digit
         file.write_text(json.dumps(sound | {"settings": sound["settings"] | {"lr": 0.0005}}))
     elif content == "no store":
         file.write_text(json.dumps({name: value for name, value in sound.items() if name != "store"}))

@@ -25,7 +25,7 @@ def models(**settings):
     torch.manual_seed(0)
     stock = DebertaModel(config).eval()
     for weight in stock.parameters():
-        torch.nn.init.normal_(weight, std=0.2)    # biases are born as zeros, which would hide mistakes
+        torch.nn.init.normal_(weight, std=0.2)  # biases are born as zeros, which would hide mistakes
     ours = copy.deepcopy(stock)
     adapt_deberta(ours)
     return stock, ours

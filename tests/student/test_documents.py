@@ -31,8 +31,15 @@ from student.step import Loader
 from student.trainer import train
 
 VOCABULARY, LENGTH = 60, 24
-SIZE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
-        "intermediate_size": 64, "max_position_embeddings": LENGTH + 2, "pad_token_id": 1}
+SIZE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": LENGTH + 2,
+    "pad_token_id": 1,
+}
 RELATIVE = SIZE | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 FAMILIES = {
     "bert": BertConfig(**SIZE),
@@ -44,8 +51,9 @@ FAMILIES = {
     "distilbert": DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=LENGTH + 2),
     "deberta": DebertaConfig(**RELATIVE, position_biased_input=False),
     "deberta, absolute too": DebertaConfig(**RELATIVE, position_biased_input=True),
-    "deberta-v2": DebertaV2Config(**RELATIVE, position_biased_input=False, share_att_key=True, position_buckets=4,
-                                  norm_rel_ebd="layer_norm"),
+    "deberta-v2": DebertaV2Config(
+        **RELATIVE, position_biased_input=False, share_att_key=True, position_buckets=4, norm_rel_ebd="layer_norm"
+    ),
     # layers 0 and 3 see everything, 1 and 2 see three tokens to each side
     "modernbert": ModernBertConfig(**SIZE, local_attention=6),
 }
@@ -57,7 +65,7 @@ def scrambled(hf_config):
     adapt_deberta(encoder)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for weight in encoder.parameters():    # norms and biases too, and attention far from uniform
+        for weight in encoder.parameters():  # norms and biases too, and attention far from uniform
             noise = 0.2 * torch.randn(weight.shape, generator=generator)
             weight.copy_(noise if weight.ndim > 1 else weight + noise)
     return encoder
@@ -113,11 +121,18 @@ def test_masks_suit_bfloat16(name):
     assert torch.corrcoef(torch.stack((exact[real].flatten(), rounded[real].float().flatten())))[0, 1] > 0.99
 
 
-@pytest.mark.parametrize(("hf_config", "reason"), [
-    (LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-                      attention_window=4), "not known how.*longformer.*take one of bert"),
-    (DebertaV2Config(**RELATIVE, conv_kernel_size=3), "convolution over neighbouring tokens"),
-])
+@pytest.mark.parametrize(
+    ("hf_config", "reason"),
+    [
+        (
+            LongformerConfig(
+                hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, attention_window=4
+            ),
+            "not known how.*longformer.*take one of bert",
+        ),
+        (DebertaV2Config(**RELATIVE, conv_kernel_size=3), "convolution over neighbouring tokens"),
+    ],
+)
 def test_where_it_cannot_be_done_right_it_is_refused(hf_config, reason, ids_store, tmp_path):
     hf_config.save_pretrained(tmp_path)
     encoder_config(StudentConfig(encoder=str(tmp_path)), ids_store)
@@ -150,7 +165,7 @@ def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
     for micro in apart.micro:
         real = (micro.input_WL != 0).long()
         assert torch.equal(micro.documents_WL[:, :5], torch.zeros_like(real[:, :5]))
-        assert torch.equal(micro.documents_WL[:, 5:], 2 * real[:, 5:] - 1)    # 1, and -1 at padding
+        assert torch.equal(micro.documents_WL[:, 5:], 2 * real[:, 5:] - 1)  # 1, and -1 at padding
     assert [micro.documents_WL for micro in as_one.micro] == [None, None]
     assert apart.digest == as_one.digest
     reading = {"masking": masking, "micro_batch": 4, "documents_apart": True}
@@ -162,9 +177,18 @@ def test_the_option_changes_what_is_trained(packed_store, settings, tmp_path):
     logs = []
     for apart in (False, True):
         output = tmp_path / str(apart)
-        train(StudentConfig(**settings | {
-            "store": packed_store.path, "objective": "mlm", "documents_apart": apart, "dropout": 0.0, "output": output,
-        }))
+        train(
+            StudentConfig(
+                **settings
+                | {
+                    "store": packed_store.path,
+                    "objective": "mlm",
+                    "documents_apart": apart,
+                    "dropout": 0.0,
+                    "output": output,
+                }
+            )
+        )
         logs.append(log_of(output))
     assert logs[0][1]["batch"] == logs[1][1]["batch"]
     assert logs[0][1]["loss"] != logs[1][1]["loss"]

@@ -42,7 +42,7 @@ def layer_parameters(hf_config):
 
 @pytest.mark.parametrize("name", NAMED_ENCODERS)
 def test_named_encoders_have_the_published_sizes(name, ids_store, monkeypatch):
-    monkeypatch.setattr(AutoConfig, "from_pretrained", None)    # needs no file and no network
+    monkeypatch.setattr(AutoConfig, "from_pretrained", None)  # needs no file and no network
     assert layer_parameters(config_of(name, ids_store)) == PARAMETERS[name]
 
 
@@ -64,7 +64,7 @@ def test_deberta_base_is_that_of_the_hub(ids_store, tmp_path):
     named, read = config_of("deberta-base", ids_store).to_dict(), config_of(tmp_path, ids_store).to_dict()
     assert {name for name in read if read[name] != named.get(name)} <= {"padding_idx", "_name_or_path"}
     bare = on_meta(DebertaConfig())
-    assert not any("pos" in name for name, _ in bare.encoder.named_parameters())    # which is why there is a name
+    assert not any("pos" in name for name, _ in bare.encoder.named_parameters())  # which is why there is a name
 
 
 def test_transformers_picks_sdpa_where_it_has_it(family, ids_store):
@@ -93,9 +93,14 @@ def test_a_typing_error_gets_a_suggestion(wrong, meant, ids_store):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("hf_config", [
-    BartConfig(d_model=32, vocab_size=65), T5Config(d_model=32, vocab_size=65), BertConfig(**SMALL, is_decoder=True),
-])
+@pytest.mark.parametrize(
+    "hf_config",
+    [
+        BartConfig(d_model=32, vocab_size=65),
+        T5Config(d_model=32, vocab_size=65),
+        BertConfig(**SMALL, is_decoder=True),
+    ],
+)
 def test_what_decodes_is_refused(hf_config, ids_store, tmp_path):
     hf_config.save_pretrained(tmp_path)
     with pytest.raises(RunError, match=f"{hf_config.model_type} is no encoder for masked text"):

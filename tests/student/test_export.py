@@ -57,7 +57,7 @@ def test_an_untied_mtl_export_has_a_decoder_of_its_own_that_predicts_as_the_stud
     assert_encoder_is_loadable(model, export)
     weights = load_file(export / "model.safetensors").values()
     biases = [weight for weight in weights if weight.shape == (lsp_store.vocab_size,)]
-    assert biases and all(torch.equal(bias, biases[0]) for bias in biases)    # older releases tie them on loading
+    assert biases and all(torch.equal(bias, biases[0]) for bias in biases)  # older releases tie them on loading
 
 
 @pytest.mark.parametrize("objective", [Mlsm, NaiveMlsm])

@@ -61,12 +61,16 @@ def finished(lsp_store, settings):
 def test_the_latest_checkpoint_of_a_finished_run_is_its_export(finished, tmp_path):
     report = export_run(ExportConfig(run=finished, output=tmp_path / "out"))
     assert report == {
-        "run": str(finished), "step": 8, "kept": True, "export": str(tmp_path / "out"), "dry_run": False,
+        "run": str(finished),
+        "step": 8,
+        "kept": True,
+        "export": str(tmp_path / "out"),
+        "dry_run": False,
     }
     assert files(tmp_path / "out") == files(finished / "export")
     ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "out", finished / "export"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert export_run(ExportConfig(run=finished, output=tmp_path / "out")) == report    # again, for a second push
+    assert export_run(ExportConfig(run=finished, output=tmp_path / "out")) == report  # again, for a second push
 
 
 def test_a_step_can_be_named(finished, tmp_path):
@@ -90,7 +94,7 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(objective,
     unfinished = StudentConfig(**settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
         train(unfinished, stop_after(7))
-    shutil.rmtree(tmp_path / "encoder")    # all that is needed lies in the run and its store
+    shutil.rmtree(tmp_path / "encoder")  # all that is needed lies in the run and its store
     report = export_run(ExportConfig(run=unfinished.output, output=tmp_path / "out"))
     expected = kept.output / "checkpoints" / "step-00000006"
     assert report["step"] == 6 and not report["kept"]
@@ -99,7 +103,7 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(objective,
     for name in names - {"README.md", "lineage.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes(), name
     ours, theirs = (json.loads((path / "lineage.json").read_text()) for path in (tmp_path / "out", expected))
-    assert ours | {"held_out": theirs["held_out"]} == theirs    # the other run was evaluated at that step
+    assert ours | {"held_out": theirs["held_out"]} == theirs  # the other run was evaluated at that step
 
 
 def test_the_encoder_is_built_from_the_words_of_the_run(family, lsp_store, tmp_path):
@@ -136,9 +140,9 @@ def test_the_lineage_of_a_further_trained_student_says_which_weights_it_began_wi
     assert known["settings"] == described and known["continued_from"] == str(start)
     assert described["continue_from"] == lineage(export)["identity"]["settings"]["continue_from"] != str(start)
     assert f"Trained further, from `{start}`" in (export / "README.md").read_text()
-    place = known | {"settings": described | {"continue_from": str(start)}}    # as 1837c65 wrote it
+    place = known | {"settings": described | {"continue_from": str(start)}}  # as 1837c65 wrote it
     (export / "lineage.json").write_text(json.dumps(place))
-    assert lineage(export)["identity"]["settings"] == described | {"dropout": 0.1}    # left open: the encoder's own
+    assert lineage(export)["identity"]["settings"] == described | {"dropout": 0.1}  # left open: the encoder's own
 
 
 def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, tmp_path):
@@ -152,7 +156,7 @@ def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, t
     model = ProbedLspModel.from_pretrained(tmp_path / "out")
     assert torch.equal(model.probed.probe_Vk, probe["probe_Vk"])
     shutil.rmtree(student)
-    exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "student")    # the same again
+    exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "student")  # the same again
     head = student / "lsp_head.safetensors"
     head.write_bytes(head.read_bytes()[:-4] + b"\1\1\1\1")
     with pytest.raises(RunError, match="no longer the student"):
@@ -227,7 +231,7 @@ def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, 
     monkeypatch.chdir(tmp_path)
     for seed in (1, 2):
         train(StudentConfig(store=lsp_store.path, **settings | {"output": None, "seed": seed}))
-    export, = [export_run(ExportConfig())["export"]]
+    (export,) = [export_run(ExportConfig())["export"]]
     assert export.startswith("runs/exports/mlsm-bert-2x32-seed2-") and export.endswith("-step-00000008")
     assert AutoModel.from_pretrained(export)(IDS).last_hidden_state.shape == (2, 16, 32)
 
@@ -296,7 +300,7 @@ def test_a_store_that_the_run_names_from_elsewhere_can_be_named(unfinished, lsp_
 
 def test_a_dry_run_lists_what_a_checkpoint_that_is_not_kept_would_be(unfinished, tmp_path):
     config = ExportConfig(run=unfinished, output=tmp_path / "out", push_to_hub="someone/student", dry_run=True)
-    row, = export_run(config)["revisions"]
+    (row,) = export_run(config)["revisions"]
     assert not (tmp_path / "out").exists()
     export_run(replace(config, dry_run=False, push_to_hub=None))
     there = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}

@@ -58,14 +58,14 @@ def test_local_attention_counts_as_it_is_computed(ids_store, tmp_path):
     ModernBertConfig(**size).save_pretrained(tmp_path)
     a_position = 2 * (4 * 32**2 + 3 * 32 * 48) + 2 * 2 * L * 32
     found = count_flops(encoder(tmp_path, ids_store), input_ids=(W, L))
-    assert found == pytest.approx(2 * W * L * a_position, rel=2e-4)    # 5.17: the rotation too
+    assert found == pytest.approx(2 * W * L * a_position, rel=2e-4)  # 5.17: the rotation too
 
 
 def test_head_and_output_matrix_count_where_something_is_masked(ids_store):
     student = Student(encoder("bert-3x64", ids_store), 24, tied=False, seed=0)
     weights = [weight.clone() for weight in student.parameters()]
     few, more = (forward_flops(student, W, L, masked) for masked in (W, 3 * W))
-    last_layer = 2 * 64 * 64 + 2 * 64 * 4 * 64 + 2 * L * 64    # query, output; feed-forward; scores, values
+    last_layer = 2 * 64 * 64 + 2 * 64 * 4 * 64 + 2 * L * 64  # query, output; feed-forward; scores, values
     assert more - few == 2 * W * 2 * (last_layer + 64 * 64 + 64 * 24)
     assert forward_flops(student, W, L, W * L) - few == (L - 1) * W * 2 * (last_layer + 64 * 64 + 64 * 24)
     assert all(torch.equal(old, new) for old, new in zip(weights, student.parameters(), strict=True))
@@ -98,8 +98,12 @@ def test_figures_of_a_step():
     figures = Meter(1000, 4000.0, torch.device("cpu")).figures(**given)
     assert figures.pop("peak_memory_bytes") > 10_000_000
     assert figures == {
-        "tokens_per_second": 50, "data_wait_seconds": 0.5, "data_wait_share": 0.25,
-        "flops": 3000, "flops_per_second": 500, "mfu": 0.125,
+        "tokens_per_second": 50,
+        "data_wait_seconds": 0.5,
+        "data_wait_share": 0.25,
+        "flops": 3000,
+        "flops_per_second": 500,
+        "mfu": 0.125,
     }
     assert "mfu" not in Meter(1000, None, torch.device("cpu")).figures(**given)
 

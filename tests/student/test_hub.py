@@ -58,8 +58,9 @@ def request_of(run, tmp_path):
 
 
 def contents(directory):
-    return {path.relative_to(directory).as_posix(): path.read_bytes()
-            for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
 
 
 def test_kept_checkpoints_are_branches_and_the_final_one_is_main(run, request_of):

@@ -11,7 +11,7 @@ from student.last_layer import FORWARDS
 from student.model import Student
 
 WINDOWS, LENGTH = 3, 12
-WHERE = torch.tensor([1, 4, 7, 12 + 3, 24 + 0, 24 + 11])    # 3, 1 and 2 of a window
+WHERE = torch.tensor([1, 4, 7, 12 + 3, 24 + 0, 24 + 11])  # 3, 1 and 2 of a window
 PADDED = torch.tensor([[1] * 12, [1] * 8 + [0] * 4, [1] * 12])
 
 
@@ -89,7 +89,7 @@ def test_a_layer_that_is_followed_by_a_convolution_is_computed_whole():
 
 
 def test_the_work_of_the_last_layer_is_saved(monkeypatch):
-    monkeypatch.setattr(onednn, "available", lambda: False)    # whose products are not counted
+    monkeypatch.setattr(onednn, "available", lambda: False)  # whose products are not counted
     config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256)
     ids, where = torch.full((4, 64), 9), torch.arange(0, 256, 8)
     flops = []
@@ -99,4 +99,4 @@ def test_the_work_of_the_last_layer_is_saved(monkeypatch):
         flops.append(counter.get_total_flops())
     restricted, whole = flops
     saved_rows = ids.numel() - len(where)
-    assert whole - restricted >= saved_rows * 2 * (2 * 64 * 64 + 2 * 64 * 256)    # queries, output, feed-forward
+    assert whole - restricted >= saved_rows * 2 * (2 * 64 * 64 + 2 * 64 * 256)  # queries, output, feed-forward

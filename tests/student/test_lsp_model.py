@@ -49,7 +49,7 @@ def test_every_token_is_masked_in_turn(exported_mlsm):
 
 def test_texts_can_be_read_as_they_are(exported_mlsm):
     student, model = exported_mlsm
-    lsps, = model.lsp("w7 [MASK] w9", masking="none")
+    (lsps,) = model.lsp("w7 [MASK] w9", masking="none")
     logits = student(torch.tensor([[CLS, 12, MASK, 14, SEP]]), None, torch.tensor([1, 2, 3]))
     assert lsps.tokens == ["w7", "[MASK]", "w9"]
     assert torch.allclose(lsps.distributions_Tk, logits.softmax(dim=1), atol=1e-6)
@@ -94,7 +94,8 @@ def test_it_loads_a_revision_from_the_hub(lsp_store, tmp_path, monkeypatch):
 def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
     _, export = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "export")
     sources = {
-        export: "has no lsp_head.safetensors", tmp_path / "nothing": "no such directory",
+        export: "has no lsp_head.safetensors",
+        tmp_path / "nothing": "no such directory",
         "nobody/nothing": "no repository on the Hub with lsp_head.safetensors",
     }
     for source, message in sources.items():

@@ -144,9 +144,7 @@ def test_spans_equal_a_slow_loop_over_spans(batch, seed, epoch, rate):
 @given(documents(), st.integers(0, 2**32), st.floats(0.01, 0.99), st.floats(0.01, 0.99))
 def test_the_mask_of_a_lower_rate_is_a_subset(unit, batch, seed, one, other):
     read, window_ids = batch
-    low, high = (
-        masking(unit).choose(read, window_ids, seed=seed, epoch=1, rate=rate) for rate in sorted((one, other))
-    )
+    low, high = (masking(unit).choose(read, window_ids, seed=seed, epoch=1, rate=rate) for rate in sorted((one, other)))
     assert not (low & ~high).any()
 
 
@@ -172,7 +170,7 @@ def test_corruption_has_the_shares_it_is_named_after():
     mask = choose_mask(np.ones(ids.shape, bool), window_ids, seed=1, epoch=0, rate=0.5)
     shown = hide.corrupt(ids, mask, window_ids, seed=1, epoch=0)[mask]
     total = len(shown)
-    kept, random = 0.1 + 0.1 / 1000, 0.1 * 999 / 1000    # a random token may be the true one
+    kept, random = 0.1 + 0.1 / 1000, 0.1 * 999 / 1000  # a random token may be the true one
     counts = np.array([(shown == 2).sum(), (shown == 3).sum(), ((shown != 2) & (shown != 3)).sum()])
     assert_like(counts, total * np.array([0.8, kept, random]))
     by_token = np.bincount(shown[shown > 3], minlength=1003)[4:]
@@ -193,7 +191,7 @@ def test_lengths_of_spans_are_geometric_up_to_ten():
     lengths = span_lengths(hash_u64(1, np.arange(200_000)))
     shares = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
     assert_like(np.bincount(lengths, minlength=11)[1:], 200_000 * shares)
-    assert lengths.mean() == pytest.approx(3.8, abs=0.02)    # as SpanBERT says of its own
+    assert lengths.mean() == pytest.approx(3.8, abs=0.02)  # as SpanBERT says of its own
     assert span_lengths(np.array([0, 2**64 - 1], np.uint64)).tolist() == [1, 10]
 
 
@@ -229,7 +227,7 @@ def test_seed_epoch_and_window_change_the_mask():
 
 def test_every_position_is_masked_equally_often():
     mask = choose_mask(np.ones((4000, 20), bool), np.arange(4000), seed=0, epoch=0, rate=0.15)
-    scale = 1 - 3 / 20    # three of twenty, drawn without replacement
+    scale = 1 - 3 / 20  # three of twenty, drawn without replacement
     assert_like(mask.sum(axis=0) / scale * 19 / 20, np.full(20, 4000 * 0.15) / scale * 19 / 20)
 
 

@@ -17,7 +17,7 @@ def allow(monkeypatch, most, after=0):
     forward, calls = Student.forward, []
 
     def limited(self, input_WL, *rest, **counted):
-        if counted:    # no real pass: its operations are counted
+        if counted:  # no real pass: its operations are counted
             return forward(self, input_WL, *rest, **counted)
         calls.append(len(input_WL))
         if len(input_WL) > most and len(calls) > after:

@@ -55,7 +55,7 @@ def test_the_encoder_depends_on_the_seed_alone(lsp_store):
         config = settings_for("bert-2x32", seed=seed, objective=objective.name)
         return weights_fingerprint(build_student(config, lsp_store, objective).encoder)
 
-    torch.rand(3)    # whatever happened before
+    torch.rand(3)  # whatever happened before
     mlsm, mlm = Mlsm(lsp_store), Mlm(lsp_store)
     assert encoder(1, mlsm) == encoder(1, mlm) != encoder(2, mlm)
     heads = [build_student(settings_for("bert-2x32", seed=1), lsp_store, o).head for o in (mlsm, mlm)]

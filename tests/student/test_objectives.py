@@ -63,12 +63,12 @@ def test_sparse_kl_equals_the_dense_formula_with_its_gradient(seed, tokens, k):
     logits = torch.from_numpy(5 * rng.standard_normal((tokens, k))).float().requires_grad_()
     mlsm, targets = mlsm_targets(sparse_rows(target), k)
     assert targets.counts[0] == (target.sum(axis=1) > 0).sum()
-    loss, = mlsm.loss_sums(logits, targets)
+    (loss,) = mlsm.loss_sums(logits, targets)
     expected = dense_kl(target, logits)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
     if tokens:
-        gradient, = torch.autograd.grad(loss, logits)
-        by_definition, = torch.autograd.grad(expected, logits)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        (by_definition,) = torch.autograd.grad(expected, logits)
         assert torch.allclose(gradient, by_definition.float(), atol=1e-5)
 
 
@@ -110,7 +110,7 @@ def read_all(store, objective, split="held_out", rate=0.5):
     windows = store.split(split)
     masks = Masking(store.special_ids, store.vocab_size, rate)
     reader = Loader(windows, masks, objective.read_targets, micro_batch=999)
-    micro, = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, rate).micro
+    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, rate).micro
     return micro.targets
 
 
@@ -173,12 +173,12 @@ def test_kd_equals_the_dense_definition_with_its_gradient(rows, seed):
     kd, targets = kd_targets(rows, 11)
     logits = random_logits(kd, targets, seed=seed)
     assert targets.counts[0] == sum(np.diff(rows.indptr) > 0)
-    loss, = kd.loss_sums(logits, targets)
+    (loss,) = kd.loss_sums(logits, targets)
     expected = dense_bucket_kl(rows, logits, 11)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
     if expected.requires_grad:
-        gradient, = torch.autograd.grad(0.5 * loss, logits)
-        by_definition, = torch.autograd.grad(0.5 * expected, logits)
+        (gradient,) = torch.autograd.grad(0.5 * loss, logits)
+        (by_definition,) = torch.autograd.grad(0.5 * expected, logits)
         assert torch.allclose(gradient, by_definition, atol=1e-5)
 
 
@@ -186,12 +186,12 @@ def test_kd_of_a_teacher_that_stores_everything_has_no_bucket():
     rows = sparse_rows(np.random.default_rng(0).dirichlet(np.ones(6), 4))
     kd, targets = kd_targets(rows, 6)
     logits = random_logits(kd, targets)
-    loss, = kd.loss_sums(logits, targets)
+    (loss,) = kd.loss_sums(logits, targets)
     dense = F.kl_div(
         F.log_softmax(logits.double(), dim=1), torch.from_numpy(rows.weights).double().view(4, 6), reduction="sum"
     )
     assert loss.item() == pytest.approx(dense.item(), abs=1e-5)
-    gradient, = torch.autograd.grad(2 * loss, logits)
+    (gradient,) = torch.autograd.grad(2 * loss, logits)
     assert torch.allclose(gradient, 2 * torch.autograd.grad(dense, logits)[0], atol=1e-6)
 
 
@@ -209,7 +209,7 @@ def test_kd_reads_a_store_of_logits(logits_store):
             if index < 65:
                 expected[row, index] = probability * (1 - dropped)
         tails.append(1 - float(expected[row].sum()))
-    assert torch.allclose(found, expected, atol=0.02)    # stored in 8 bits
+    assert torch.allclose(found, expected, atol=0.02)  # stored in 8 bits
     assert torch.allclose(targets.tail_M, torch.tensor(tails), atol=0.02)
     assert torch.allclose(found.sum(dim=1) + targets.tail_M, torch.ones(len(found)), atol=1e-6)
 
@@ -217,7 +217,7 @@ def test_kd_reads_a_store_of_logits(logits_store):
 def test_kd_warns_of_a_store_that_keeps_too_little(logits_store, tmp_path, caplog):
     assert Kd(logits_store).facts["mass_kept"] > 0.99 and not caplog.text
     kept = Kd(write_store(tmp_path / "store", k=72, kind="logits", tail=0.2)).facts["mass_kept"]
-    assert kept == pytest.approx(0.9, abs=0.02)    # every other row drops a fifth
+    assert kept == pytest.approx(0.9, abs=0.02)  # every other row drops a fifth
     assert f"keeps {100 * kept:.1f} %" in caplog.text and "larger --top-n" in caplog.text
 
 
@@ -235,7 +235,7 @@ def test_mtl_equals_its_two_dense_formulas_each_with_its_own_mean(lsp_store):
     cross_entropy = F.nll_loss(F.log_softmax(logits[:, :vocabulary].double(), dim=1), targets.tokens.labels_M)
     expected = kl + kappa * cross_entropy
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    gradient, = torch.autograd.grad(loss, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
     assert torch.allclose(gradient, torch.autograd.grad(expected, logits)[0], atol=1e-7)
     bare = targets.lsps.coded_M == 0
     assert (gradient[bare, vocabulary:] == 0).all() and (gradient[bare, :vocabulary] != 0).any(dim=1).all()
@@ -252,7 +252,7 @@ def test_naive_mlsm_is_mlsm_on_a_slice_and_leaves_the_other_columns_alone(lsp_st
     slice_MK = logits.detach()[:, 65:].clone().requires_grad_()
     losses = naive.loss_sums(logits, ours), mlsm.loss_sums(slice_MK, theirs)
     assert ours.counts == theirs.counts and torch.equal(*losses)
-    gradient, = torch.autograd.grad(losses[0], logits)
+    (gradient,) = torch.autograd.grad(losses[0], logits)
     assert torch.equal(gradient[:, 65:], torch.autograd.grad(losses[1], slice_MK)[0])
     assert (gradient[:, :65] == 0).all()
     of_slice = {"train_windows": lsp_store.split("train"), "special_ids": lsp_store.special_ids}
@@ -302,12 +302,12 @@ def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):
     mlm = Mlm(ids_store)
     targets = read_all(ids_store, mlm)
     logits = random_logits(mlm, targets)
-    loss, = mlm.loss_sums(logits, targets)
+    (loss,) = mlm.loss_sums(logits, targets)
     expected = F.cross_entropy(logits.double(), targets.labels_M, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    gradient, = torch.autograd.grad(3 * loss, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad(3 * loss, logits, retain_graph=True)
     assert torch.allclose(gradient, 3 * torch.autograd.grad(expected, logits)[0], atol=1e-6)
-    with pytest.raises(RuntimeError, match="modified"):    # what was kept has become the gradient: refused, not wrong
+    with pytest.raises(RuntimeError, match="modified"):  # what was kept has become the gradient: refused, not wrong
         loss.backward()
 
 
@@ -327,14 +327,14 @@ def test_tokens_without_a_row_add_nothing(name):
     rows = sparse_rows(np.zeros((3, 7)))
     objective, targets = kd_targets(rows, 7) if name == "kd" else mlsm_targets(rows, 7)
     logits = (40 * torch.randn(3, 7)).requires_grad_()
-    loss, = objective.loss_sums(logits, targets)
+    (loss,) = objective.loss_sums(logits, targets)
     loss.backward()
     assert targets.counts == (0,) and loss.item() == 0 and (logits.grad == 0).all()
     assert objective.measure(logits.detach(), targets)["loss"].item() == 0
 
 
 def masking(store):
-    return Masking(store.special_ids, store.vocab_size, 0.3, rate_end=0.15)    # held-out: the final rate
+    return Masking(store.special_ids, store.vocab_size, 0.3, rate_end=0.15)  # held-out: the final rate
 
 
 def masked_tokens(store):
@@ -342,7 +342,7 @@ def masked_tokens(store):
     split = store.split("held_out")
     loader = Loader(split, masking(store), Mlm(store).read_targets, micro_batch=len(split))
     order = split.order(MASK_SEED, 0, 0, len(split))
-    micro, = loader.load(order, np.zeros(len(order), np.int64), MASK_SEED, 0.15).micro
+    (micro,) = loader.load(order, np.zeros(len(order), np.int64), MASK_SEED, 0.15).micro
     window, position = np.divmod(micro.where_M.numpy(), store.max_length)
     return order[window], position
 

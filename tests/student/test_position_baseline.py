@@ -97,7 +97,7 @@ def test_a_position_says_what_it_should_and_shuffled_ones_say_nothing(store):
     def gain_of(position):
         halves = []
         for half in (0, 1):
-            masked = np.where((window % 2 == half), position, LENGTH)    # the others to a group of their own, dropped
+            masked = np.where((window % 2 == half), position, LENGTH)  # the others to a group of their own, dropped
             found = mass_by_group(masked, *arrays, LENGTH + 1, K)
             halves.append(found._replace(mass_GK=found.mass_GK[:LENGTH], tokens_G=found.tokens_G[:LENGTH]))
         return cross_fitted_gain(*halves)
@@ -156,9 +156,9 @@ def test_the_sums_are_kept_for_the_next_run(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(module, "_sums", lambda *_: pytest.fail("read again"))
         assert (position_marginals(windows, tmp_path / "kept") == first).all()
-    path.write_bytes(path.read_bytes()[:100])    # a damaged file costs the reading
+    path.write_bytes(path.read_bytes()[:100])  # a damaged file costs the reading
     assert (position_marginals(windows, tmp_path / "kept") == first).all()
-    (tmp_path / "file").touch()    # and one that cannot be written
+    (tmp_path / "file").touch()  # and one that cannot be written
     assert (position_marginals(windows, tmp_path / "file") == first).all()
 
 

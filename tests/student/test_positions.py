@@ -14,7 +14,8 @@ from student.model import Student
 SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 SHIFTED = (*encoders._POSITIONS_BEHIND_PADDING, "mpnet")
 PECULIAR = {
-    "longformer": {"attention_window": 4}, "esm": {"position_embedding_type": "absolute", "mask_token_id": 4},
+    "longformer": {"attention_window": 4},
+    "esm": {"position_embedding_type": "absolute", "mask_token_id": 4},
     "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }
@@ -42,7 +43,7 @@ def test_the_families_are_those_that_transformers_has():
             hf_config.num_hidden_layers = 1
             with torch.device("meta"):
                 model = AutoModel.from_config(hf_config)
-        except (AttributeError, NotImplementedError):    # of several parts: no encoder of text alone
+        except (AttributeError, NotImplementedError):  # of several parts: no encoder of text alone
             continue
         built += 1
         if any(row is not None for row in position_tables(model)):
@@ -69,11 +70,11 @@ def test_windows_of_the_full_length_fit_in_and_are_read_as_by_transformers(famil
     ids = torch.randint(5, 60, (2, length), generator=torch.Generator().manual_seed(0))
     where = torch.tensor([0, length - 1, 2 * length - 1])
     stock = AutoModel.from_config(hf_config).eval()
-    stock.load_state_dict(student.encoder.state_dict(), strict=False)    # but for a pooler
+    stock.load_state_dict(student.encoder.state_dict(), strict=False)  # but for a pooler
     expected = student.head(stock(input_ids=ids).last_hidden_state.flatten(0, 1)[where])
     found = student(ids, None, where)
     assert torch.allclose(found, expected @ student.output_matrix.T + student.output_bias_K, atol=1e-5)
-    if family in SHIFTED:    # as many rows as needed, and not one more
+    if family in SHIFTED:  # as many rows as needed, and not one more
         assert hf_config.max_position_embeddings == length + (2 if family == "mpnet" else 1)
         hf_config.max_position_embeddings -= 1
         short = build_encoder(hf_config, seed=0).eval()

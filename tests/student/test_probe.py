@@ -69,7 +69,7 @@ def test_a_probe_is_one_matrix_on_a_frozen_student(probe_input, lsp_store, tmp_p
     logits.sum().backward()
     assert model.probe_Vk.grad is not None
     assert all(weight.grad is None for weight in model.student.parameters())
-    assert next(model.to(torch.float64).student.parameters()).dtype == torch.float64    # it moves along
+    assert next(model.to(torch.float64).student.parameters()).dtype == torch.float64  # it moves along
 
 
 def test_a_logits_probe_merges_into_a_stock_model_with_the_same_scores(family, lsp_store, tmp_path):
@@ -82,7 +82,7 @@ def test_a_logits_probe_merges_into_a_stock_model_with_the_same_scores(family, l
     assert theirs.shape == ours.shape == (2, 16, lsp_store.vocab_size)
     assert torch.allclose(theirs[real], ours[real], atol=1e-4)
     assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
-    assert ours.std() > 0.1    # as scores that can differ
+    assert ours.std() > 0.1  # as scores that can differ
 
 
 @pytest.mark.parametrize(("probe_input", "lr"), [("softmax", 0.3), ("logits", 0.05)])
@@ -177,7 +177,7 @@ def test_without_names_the_newest_student_and_its_store_are_taken(lsp_store, set
     for changes in ({"objective": "mtl"}, {"seed": 2}, {"objective": "mlm"}):
         train(StudentConfig(store=lsp_store.path, encoder="bert-2x32", **settings | changes))
     result = train_probe(probe)
-    run, = Path("runs/probes").iterdir()
+    (run,) = Path("runs/probes").iterdir()
     assert run.name.startswith("softmax-mlsm-bert-2x32-seed2-") and result["run"] == str(run)
     assert result["encoder"].startswith("mlsm-bert-2x32-seed2-")
 

@@ -133,6 +133,7 @@ def test_operational_settings_may_change(ids_store, settings):
 
 def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
     def name(**changes):
         config = StudentConfig(objective="mlm", **changes)
         return default_name(config, run_identity(config, ids_store, {}))

@@ -66,7 +66,7 @@ def test_batches_say_which_sentence_a_token_belongs_to(pairs_store):
     read = pairs_store.split("train").read(window_ids)
     expected = [segments_by_hand(ids, n) for ids, n in zip(read.ids.tolist(), read.lengths.tolist(), strict=True)]
     assert torch.cat([micro.segments_WL for micro in told.micro]).tolist() == expected
-    part = loader(pairs_store, segments=True).step(1, 0, 10, (5, 10))    # the second of two processes
+    part = loader(pairs_store, segments=True).step(1, 0, 10, (5, 10))  # the second of two processes
     assert torch.cat([micro.segments_WL for micro in part.micro]).tolist() == expected[5:]
 
 
@@ -124,7 +124,7 @@ def test_on_packed_stores_nothing_changes(lsp_store, settings, tmp_path):
 
 
 def test_an_encoder_without_segments_is_told_none(pairs_store, settings, tmp_path):
-    DebertaConfig(**SIZE).save_pretrained(tmp_path / "deberta")    # as the named deberta-base: no token types
+    DebertaConfig(**SIZE).save_pretrained(tmp_path / "deberta")  # as the named deberta-base: no token types
     train(StudentConfig(**settings | {"store": pairs_store.path, "encoder": str(tmp_path / "deberta")}))
     assert "segments" not in read_json(settings["output"] / "config.json")["settings"]
 
@@ -157,7 +157,7 @@ def test_an_unfinished_run_of_an_earlier_version_goes_on_without(pairs_store, se
     earlier = {"segments": "never", "untied": True}
     with pytest.raises(Stopped):
         train(StudentConfig(**settings | earlier), stop_after_4)
-    begun, = (tmp_path / "runs" / "students").iterdir()
+    (begun,) = (tmp_path / "runs" / "students").iterdir()
     description = read_json(begun / "config.json")
     for name in earlier:
         del description["operational"][name]

@@ -22,7 +22,7 @@ TEMPERATURES = (0.5, 3.0)
 def read_all(store, objective, split="held_out"):
     windows = store.split(split)
     reader = Loader(windows, Masking(store.special_ids, store.vocab_size, 0.5), objective.read_targets, micro_batch=999)
-    micro, = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
+    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
     return micro.targets
 
 
@@ -62,7 +62,7 @@ def test_loss_gradient_and_figures_are_those_of_the_dense_formula(name, temperat
     kl, *_ = tempered.loss_sums(logits, targets)
     expected = dense_kl(expected_p, logits_Mk)
     assert kl.item() == pytest.approx(expected.item(), rel=1e-4)
-    gradient, = torch.autograd.grad(kl, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad(kl, logits, retain_graph=True)
     assert torch.allclose(gradient, torch.autograd.grad(expected, logits, retain_graph=True)[0], atol=1e-5)
     with torch.no_grad():
         figures = tempered.figures(tempered.measure(logits, targets), targets.counts)

@@ -22,7 +22,7 @@ from student.objectives import Mlsm, Mtl, NaiveMlsm
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24
-LATER = ("untied", "segments", "target_temperature")    # settings that 1837c65 did not have
+LATER = ("untied", "segments", "target_temperature")  # settings that 1837c65 did not have
 
 
 class Stopped(Exception):
@@ -153,7 +153,7 @@ def test_an_unfinished_untied_run_of_an_earlier_version_is_not_passed_over(lsp_s
     settings |= {"store": lsp_store.path, "objective": "mtl", "output": None, "dtype": "float32"}
     with pytest.raises(Stopped):
         train(StudentConfig(**settings | {"untied": True}), stop_after(4))
-    begun, = (tmp_path / "runs" / "students").iterdir()
+    (begun,) = (tmp_path / "runs" / "students").iterdir()
     make_earlier(begun)
     said = f"{begun.name} was begun by an earlier version.*goes on with --untied.*--output"
     with pytest.raises(RunError, match=said) as caught:

@@ -44,7 +44,7 @@ def home(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     if "wandb" in INSTALLED:
-        __import__("wandb").teardown()    # what it knows of the environment
+        __import__("wandb").teardown()  # what it knows of the environment
     return tmp_path
 
 
@@ -78,7 +78,7 @@ def wandb_records(data):
         if (left := 32768 - position % 32768) < 7:
             position += left
             continue
-        length, kind = struct.unpack_from("<HB", data, position + 4)    # behind a checksum
+        length, kind = struct.unpack_from("<HB", data, position + 4)  # behind a checksum
         record += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
@@ -175,7 +175,7 @@ def test_an_id_that_was_cut_is_made_anew(tmp_path):
 
 def test_nothing_is_imported_unless_asked_for(ids_store, settings, monkeypatch):
     for name in (*TRACKERS, "accelerate.tracking"):
-        monkeypatch.setitem(sys.modules, name, None)    # importing it fails
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     assert train(config)["steps"] == 8
     assert not (config.output / "tracking").exists()

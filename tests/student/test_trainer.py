@@ -116,15 +116,18 @@ def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, se
 def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, settings, tmp_path):
     common = settings | {"store": ids_store.path, "objective": "mlm"}
     masks = {
-        "plain": {}, "words": {"mask_unit": "word"}, "spans": {"mask_unit": "span"},
-        "corrupt": {"corruption": "80-10-10"}, "falling": {"mask_rate": 0.3, "mask_rate_end": 0.15},
+        "plain": {},
+        "words": {"mask_unit": "word"},
+        "spans": {"mask_unit": "span"},
+        "corrupt": {"corruption": "80-10-10"},
+        "falling": {"mask_rate": 0.3, "mask_rate_end": 0.15},
     }
     for name, changes in masks.items():
         train(StudentConfig(**common | changes | {"output": tmp_path / name}))
     batches = {name: [line["batch"] for line in log_of(tmp_path / name).values()] for name in masks}
-    assert batches["words"] == batches["plain"]    # in this store every word is one token
+    assert batches["words"] == batches["plain"]  # in this store every word is one token
     assert len({tuple(digests) for digests in batches.values()}) == 4
-    assert batches["falling"][-1] == batches["plain"][-1]    # once the rate is the same
+    assert batches["falling"][-1] == batches["plain"][-1]  # once the rate is the same
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -190,7 +193,7 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp
     assert sorted(path.name for path in (killed.output / "checkpoints").glob("step-*"))[-1] < "step-00000005"
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
-    assert steps == [4, 5, 6, 7, 8]    # the checkpoint of step 4, reported, and what was left to do
+    assert steps == [4, 5, 6, 7, 8]  # the checkpoint of step 4, reported, and what was left to do
     assert_same_run(unbroken.output, killed.output)
     assert not list(killed.output.rglob("*.tmp"))
 
@@ -340,7 +343,7 @@ def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
         assert first.stdout.readline() == "waiting\n"
-        begun = config.output / "checkpoints" / ".step-00000009.tmp"    # a save under way
+        begun = config.output / "checkpoints" / ".step-00000009.tmp"  # a save under way
         begun.mkdir(parents=True)
         with pytest.raises(RunError, match="another process is training.*Wait for it"):
             train(config)

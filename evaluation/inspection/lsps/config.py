@@ -41,12 +41,16 @@ class LspConfig:
 
     def __post_init__(self):
         check(self)
-        views = {"--lsp": bool(self.lsp), "--word": self.word is not None, "--html": self.html is not None,
-                 "--text or --similar-to": self.text is not None or self.similar_to is not None}
+        views = {
+            "--lsp": bool(self.lsp),
+            "--word": self.word is not None,
+            "--html": self.html is not None,
+            "--text or --similar-to": self.text is not None or self.similar_to is not None,
+        }
         if sum(views.values()) > 1:
             given = ", ".join(name for name, wanted in views.items() if wanted)
             raise ValueError(f"{given} are different things to show. Give one of them")
         if (self.student or self.teacher) and self.text is None:
-            raise ValueError("--student and --teacher are for a text. Add --text \"...\"")
+            raise ValueError('--student and --teacher are for a text. Add --text "..."')
         if self.samples < 1:
             raise ValueError(f"--samples must be at least one token, found {self.samples}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.solvers.parallel import kernel
 
-REACH = 12      # tokens shown to either side
+REACH = 12  # tokens shown to either side
 
 
 def lsp_contexts(sample, vocabulary, tokens, lsp, reach=REACH):
@@ -50,12 +50,17 @@ def _joined(sample, vocabulary, token, first, weights, weight):
         if own == 0 and place != token:
             _add_plain(pieces, text, at)
             continue
-        if text.startswith(" "):    # the mark is on the token, not on the space before it
+        if text.startswith(" "):  # the mark is on the token, not on the space before it
             _add_plain(pieces, " ", at)
         at = len(pieces) if place == token else at
         pieces.append([text.lstrip(" "), round(own, 4)])
-    return {"window": int(sample.window_N[token]), "position": int(sample.position_N[token]),
-            "weight": round(weight, 4), "at": at, "text": pieces}
+    return {
+        "window": int(sample.window_N[token]),
+        "position": int(sample.position_N[token]),
+        "weight": round(weight, 4),
+        "at": at,
+        "text": pieces,
+    }
 
 
 def _add_plain(pieces, text, at):

@@ -48,7 +48,7 @@ def _read(path):
         kept = json.loads(read_file(path))
         return kept if isinstance(kept["lsps"], list) and "dictionary" in kept else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None     # of another version, or half copied: labels are a help, not a condition
+        return None  # of another version, or half copied: labels are a help, not a condition
 
 
 def short(label):

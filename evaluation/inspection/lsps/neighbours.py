@@ -14,9 +14,9 @@ Shapes: N sampled tokens, R indexed rows, d hidden width, K atoms.
 
 import numpy as np
 
-INDEX_BYTES = 500_000_000       # of the indexed rows, two bytes a number: 650,000 tokens at d = 384
+INDEX_BYTES = 500_000_000  # of the indexed rows, two bytes a number: 650,000 tokens at d = 384
 ROWS_AT_ONCE = 16_384
-CANDIDATES = 8                  # times as many as asked for are ranked again in float32
+CANDIDATES = 8  # times as many as asked for are ranked again in float32
 
 
 def unit(rows):
@@ -34,7 +34,7 @@ def nearest_atoms(atoms_Kd, top):
     index.add(rows)
     cosines, found = index.search(rows, top + 1)
     others = found != np.arange(len(rows))[:, None]
-    others[others.all(1), -1] = False       # an atom with equals may be missing from its own neighbours
+    others[others.all(1), -1] = False  # an atom with equals may be missing from its own neighbours
     return found[others].reshape(-1, top), cosines[others].reshape(-1, top)
 
 
@@ -79,6 +79,6 @@ class TokenIndex:
         query = project(np.array([0, len(lsps)]), lsps, weights, self._atoms_Kd)
         _, found = self._index.search(query, min(len(self.tokens), CANDIDATES * top))
         tokens = np.sort(self.tokens[found[0][found[0] >= 0]])
-        cosines = self.rows(tokens) @ query[0]      # the index rounds to half precision
+        cosines = self.rows(tokens) @ query[0]  # the index rounds to half precision
         nearest = np.argsort(-cosines, kind="stable")[:top]
         return tokens[nearest], cosines[nearest]

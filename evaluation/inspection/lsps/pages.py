@@ -29,10 +29,10 @@ from evaluation.inspection.lsps.labels import short
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}
 MOST_WORDS = 20_000
-LEAST_COUNT = 3         # occurrences of a word that is listed
+LEAST_COUNT = 3  # occurrences of a word that is listed
 WORD_LSPS = 8
 FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "data/words.js"}
-_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))    # no view.json makes ours of others
+_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))  # no view.json makes ours of others
 
 
 def check_replaceable(directory, k=0):
@@ -59,7 +59,7 @@ def _written_there(directory):
         mark = json.loads((directory / "view.json").read_text(encoding="utf-8"))
         if mark["made_by"] != MARK["made_by"]:
             return None
-        if "files" not in mark:     # of a version that wrote no hashes
+        if "files" not in mark:  # of a version that wrote no hashes
             return dict.fromkeys(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
         return {name: digest for name, digest in mark["files"].items() if isinstance(digest, str)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -101,21 +101,21 @@ def write(view, directory):
         written["files"] = len(files) + 1
         written["bytes"] = sum(path.stat().st_size for path in [*files, new / "view.json"])
 
-    place = directory.resolve()     # a link stays one, and `.` has a name
+    place = directory.resolve()  # a link stays one, and `.` has a name
     publish_directory(place, fill, carry=lambda old, new: _carry(old, new, view.sample.k))
     return {"html": str(directory), **facts, **written}
 
 
 def _carry(old, new, k):
     """Give the files of others in the older view a place in the new one: under both, until the older one has gone."""
-    check_replaceable(old, k)       # they may have come while the pages were written
+    check_replaceable(old, k)  # they may have come while the pages were written
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
             (new / name).mkdir()
             continue
         try:
             os.link(old / name, new / name, follow_symlinks=False)
-        except OSError:     # a file system without links
+        except OSError:  # a file system without links
             shutil.copy2(old / name, new / name, follow_symlinks=False)
 
 

@@ -30,7 +30,7 @@ BINS = 16
 ROTATIONS = 8
 POSITIONAL_NATS = 0.1
 DEVIATIONS = 4
-MOST_TOKENS = 500_000   # that word types are counted over
+MOST_TOKENS = 500_000  # that word types are counted over
 SEED = 0
 
 
@@ -67,7 +67,7 @@ def _bins(position_N):
     tokens_P = np.bincount(position_N)
     before_P = np.cumsum(tokens_P) - tokens_P
     part_P = np.minimum(before_P * BINS // max(1, len(position_N)), BINS - 1)
-    _, part_P = np.unique(part_P, return_inverse=True)      # none is empty
+    _, part_P = np.unique(part_P, return_inverse=True)  # none is empty
     return part_P[position_N], np.unique(part_P, return_index=True)[1]
 
 

@@ -154,7 +154,7 @@ class Entries:
         """Mean weight of each LSP over the tokens that have it, float64 (K); 0 for an LSP that none has."""
         if not len(self.weights_E):
             return np.zeros(len(self.counts))
-        starts = np.minimum(self.starts[:-1], len(self.weights_E) - 1)      # an empty last LSP begins behind the end
+        starts = np.minimum(self.starts[:-1], len(self.weights_E) - 1)  # an empty last LSP begins behind the end
         sums = np.add.reduceat(self.weights_E, starts, dtype=np.float64)
         return np.where(self.counts > 0, sums / np.maximum(1, self.counts), 0.0)
 

@@ -21,7 +21,7 @@ from shards.copies import check_dictionary
 from shards.reader import Store, is_url
 
 OVERVIEW_ROWS = 16
-NAMED_BY = 300_000      # tokens that are read to name the LSPs of a text
+NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
 
@@ -81,8 +81,14 @@ def _text(settings, store, progress):
     view = StoreView(store, min(settings.samples, NAMED_BY), settings.diagnostic, progress)
     lsps = {lsp for token in tokens for name in ("teacher", "student")
             for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]}  # fmt: skip
-    return {"view": "text", "text": settings.text, "student": settings.student, **view.facts(), "tokens": tokens,
-            "names": [[lsp, view.name(lsp), short(view.label(lsp))] for lsp in sorted(lsps)]}
+    return {
+        "view": "text",
+        "text": settings.text,
+        "student": settings.student,
+        **view.facts(),
+        "tokens": tokens,
+        "names": [[lsp, view.name(lsp), short(view.label(lsp))] for lsp in sorted(lsps)],
+    }
 
 
 def _teacher_rows(settings, store):
@@ -113,7 +119,7 @@ def _dictionary(settings):
     labels = (asked_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
     near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
-    figures = {name: value for name, value in dictionary.report().items() if value == value}    # NaN is no JSON
+    figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON
     return {"view": "dictionary", "dictionary": str(path), **figures, **_atoms(near, norms_K),
             "lsps": [_atom(lsp, near, norms_K, labels) for lsp in settings.lsp]}  # fmt: skip
 

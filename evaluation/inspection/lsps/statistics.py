@@ -13,9 +13,9 @@ from pipeline.solvers.parallel import kernel
 TOP_CONTEXTS = 20
 QUANTILES = 10
 OF_A_QUANTILE = 3
-SAME_CONTEXT = 4                # tokens to either side that make two contexts one
-COUNTED_TOGETHER = 200_000      # tokens of the sample in which pairs of LSPs are counted
-LEAST_SUPPORT = 10              # tokens with both LSPs, below which NPMI is chance
+SAME_CONTEXT = 4  # tokens to either side that make two contexts one
+COUNTED_TOGETHER = 200_000  # tokens of the sample in which pairs of LSPs are counted
+LEAST_SUPPORT = 10  # tokens with both LSPs, below which NPMI is chance
 _NO_TOKEN = -1
 
 

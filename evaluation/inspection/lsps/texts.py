@@ -63,7 +63,7 @@ def teacher_lsps(store, dictionary, text, teacher=None):
 
 
 def _read(store, text):
-    tokenizer = store.load_tokenizer()      # which knows "[MASK]", unlike an encoder's
+    tokenizer = store.load_tokenizer()  # which knows "[MASK]", unlike an encoder's
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not 0 < len(ids) <= store.max_length - 2:
         raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {store.max_length - 2}, one window. Cut it")

@@ -27,7 +27,7 @@ from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import is_url
 
-NEIGHBOURS = 8              # nearest atoms, co-firing LSPs
+NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 TYPICAL_WORDS = 8
 NAME_WORDS = 3
 WORD_LSPS = 10
@@ -56,7 +56,7 @@ class StoreView:
     @cached_property
     def vocabulary(self):
         """The texts of its tokens."""
-        self.store.read_tokenizer()     # raises StoreError where it is another one
+        self.store.read_tokenizer()  # raises StoreError where it is another one
         return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
 
     @cached_property

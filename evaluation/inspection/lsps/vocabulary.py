@@ -73,7 +73,7 @@ def _plain(text, name):
     text = text.strip()
     if not text or "\ufffd" in text:
         text = name
-    if name in _SPACES:     # a space on its own, before a word that continues it
+    if name in _SPACES:  # a space on its own, before a word that continues it
         return ""
     for prefix in _PREFIXES:
         if len(text) > len(prefix):
@@ -84,5 +84,5 @@ def _plain(text, name):
 def _continues(directory, vocab_size):
     try:
         return continuation_flags(Path(directory), vocab_size)
-    except RunError:    # nobody knows where its words begin: every token is one
+    except RunError:  # nobody knows where its words begin: every token is one
         return np.zeros(vocab_size, bool)

@@ -50,11 +50,15 @@ def find_words(sample, vocabulary):
     starts = np.flatnonzero(begins_N)
     lengths = np.diff(np.append(starts, len(sample)))
     place_N = np.arange(len(sample)) - np.repeat(starts, lengths)
-    keys = np.add.reduceat(hash_u64(sample.ids_N, place_N), starts)     # 64 bits tell runs of ids apart
+    keys = np.add.reduceat(hash_u64(sample.ids_N, place_N), starts)  # 64 bits tell runs of ids apart
     _, first_R, run = np.unique(keys, return_index=True, return_inverse=True)
     numbers = {}
-    word_R = np.array([numbers.setdefault(text, len(numbers)) for text in
-                       (vocabulary.joined(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)])
+    word_R = np.array(
+        [
+            numbers.setdefault(text, len(numbers))
+            for text in (vocabulary.joined(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)
+        ]
+    )
     counts = np.bincount(word_R[run], minlength=len(numbers))
     order, texts = np.argsort(-counts, kind="stable"), list(numbers)
     rank = np.empty_like(order)
@@ -71,8 +75,17 @@ def profiles(sample, words, numbers, top):
     token_N = np.argsort(words.word_N, kind="stable")
     ends_U = np.cumsum(words.tokens_U)
     lsps_CT, weights_CT = np.full((len(numbers), top), -1, np.int32), np.zeros((len(numbers), top), np.float32)
-    _profiles(sample.indptr, sample.lsps_E, sample.weights_E, token_N, ends_U, np.asarray(numbers), sample.k,
-              lsps_CT, weights_CT)
+    _profiles(
+        sample.indptr,
+        sample.lsps_E,
+        sample.weights_E,
+        token_N,
+        ends_U,
+        np.asarray(numbers),
+        sample.k,
+        lsps_CT,
+        weights_CT,
+    )
     return lsps_CT, weights_CT
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from common.errors import FlopsError
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
-CASED_VOCABULARY = 28_996    # of bert-base-cased, the paper's teacher
+CASED_VOCABULARY = 28_996  # of bert-base-cased, the paper's teacher
 
 
 class Products(NamedTuple):
@@ -118,7 +118,7 @@ def measured_encoder(hf_config, windows: int, length: int) -> int:
 
     roomy = copy.deepcopy(hf_config)
     if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
-        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)    # looked up, not computed
+        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)  # looked up, not computed
     with torch.device("meta"):
         model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
     return count_flops(model.eval(), input_ids=(windows, length))

@@ -18,7 +18,7 @@ from evaluation.studies.flops.encoders import Encoder
 from evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"
-TRAINING = 3    # forward passes in a forward and backward pass
+TRAINING = 3  # forward passes in a forward and backward pass
 
 
 class Setting(NamedTuple):
@@ -82,7 +82,7 @@ def _column(setting, paradigm):
     windows, length, tokens = setting.windows, setting.length, setting.tokens
     layers = setting.teacher_layers(paradigm)
     teacher = setting.teacher.cut(layers).forward(windows, length).linear if layers else 0
-    logits = paradigm in ("kd", "naive-mlsm")    # the official code computes the teacher's and does not use them
+    logits = paradigm in ("kd", "naive-mlsm")  # the official code computes the teacher's and does not use them
     return {
         "trained encoder": TRAINING * setting.student.forward(windows, length).total,
         "trained unembedding": TRAINING * setting.student.head(tokens, setting.outputs(paradigm)),

@@ -26,7 +26,7 @@ from evaluation.studies.word_senses.framework import TEST_SETS
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05
-LEAST_COVERAGE = 0.5    # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
+LEAST_COVERAGE = 0.5  # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 

@@ -28,8 +28,12 @@ def name_lsps(phi, npmi, synsets, wordnet):
         mass_s, rows_s = phi.data[cells], phi.indices[cells]
         share_s = mass_s / mass_s.sum() if len(mass_s) else mass_s
         share_F = np.bincount(file_of_S[rows_s], share_s, len(files))
-        found.append({"synsets": _synsets(mass_s, npmi.data[cells], rows_s, share_s, total, synsets, wordnet),
-                      "lexnames": [[str(files[i]), round(float(share_F[i]), 4)] for i in _files(share_F, usual_F)]})
+        found.append(
+            {
+                "synsets": _synsets(mass_s, npmi.data[cells], rows_s, share_s, total, synsets, wordnet),
+                "lexnames": [[str(files[i]), round(float(share_F[i]), 4)] for i in _files(share_F, usual_F)],
+            }
+        )
     return found
 
 

@@ -93,9 +93,7 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
     files = _files(directory)
     contents = [file.read_bytes() for file in files]
     paradigms = [_parse(*found) for found in zip(files, contents, strict=True)]
-    return paradigms, {
-        file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)
-    }
+    return paradigms, {file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)}
 
 
 def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:

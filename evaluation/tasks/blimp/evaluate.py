@@ -101,7 +101,7 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
     """What a record says before anything is scored."""
     settings = {"metric": config.metric, "per_paradigm": config.per_paradigm}
     parts = [config.metric if config.metric != "original" else None, config.per_paradigm]
-    if config.paradigms:    # a record of all 67 does not say so: those of 1837c65 do not
+    if config.paradigms:  # a record of all 67 does not say so: those of 1837c65 do not
         names = [paradigm.name for paradigm in paradigms]
         settings |= {"paradigms": names}
         parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")

@@ -16,11 +16,11 @@ import torch
 
 from shards.counter import permutation
 
-_ORDER_PURPOSE = 0x66744F72    # "ftOr"
-_CHOICE_PURPOSE = 0x66744368   # "ftCh"
-_TOKENIZED_AT_ONCE = 10_000    # examples: the tokenizer's own objects take kilobytes each
-IGNORED = -100                 # torch's number of a label that carries no loss
-WIDTHS = 8    # batches are padded to a multiple: few shapes, so that the memory of one serves the next
+_ORDER_PURPOSE = 0x66744F72  # "ftOr"
+_CHOICE_PURPOSE = 0x66744368  # "ftCh"
+_TOKENIZED_AT_ONCE = 10_000  # examples: the tokenizer's own objects take kilobytes each
+IGNORED = -100  # torch's number of a label that carries no loss
+WIDTHS = 8  # batches are padded to a multiple: few shapes, so that the memory of one serves the next
 
 
 class Encoded:
@@ -75,7 +75,7 @@ class Encoded:
         Returns  ({"input_ids", "attention_mask", perhaps "token_type_ids"}: int64 (W, L), labels (W) or (W, L))
         """
         width = -(-self.lengths_N[rows].max() // WIDTHS) * WIDTHS
-        place_L = np.arange(min(width, self.lengths_N.max()))    # never beyond what the model reads
+        place_L = np.arange(min(width, self.lengths_N.max()))  # never beyond what the model reads
         real_WL = place_L < self.lengths_N[rows][:, None]
         where_WL = np.where(real_WL, self.starts[rows][:, None] + place_L, 0)
         inputs = {"input_ids": np.where(real_WL, self.ids_T[where_WL], self.pad_id), "attention_mask": real_WL}
@@ -172,7 +172,7 @@ def _first_tokens(encoding, words):
     for place, (begin, end) in enumerate(encoding.offsets):
         if begin == end or encoding.special_tokens_mask[place]:
             continue
-        word = bisect.bisect_right(begins, end - 1) - 1    # by its end: some tokens begin with the space before
+        word = bisect.bisect_right(begins, end - 1) - 1  # by its end: some tokens begin with the space before
         if first[word] < 0:
             first[word] = place
     return first

@@ -107,10 +107,8 @@ def _from_hub(task, data_dir):
     try:
         parts = load_dataset(dataset, config, revision=revision)
         commit = _commit(parts, revision)
-        train, *evaluation = (
-            [_example(task, row) for row in parts[name]] for name in ("train", *task.evaluation)
-        )
-    except Exception as error:    # of datasets, huggingface_hub and whatever HTTP library these have
+        train, *evaluation = ([_example(task, row) for row in parts[name]] for name in ("train", *task.evaluation))
+    except Exception as error:  # of datasets, huggingface_hub and whatever HTTP library these have
         raise DataError(
             f"{_looked_for(task, data_dir)}, and not to be had from the Hub ({dataset}, {config or 'default'}, at"
             f" {revision[:12]}: {_one_line(error)}). Give --data-dir, or see to the network."

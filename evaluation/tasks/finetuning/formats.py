@@ -40,7 +40,7 @@ class Tsv(NamedTuple):
     skips_short: bool = False
 
     def __call__(self, paths, labels):
-        path, = paths
+        (path,) = paths
         lines = enumerate(numbered_lines(path), 1)
         header = None if self.width else next(lines, (1, ""))[1].split("\t")
         width, columns = self.width or len(header), self._columns(path, header)
@@ -68,7 +68,7 @@ class Tsv(NamedTuple):
 
 def json_pairs(paths, labels):
     """{"0": {"text_a", "text_b", "label"}, ...}"""
-    path, = paths
+    (path,) = paths
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -108,7 +108,7 @@ def wic(paths, labels):
 
 def conll(paths, labels):
     """A word a line, its label last, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2."""
-    path, = paths
+    (path,) = paths
     examples, words, tags = [], [], []
     for number, line in enumerate([*numbered_lines(path), ""], 1):
         fields = line.split()

@@ -36,8 +36,8 @@ from student.encoders import without_pooler
 from student.lsp_model import quiet_transformers
 from student.onednn import use_onednn
 
-_HEAD_PURPOSE = 0x66744864    # "ftHd"
-DEVIATION = 0.02              # of BERT's initialiser
+_HEAD_PURPOSE = 0x66744864  # "ftHd"
+DEVIATION = 0.02  # of BERT's initialiser
 
 
 class Backbone:
@@ -62,7 +62,7 @@ class Backbone:
         """
         auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
         self.config.num_labels = task.outputs
-        with torch.random.fork_rng(devices=[]), quiet_transformers():    # what it is born with is all replaced
+        with torch.random.fork_rng(devices=[]), quiet_transformers():  # what it is born with is all replaced
             model = auto_class.from_config(self.config, dtype=torch.float32)
         head = _head_parameters(model)
         self._fill_encoder(model, head)
@@ -165,7 +165,7 @@ def _fill_head(head, task, seed, bank):
 def _drawn(shapes, task, seed):
     drawn = {}
     for name, shape in shapes.items():
-        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)    # torch takes 63 bits
+        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch takes 63 bits
         generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
             drawn[name] = DEVIATION * torch.randn(shape, generator=generator)

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from common.errors import DataError
 from evaluation.records import METRICS
 
-UNREAD = -1    # instead of a label, of a word that the model did not read
+UNREAD = -1  # instead of a label, of a word that the model did not read
 
 
 def figures(task, gold, predicted):
@@ -26,7 +26,7 @@ def figures(task, gold, predicted):
     """
     found = {}
     for part in gold:
-        _, _, suffix = part.partition("_")    # of validation_matched
+        _, _, suffix = part.partition("_")  # of validation_matched
         for metric in dict.fromkeys(name.partition("_")[0] for name in METRICS[task.name]):
             value = _FUNCTIONS[metric](task, gold[part], predicted[part])
             found["_".join(filter(None, (metric, suffix)))] = {"value": value, "n": len(gold[part])}
@@ -38,7 +38,7 @@ def constant(task, predicted):
     parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
     values = np.unique(np.concatenate(parts))
     if task.labels_words:
-        values = values[values != UNREAD]    # no prediction
+        values = values[values != UNREAD]  # no prediction
     if len(values) != 1:
         return None
     said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
@@ -61,7 +61,7 @@ def _f1(task, gold, predicted):
     tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")    # of no entity at all, where it takes F1 as 0
+        warnings.simplefilter("ignore")  # of no entity at all, where it takes F1 as 0
         return float(entity_f1(*names))
 
 
@@ -69,7 +69,7 @@ def _correlation(function, gold, predicted):
     if not np.all(np.isfinite(predicted)):
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")    # of constant input
+        warnings.simplefilter("ignore")  # of constant input
         value = float(function(gold, predicted)[0])
     return value if math.isfinite(value) else 0.0
 

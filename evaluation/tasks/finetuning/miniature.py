@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shards.counter import hash_u64
 
-TRAIN, DEV = 64, 16    # examples
+TRAIN, DEV = 64, 16  # examples
 
 NAMES = ("Anna", "Bruno", "Clara", "David", "Elena", "Felix")
 CITIES = ("Berlin", "Lisbon", "Oslo", "Prague", "Vienna", "Zurich")

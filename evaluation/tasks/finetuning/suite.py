@@ -38,8 +38,8 @@ from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 logger = logging.getLogger(__name__)
-LONGEST = 512    # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
-UNREAD_WORDS = {"unread_words": "errors"}    # of records whose words have labels; 1837c65 took unread words as O
+LONGEST = 512  # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
+UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels; 1837c65 took unread words as O
 
 
 class Candidate(NamedTuple):
@@ -269,12 +269,10 @@ def _unread_share(trial, max_length):
     return max(encode(tokenizer, part, True, max_length=length, takes_types=False).unread for part in parts)
 
 
-
-
 def _differing(record, facts, prefix=""):
     """What a record says otherwise, as text; empty where it agrees."""
     said = []
-    for name in facts | (record if prefix else {}):    # a record has more fields than these, but no other settings
+    for name in facts | (record if prefix else {}):  # a record has more fields than these, but no other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
             said.append(_differing(found, value, f"{full_name} "))

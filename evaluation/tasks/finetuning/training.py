@@ -22,7 +22,7 @@ from shards.counter import hash_u64
 
 WEIGHT_DECAY = 0.01
 EVALUATED_AT_ONCE = 64
-_DROPOUT_PURPOSE = 0x66744470    # "ftDp"
+_DROPOUT_PURPOSE = 0x66744470  # "ftDp"
 _SECONDS_BETWEEN_REPORTS = 0.5
 
 
@@ -48,7 +48,7 @@ def train(model, encoded, task, seed, settings, report):
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * (1 - step / len(batches))
             optimizer.step()
-            losses.append(loss.detach())    # a GPU is not waited for
+            losses.append(loss.detach())  # a GPU is not waited for
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
                 report(step + 1, losses[-1].item())
                 reported = time.monotonic()

@@ -22,7 +22,7 @@ def directory(tmp_path):
 
 def test_upstream_is_67_thousand_pairs_of_the_phenomena_that_it_names():
     directory = data_path("blimp")
-    paradigms, files = read(directory)    # the checkout; its files are in data/
+    paradigms, files = read(directory)  # the checkout; its files are in data/
     assert [(paradigm.name, len(paradigm.pairs)) for paradigm in paradigms] == [(name, 1000) for name in PARADIGMS]
     assert len(files) == len(PARADIGMS) == 67 and len(PHENOMENA) == 12
     assert sum(good == bad for paradigm in paradigms for good, bad in paradigm.pairs) == 7

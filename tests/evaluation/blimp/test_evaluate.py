@@ -128,7 +128,7 @@ def test_another_metric_or_part_is_another_record(config):
              for change in ({"per_paradigm": 2}, {"metric": "within-word-l2r"})]  # fmt: skip
     assert [part["task"] for part in parts] == ["blimp-2", "blimp-within-word-l2r"]
     assert parts[0]["data"]["n_eval"] == 134
-    assert parts[1]["figures"] == whole["figures"]    # a vocabulary of whole words
+    assert parts[1]["figures"] == whole["figures"]  # a vocabulary of whole words
     assert records.read([config.output]) == [parts[0], parts[1], whole]
 
 
@@ -176,7 +176,7 @@ def test_scores_that_were_cut_or_are_of_other_pairs_are_made_again(config, data,
     names = scored(monkeypatch)
     again = evaluate(replace(config, data_dir=changed))
     assert again["already_finished"] == [False] and names == ["causative", "transitive", "wh_island"]
-    assert again["records"][0]["figures"] == first["figures"]    # the same pairs in another order
+    assert again["records"][0]["figures"] == first["figures"]  # the same pairs in another order
 
 
 def test_weights_that_are_no_numbers_are_said_to_be_so(config, model, tmp_path):
@@ -246,7 +246,7 @@ def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, conf
     output = tmp_path / "probe-run"
     train_probe(ProbeConfig(**settings(store), student=str(mlsm_export), probe_input=probe_input, output=output))
     (record,) = evaluate(replace(config, models=(str(output),), per_paradigm=1))["records"]
-    assert record["objective"] == "mlsm" and record["step"] == 5    # those of the student
+    assert record["objective"] == "mlsm" and record["step"] == 5  # those of the student
     assert record["data"]["n_eval"] == 67
 
 

@@ -36,9 +36,7 @@ def tokenizer(tmp_path_factory):
 def by_definition(model, rows):
     """ln p of a token at a place, in float64, of rows (ids, place, token)."""
     logits = (model(input_ids=torch.tensor([ids])).logits[0, place] for ids, place, _ in rows)
-    return [
-        float(row.double().log_softmax(0)[token]) for row, (_, _, token) in zip(logits, rows, strict=True)
-    ]
+    return [float(row.double().log_softmax(0)[token]) for row, (_, _, token) in zip(logits, rows, strict=True)]
 
 
 def rows_of(ids, hide):

@@ -118,10 +118,10 @@ def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):
     assert [figure["figure"] for figure in result["figures"] if figure["lacks"] is None] == list(range(3, 11))
     assert all(Path(file).stat().st_size for figure in result["figures"] for file in figure["files"])
     ks = {float(row["x"]) for row in table(settings.output / "figure-05-lsps.csv") if row["panel"] == "average"}
-    assert ks == {768, 1536, 3072, 6144, 12288}    # with the paper's
+    assert ks == {768, 1536, 3072, 6144, 12288}  # with the paper's
     averages = {model["model"]: model["average"] for model in result["models"]}
     weights = {float(row["x"]): float(row["value"]) for row in table(settings.output / "figure-08-mlm-weight.csv")
-               if row["series"] == "mean" and row["source"] == "measured"}    # fmt: skip
+               if row["series"] == "mean" and row["source"] == "measured"}  # fmt: skip
     assert weights == {0.0: averages["mlsm-l10"]} | {k: averages[f"mtl-{k:g}"] for k in (1.0, 2.0)}
     _check_checkpoints(settings.output, averages)
     blimp = table(settings.output / "figure-09-blimp.csv")
@@ -144,7 +144,7 @@ def _check_checkpoints(directory, averages):
     points = [row for row in pairs if row["panel"] != "win rate" and row["against"] == "kd-deberta-base-250"]
     assert len(points) == 28 == int(rate["n"])
     won = sum(round(float(row["value"]) - float(row["x"]), 9) > 0 for row in points)
-    assert won == 26 and float(rate["value"]) == 27 / 28    # all but CoLA, where kd is as good: two ties
+    assert won == 26 and float(rate["value"]) == 27 / 28  # all but CoLA, where kd is as good: two ties
 
 
 def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):
@@ -155,7 +155,7 @@ def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):
         patch.setattr("evaluation.comparison.figures.save_figure", lambda figure, *_: drawn.append(figure) or [])
         compared(tmp_path, records)
     panels = {len(figure.axes): [axes.get_title() for axes in figure.axes] for figure in drawn}
-    assert {4} == {count for count, titles in panels.items() if "RTE (accuracy)" in titles}    # 3 figures and 1 more
+    assert {4} == {count for count, titles in panels.items() if "RTE (accuracy)" in titles}  # 3 figures and 1 more
     steps = next(figure for figure in drawn if "average" in figure.axes[0].get_title() and len(figure.axes) == 4)
     assert all(len(axes.get_xticks()) <= 7 for axes in steps.axes)
 
@@ -189,7 +189,7 @@ def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     records = [a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
-               for i in range(15) for task in ("rte", "mrpc")]    # fmt: skip
+               for i in range(15) for task in ("rte", "mrpc")]  # fmt: skip
     result, settings = compared(tmp_path, records)
     said = comparison(result, settings).partition("Tables:")[0]
     tables = [line for line in said.splitlines() if line.startswith("  ") and line.strip()[0].isdigit()]

@@ -99,7 +99,7 @@ def test_an_absent_key_is_what_1837c65_did():
     mtl = {"objective": "mtl", "kappa": 1.0}
     assert named(a=identity(**mtl), b=identity(**mtl, tied=True)).settings == {"tied": {"false": ["a"], "true": ["b"]}}
     words = named(mlm=identity("mlm"), kd=identity("kd", target=LOGITS), mtl=identity(**mtl, tied=True))
-    assert list(words.settings) == ["objective"]    # mlm and kd are always tied
+    assert list(words.settings) == ["objective"]  # mlm and kd are always tied
 
 
 def test_the_mass_that_top_n_keeps_is_named_where_it_differs():
@@ -130,7 +130,8 @@ def test_what_follows_from_solver_and_documents_apart_is_no_difference():
     found = named(a=identity(), b=identity(target=fista), c=identity(target=TARGET | {"tolerance": 1e-4}))
     assert set(found.settings) == {"solver", "tolerance"}
     assert list(named(a=identity(), b=identity(target=OTHER | {"documents_apart": True})).settings) == [
-        "teacher documents_apart"]    # by which it has learned another dictionary
+        "teacher documents_apart"
+    ]  # by which it has learned another dictionary
 
 
 def test_one_teacher_in_two_places_is_one_teacher():
@@ -163,7 +164,7 @@ def study(identities, seeds=1):
     return [
         record for (name, layer), known in identities.items()
         for record in of_table(name, table[layer], seeds, layer=layer, identity=known)
-    ]    # fmt: skip
+    ]  # fmt: skip
 
 
 def compared(directory, records):
@@ -176,9 +177,7 @@ def test_a_figure_is_drawn_of_the_models_that_differ_in_its_variable_alone(tmp_p
     identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10), ("l12", 12): of_layer(12, lr=1e-3)}
     result, settings, figures = compared(tmp_path, study(identities))
     assert figures[3]["models"] == "l8, l10"
-    assert figures[3]["caption"] == (
-        "The models differ in layer alone. Left out, as other settings differ: l12 (lr)."
-    )
+    assert figures[3]["caption"] == ("The models differ in layer alone. Left out, as other settings differ: l12 (lr).")
     assert "Left out, as other settings differ: l12 (lr)" in (settings.output / "figure-03-layers.svg").read_text()
     said = comparison(result, settings)
     assert "lr: 0.0001 (1/2), 0.001 (3)" in said and "1 and 3: lr, layer" in said

@@ -66,10 +66,14 @@ def test_every_level_is_what_scipy_says_of_pairs_put_together_by_hand(decimals):
         trainings = [(task, seed) for task in METRICS for seed in range(5)]
         by_hand = {
             "scores": [x[key] - y[key] for key in x],
-            "trainings": [fmean(x[t, m, s] for m in METRICS[t]) - fmean(y[t, m, s] for m in METRICS[t])
-                          for t, s in trainings],
-            "tasks": [fmean(x[t, m, s] for m in METRICS[t] for s in range(5))
-                      - fmean(y[t, m, s] for m in METRICS[t] for s in range(5)) for t in METRICS],
+            "trainings": [
+                fmean(x[t, m, s] for m in METRICS[t]) - fmean(y[t, m, s] for m in METRICS[t]) for t, s in trainings
+            ],
+            "tasks": [
+                fmean(x[t, m, s] for m in METRICS[t] for s in range(5))
+                - fmean(y[t, m, s] for m in METRICS[t] for s in range(5))
+                for t in METRICS
+            ],
         }
         for level in LEVELS:
             d = np.round(by_hand[level.name], 9)
@@ -122,5 +126,5 @@ def test_win_rates_by_hand():
     assert {key: (row["wins"], row["losses"], row["ties"]) for key, row in rates.items()} == {
         ("a", "mrpc"): (2, 1, 1), ("a", "rte"): (1, 0, 0), ("a", "all"): (3, 1, 1),
         ("b", "mrpc"): (1, 2, 1), ("b", "rte"): (0, 1, 0), ("b", "all"): (1, 3, 1),
-    }    # fmt: skip
+    }  # fmt: skip
     assert rates["a", "all"]["rate"] == 0.7 and rates["a", "all"]["step"] == 1000

@@ -28,7 +28,7 @@ SCORES = published.scores(1)[10]
 def test_the_average_is_unweighted_over_figures_each_the_mean_over_its_seeds():
     records = [
         a_record("a", "mrpc", 0, [0.8, 0.9]), a_record("a", "mrpc", 1, [0.6, 0.7]), a_record("a", "rte", 0, [0.5]),
-    ]    # fmt: skip
+    ]  # fmt: skip
     (model,), _ = models_of(records)
     assert model.figures == pytest.approx({("mrpc", "accuracy"): 0.7, ("mrpc", "f1"): 0.8, ("rte", "accuracy"): 0.5})
     assert average(model) == pytest.approx(2 / 3)
@@ -139,20 +139,20 @@ def test_runs_that_diverged_or_collapsed_count_and_are_told_apart():
     (model,), _ = models_of(records)
     assert model.failed == {
         ("rte", 1): "diverged: the loss is not finite", ("rte", 2): "collapsed: every prediction is entailment",
-    }    # fmt: skip
+    }  # fmt: skip
     assert average(model) == pytest.approx(0.3)
 
 
 def test_checkpoints_are_one_family_and_names_say_what_differs():
     records = [a_record(f"l{layer}-{step}", "rte", 0, [0.5], layer=layer, step=step) for layer in (8, 10)
-               for step in (200, 100)]    # fmt: skip
+               for step in (200, 100)]  # fmt: skip
     records += [a_record("mlm", "rte", 0, [0.5], objective="mlm", layer=None, k=None)]
     records += [a_record(name, "rte", 0, [0.5], objective=None) for name in ("bert", "roberta")]
     found = {name: [model.label for model in group] for name, group in families(models_of(records)[0]).items()}
     assert found == {
         "MLSM, l 8": ["l8-100", "l8-200"], "MLSM, l 10": ["l10-100", "l10-200"], "MLM": ["mlm"],
         "bert": ["bert"], "roberta": ["roberta"],
-    }    # fmt: skip
+    }  # fmt: skip
 
 
 def test_blimp_is_averaged_over_paradigms_that_all_have():
@@ -180,7 +180,7 @@ def test_how_far_and_how_many():
     assert checkpoint_name(model) == "12.5%"
     assert [out_of(*case) for case in (([70, 70], 70), ([42, 70], 70), ([98], 70), ([], 70))] == [
         "n = 70 of 70", "n = 42 to 70 of 70", "n = 98 (paper: 70)", "n = 0 of 70",
-    ]    # fmt: skip
+    ]  # fmt: skip
     assert len(SUITE) == 14
 
 
@@ -204,7 +204,7 @@ def test_two_models_are_paired_by_paradigm():
     expected = stats.bootstrap((d,), np.mean, method="percentile", n_resamples=20_000, rng=1).confidence_interval
     assert (row["low"], row["high"]) == pytest.approx(tuple(expected), abs=6e-4)
     assert row["p"] == row["holm"] == pytest.approx(stats.wilcoxon(d.round(9), method="asymptotic").pvalue)
-    assert compare_on_blimp(models_of(records)[0]) == [row]    # no chance in it
+    assert compare_on_blimp(models_of(records)[0]) == [row]  # no chance in it
 
 
 def test_one_paradigm_has_no_interval_and_equal_models_no_test():

@@ -88,7 +88,7 @@ def test_inputs_are_as_long_as_all_models_were_pre_trained_on(settings, teacher_
     alone = replace(settings, models=(second,), output=tmp_path / "alone", limit_train=8)
     assert finetune(alone)["settings"]["max_length"] == 64
     stock = replace(alone, models=settings.models, output=tmp_path / "stock")
-    assert finetune(stock)["settings"]["max_length"] == 128    # its positions
+    assert finetune(stock)["settings"]["max_length"] == 128  # its positions
 
 
 def test_a_longer_input_by_flag_names_whose_positions_were_not_trained(settings, teacher_directory, tmp_path, caplog):
@@ -130,7 +130,7 @@ def test_all_models_are_told_segments_or_none_is(
     forward = torch.nn.Embedding.forward
 
     def watch(table, ids):
-        if table.num_embeddings == 2:    # BERT's segments
+        if table.num_embeddings == 2:  # BERT's segments
             read.append(bool((ids == 1).any()))
         return forward(table, ids)
 
@@ -144,7 +144,7 @@ def test_all_models_are_told_segments_or_none_is(
     assert any(read) == told
     found = recorded(settings)
     assert {found[model, "rte"]["settings"]["segments"] for model in "ab"} == {told}
-    assert {found[model, "cola"]["settings"]["segments"] for model in "ab"} == {False}    # single sentences
+    assert {found[model, "cola"]["settings"]["segments"] for model in "ab"} == {False}  # single sentences
     assert ("--segments always" in caplog.text) == (segments == "auto" and not told)
 
 
@@ -205,4 +205,4 @@ def test_a_look_first_takes_few_examples_and_steps(settings):
         finetune(replace(settings, batch=4))
     assert finetune(replace(small, limit_train=20, max_steps=3))["finished_before"]
     with pytest.raises(StudyError, match=r"max_steps \(there 3, now None\)"):
-        finetune(replace(small, max_steps=99))    # more than an epoch has: no limit
+        finetune(replace(small, max_steps=99))  # more than an epoch has: no limit

@@ -50,7 +50,7 @@ def test_wic_targets_are_the_words_in_question():
         for example in load_task(TASKS["wic"], data_path("glue").parent).train
     ]
     assert all(" " not in word and word for pair in pairs for word in pair)
-    alike = sum(first[:2] == second[:2] for first, second in pairs)    # but come and came
+    alike = sum(first[:2] == second[:2] for first, second in pairs)  # but come and came
     assert alike > 0.95 * len(pairs)
 
 

@@ -16,7 +16,7 @@ def values(task, gold, predicted):
     return {figure["metric"]: figure["value"] for figure in found}
 
 
-GOLD, SAID = np.array([1, 1, 1, 0, 0, 0, 1, 0]), np.array([1, 1, 0, 0, 1, 0, 1, 0])    # 3 of 4 each way right
+GOLD, SAID = np.array([1, 1, 1, 0, 0, 0, 1, 0]), np.array([1, 1, 0, 0, 1, 0, 1, 0])  # 3 of 4 each way right
 
 
 def test_by_hand():
@@ -44,7 +44,7 @@ def test_entities_of_every_sentence_count():
     said = [labels("B-PER", "O", "O"), labels("B-ORG", "B-ORG"), labels("B-MISC"), labels("B-LOC")]
     names = [[[ENTITIES[label] for label in sentence] for sentence in part] for part in (gold, said)]
     assert values("conll2003", gold, said) == {"f1": pytest.approx(entity_f1(*names))}
-    assert entity_f1(*names) == pytest.approx(2 * 3 / (4 + 5))    # 3 of 4 entities found, 5 said
+    assert entity_f1(*names) == pytest.approx(2 * 3 / (4 + 5))  # 3 of 4 entities found, 5 said
     nothing = [[0] * len(sentence) for sentence in gold]
     assert values("conll2003", gold, nothing) == {"f1": 0.0}
     assert constant(TASKS["conll2003"], {"validation": nothing}) == "every prediction is O"
@@ -55,10 +55,10 @@ def test_words_that_were_not_read_are_errors():
     o, person, inside, place = (ENTITIES.index(tag) for tag in ("O", "B-PER", "I-PER", "B-LOC"))
     gold = [[person, o, o], [person, inside, o, o, place]]
     said = [[person, UNREAD, UNREAD], [person, inside, UNREAD, UNREAD, UNREAD]]
-    assert values("conll2003", gold, said) == {"f1": pytest.approx(2 * 2 / (3 + 4))}    # 2 right, 3 there, 4 said
+    assert values("conll2003", gold, said) == {"f1": pytest.approx(2 * 2 / (3 + 4))}  # 2 right, 3 there, 4 said
     as_o = [[person, o, o], [person, inside, o, o, o]]
     assert values("conll2003", gold, as_o) == {"f1": pytest.approx(2 * 2 / (3 + 2))}
-    across = [[person, UNREAD, UNREAD]]    # an entity that goes on behind the cut is not found
+    across = [[person, UNREAD, UNREAD]]  # an entity that goes on behind the cut is not found
     assert values("conll2003", [[person, inside, o]], across) == {"f1": 0.0}
     assert constant(TASKS["conll2003"], {"validation": [[o, o, UNREAD]]}) == "every prediction is O"
 

@@ -62,7 +62,7 @@ def test_two_models_see_the_same_batches_and_heads(settings, other_directory):
         assert first["data"]["order"] == second["data"]["order"] and first["head"] == second["head"]
         assert first["weights"] != second["weights"] and first["settings"] == second["settings"]
     heads = {pair[0]["head"] for pair in by_trial.values()}
-    assert len(heads) == 4    # by task and seed
+    assert len(heads) == 4  # by task and seed
     said = summary(result, settings)
     assert "tiny" in said and "other" in said and "mrpc f1" in said and "compare" in said
 
@@ -92,7 +92,7 @@ def test_a_second_time_it_is_finished(settings):
     assert {name: len(values) for name, values in model["figures"].items()} == {
         "conll2003 f1": 2, "mrpc accuracy": 2, "mrpc f1": 2,
     }  # fmt: skip
-    assert model["average"] is None    # of fourteen figures only
+    assert model["average"] is None  # of fourteen figures only
 
 
 def test_killed_and_continued_it_equals_the_unbroken(settings, tmp_path_factory):
@@ -139,7 +139,7 @@ def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
     (data_dir / "MRPC").mkdir(parents=True)
     for part in ("train", "dev"):
         (data_dir / "MRPC" / f"{part}.tsv").write_bytes((miniatures / "glue/MRPC" / f"{part}.tsv").read_bytes())
-    assert finetune(replace(settings, data_dir=data_dir))["finished_before"]    # a place is no content
+    assert finetune(replace(settings, data_dir=data_dir))["finished_before"]  # a place is no content
     with open(data_dir / "MRPC" / "dev.tsv", "a") as file:
         file.write("1\t0\t0\tSo it is .\tIt is so .\n")
     with pytest.raises(StudyError, match=r"otherwise: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):

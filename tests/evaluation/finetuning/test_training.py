@@ -55,7 +55,7 @@ def test_the_rate_falls_linearly_from_its_first_value(prepared, monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", Watched)
     settings = FinetuneConfig(batch=24, epochs=2, lr=1e-3)
     training.train(*prepared("rte")[:2], TASKS["rte"], 0, settings, silent)
-    assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])    # 64 examples: 24, 24, 16
+    assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])  # 64 examples: 24, 24, 16
     assert decays == [[0.01]] * 6 and training.steps_of(64, settings) == 6
 
 
@@ -88,7 +88,7 @@ def test_seeds_decide_everything(prepared):
 
     def weights(seed):
         model, train, *_ = prepared("mrpc", seed)
-        torch.manual_seed(torch.seed() % 1000)    # whatever happened before
+        torch.manual_seed(torch.seed() % 1000)  # whatever happened before
         assert training.train(model, train, TASKS["mrpc"], seed, settings, silent) is None
         return model.base_model.encoder.layer[0].output.dense.weight.detach()
 
@@ -120,7 +120,7 @@ def test_words_beyond_the_cut_have_no_prediction(teacher_directory, miniatures, 
     model, _ = Backbone(teacher_directory).with_head(TASKS["conll2003"], 0, tmp_path / "heads")
     said = training.predict(model, encoded, TASKS["conll2003"])
     for labels, words, example in zip(said, encoded.words_N, examples, strict=True):
-        assert len(labels) == len(example.label) and labels[-1] == UNREAD    # seven words never fit
+        assert len(labels) == len(example.label) and labels[-1] == UNREAD  # seven words never fit
         assert [label == UNREAD for label in labels] == [place < 0 for place in words]
     assert encoded.unread == np.mean([label == UNREAD for labels in said for label in labels]) and encoded.cut == 1
 

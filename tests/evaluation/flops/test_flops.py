@@ -26,7 +26,7 @@ from evaluation.studies.flops.pretraining import (
 from evaluation.studies.flops.solver import correlation_flops, fista_flops
 from terminal.flops import PAPER_TOTALS, counted
 
-PAPER = {    # table 3; the totals apart
+PAPER = {  # table 3; the totals apart
     "trained encoder": ("9.06e12", "9.06e12", "9.06e12", "9.06e12", "9.06e12"),
     "trained unembedding": ("2.25e12", "2.25e12", "2.48e12", "0.29e12", "0.29e12"),
     "auxiliary encoder": ("", "2.78e12", "2.78e12", "2.78e12", "2.32e12"),
@@ -149,7 +149,7 @@ def test_others_are_measured(tmp_path):
 def test_the_student_as_trained_skips_most_of_its_last_layer():
     encoder = Encoder.find("bert-3x64")
     whole = encoder.forward(4, 16).total + encoder.head(4 * 2, 20)
-    skipped = 4 * 14 * 2 * (2 * 64 * 64 + 2 * 64 * 256 + 2 * 16 * 64)    # of 16 positions 14 need keys and values only
+    skipped = 4 * 14 * 2 * (2 * 64 * 64 + 2 * 64 * 256 + 2 * 16 * 64)  # of 16 positions 14 need keys and values only
     assert measured_student(encoder, 4, 16, 4 * 2, 20) == whole - skipped
 
 

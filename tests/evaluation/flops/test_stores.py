@@ -27,7 +27,7 @@ def test_teacher_and_solver_or_head(kind, tmp_path, english_text, teacher_direct
     windows = report["windows"]
     counts_V = sum(store.split(split).token_counts() for split in {unit.split for unit in store.plan.units})
     counts_V[store.special_ids["all"]] = 0
-    coded = int(counts_V.sum())    # specials are not
+    coded = int(counts_V.sum())  # specials are not
     expected = {
         "lsp": teacher.cut(2).measured(1, 32) * windows + solver_flops(coded, 40, 32),
         "logits": (teacher.measured(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,

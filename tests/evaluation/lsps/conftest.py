@@ -36,7 +36,7 @@ def hostile_store(tmp_path_factory):
     atoms_Kd = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)
     dictionary = Dictionary(atoms_Kd / np.linalg.norm(atoms_Kd, axis=1, keepdims=True), [], "made up", {})
     dictionary.save(store.files.dictionary)
-    store.settings["dictionary"] = dictionary.fingerprint       # as a target of encode-lsp has it
+    store.settings["dictionary"] = dictionary.fingerprint  # as a target of encode-lsp has it
     _write_labels(runs / "diagnostics" / "some" / "layer-3-k24", dictionary.fingerprint, 24)
     return store
 
@@ -50,8 +50,18 @@ def write_labels():
 def _write_labels(directory, fingerprint, k):
     """LSP 3 is a bank of money, LSP 5 hostile, the others have no senses."""
     senses = [{"synsets": [], "lexnames": []} for _ in range(k)]
-    senses[3] = {"synsets": [{"synset": "depository.n.01", "lemmas": ["depository", "bank"], "lexname": "noun.group",
-                              "npmi": 0.41, "mass": 0.3}], "lexnames": [["noun.act", 0.6], ["noun.group", 0.4]]}
+    senses[3] = {
+        "synsets": [
+            {
+                "synset": "depository.n.01",
+                "lemmas": ["depository", "bank"],
+                "lexname": "noun.group",
+                "npmi": 0.41,
+                "mass": 0.3,
+            }
+        ],
+        "lexnames": [["noun.act", 0.6], ["noun.group", 0.4]],
+    }
     senses[5] = {"synsets": [{"synset": "x", "lemmas": ["<script>window.hacked=1</script>"], "lexname": "<b>",
                               "npmi": 0.1, "mass": 1.0}], "lexnames": [["<i>", 1.0]]}  # fmt: skip
     directory.mkdir(parents=True)

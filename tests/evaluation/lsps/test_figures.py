@@ -87,7 +87,7 @@ def test_boilerplate_is_shown_once(view):
     count = len(view.sample)
     repeating = replace(view.sample, ids_N=np.arange(count, dtype=np.int32) % 10, document_N=np.arange(count))
     assert statistics.top_tokens(repeating, np.arange(100, 400)).tolist() == list(range(100, 110))
-    assert statistics.top_tokens(repeating, np.array([0, 10, 20, 30])).tolist() == [0, 10]     # 0 has no text before it
+    assert statistics.top_tokens(repeating, np.array([0, 10, 20, 30])).tolist() == [0, 10]  # 0 has no text before it
 
 
 def test_quantile_samples_lie_in_their_tenth(view, dense_NK):
@@ -128,7 +128,7 @@ def test_co_firing_is_npmi_with_support(view, dense_NK):
 def test_two_lsps_that_are_never_apart_have_npmi_one():
     counts = np.array([[50, 50, 5], [50, 50, 5], [5, 5, 60]])
     assert statistics.co_firing(counts, 200, 0, 8) == [(1, pytest.approx(1.0), 50)]
-    assert statistics.co_firing(np.full((2, 2), 200), 200, 0, 8) == []     # on every token: no information
+    assert statistics.co_firing(np.full((2, 2), 200), 200, 0, 8) == []  # on every token: no information
 
 
 def test_words_and_their_profiles(view, dense_NK):

@@ -125,7 +125,7 @@ def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
     place = tmp_path / "view"
     pages.write(hostile_view, place)
     fresh = everything(place)
-    (place / "lsp" / "23.html").rename(place / "lsp" / "4000.html")     # a page of a larger view, changed since
+    (place / "lsp" / "23.html").rename(place / "lsp" / "4000.html")  # a page of a larger view, changed since
     with open(place / "lsp" / "4000.html", "a") as file:
         file.write("<!-- mine -->")
     (place / "notes" / "empty").mkdir(parents=True)
@@ -202,7 +202,7 @@ def test_whatever_a_kill_leaves_is_known_to_clean(hostile_view, tmp_path, monkey
     pages.write(hostile_view, place)
     monkeypatch.setattr(disk, "rename", looking)
     pages.write(hostile_view, place)
-    assert left == [[], []]     # after the older view has gone, and after the new one has come
+    assert left == [[], []]  # after the older view has gone, and after the new one has come
 
 
 def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
@@ -257,7 +257,7 @@ def test_the_list_is_sorted_and_searched(opened):
     assert _column(browser, 0) == [str(lsp) for lsp in range(24)]
     _find(browser, "th button").click()
     assert _column(browser, 0) == [str(lsp) for lsp in range(23, -1, -1)]
-    _search(browser, "bank")        # a label
+    _search(browser, "bank")  # a label
     assert _column(browser, 0) == ["3"] and "depository" in _find(browser, "td .sense").text
     _search(browser, "17")
     assert _column(browser, 0)[0] == "17"

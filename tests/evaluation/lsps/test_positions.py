@@ -44,7 +44,7 @@ def test_profiles_are_mean_weights_by_part_of_the_window(made_up):
 def test_only_what_follows_the_position_is_called_positional(made_up):
     found = position_profiles(made_up)
     assert found.positional_K.tolist() == [True, False, False, False, False, False]
-    assert found.nats_K[0] == pytest.approx(np.log(6), abs=0.15)    # ten of sixty positions
+    assert found.nats_K[0] == pytest.approx(np.log(6), abs=0.15)  # ten of sixty positions
     assert (found.nats_K[1:] < 0.08).all() and found.nats_K[5] == 0
 
 

@@ -38,7 +38,7 @@ def test_a_sample_is_bounded_and_spread_and_the_same_again(store):
     assert 400 < len(part) <= 600
     assert np.array_equal(part.weights_E, again.weights_E) and np.array_equal(part.window_N, again.window_N)
     windows = np.unique(part.window_N)
-    assert windows.min() < 30 and windows.max() > 120       # of 150
+    assert windows.min() < 30 and windows.max() > 120  # of 150
     chosen = np.flatnonzero(np.isin(whole.window_N, windows))
     assert np.array_equal(whole.ids_N[chosen], part.ids_N)
     indptr, lsps, weights = whole.rows(chosen)

@@ -41,7 +41,7 @@ def test_text_and_words_come_back(kind, tmp_path):
     for word in ("the", "bank", "raised", "rates", "rise", "floods", ",", "("):
         assert words.count(word) == TEXT.replace(",", " ,").replace("(", "( ").replace(")", " ) ").replace(
             ".", " .").split().count(word)  # fmt: skip
-    if kind is word_piece:      # where é and ï are whole tokens
+    if kind is word_piece:  # where é and ï are whole tokens
         assert vocabulary.joined(ids).replace(" ' ", "'") == TEXT
     assert "the bank raised its rates, and (as rates rise)" in vocabulary.joined(ids)
     assert vocabulary.is_symbol_V[tokenizer.token_to_id(",")] and not vocabulary.is_symbol_V[ids[0]]

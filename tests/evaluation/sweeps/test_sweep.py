@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_runs(result):
         assert row["improvement"] == pytest.approx(1 - row["held_out_kl"] / row["marginal_kl"])
     one, three = (row["encoding_flops"] for row in result["rows"])
     windows = Store.open(result["rows"][0]["store"]).report()["windows"]
-    a_layer = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 32 * 32    # of a token: products with weights; scores and means
+    a_layer = 2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 32 * 32  # of a token: products with weights; scores and means
     assert three - one == pytest.approx(2 * a_layer * windows * 32)
 
 
@@ -223,8 +223,11 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path):
         sweep(SweepConfig())
     write_diagnostic(tmp_path / "other.json", 99, settings.teacher)
     write_diagnostic(tmp_path / "foreign.json", 40, "bundled")
-    for name, message in (("other.json", "layer 1 k 99, .*none of this"), ("none.json", "no result of choose-layer"),
-                          ("foreign.json", "is of the teacher a teacher, not ")):
+    for name, message in (
+        ("other.json", "layer 1 k 99, .*none of this"),
+        ("none.json", "no result of choose-layer"),
+        ("foreign.json", "is of the teacher a teacher, not "),
+    ):
         with pytest.raises((SweepError, WsdDataError), match=message):
             sweep(replace(settings, diagnostic=tmp_path / name))
 

@@ -22,16 +22,39 @@ from numba import cuda, float32, int32, int64
 
 from pipeline.solvers import cuda_kernels
 
-CAPABILITY = (9, 0)             # of an H100 or H200
+CAPABILITY = (9, 0)  # of an H100 or H200
 
 int64s, int32s, float32s = int64[::1], int32[::1], float32[::1]
 integers, matrix, matrices = int32[:, ::1], float32[:, ::1], float32[:, :, ::1]
 SIGNATURES = {
     "select": (int64s, matrix, matrix, integers, matrix, matrix, int32s, float32s, int32s, float32, float32),
-    "minimise_in_shared": (int64s, matrix, integers, matrix, matrix, matrices, int32s, int32s, float32s, int32s,
-                           float32),
-    "minimise_in_global": (int64s, matrix, matrix, integers, matrix, matrix, matrices, int32s, int32s, float32s,
-                           int32s, float32),
+    "minimise_in_shared": (
+        int64s,
+        matrix,
+        integers,
+        matrix,
+        matrix,
+        matrices,
+        int32s,
+        int32s,
+        float32s,
+        int32s,
+        float32,
+    ),
+    "minimise_in_global": (
+        int64s,
+        matrix,
+        matrix,
+        integers,
+        matrix,
+        matrix,
+        matrices,
+        int32s,
+        int32s,
+        float32s,
+        int32s,
+        float32,
+    ),
     "subtract": (int64s, matrix, matrix, integers, matrix, int32s, matrix),
     "pack": (int64s, int32s, integers, matrix, int32s, int32s, float32s),
 }
@@ -56,15 +79,21 @@ def report(code):
 
 def registers(code):
     beside = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/ptxas")
-    ptxas = next(beside, shutil.which("ptxas"))     # the one beside is not older than what wrote the code
+    ptxas = next(beside, shutil.which("ptxas"))  # the one beside is not older than what wrote the code
     if ptxas is None:
         return {}
-    run = subprocess.run([ptxas, "-v", "-arch=sm_{}{}".format(*CAPABILITY), "-o", "/dev/null", "-"], input=code,
-                         capture_output=True, text=True)
+    run = subprocess.run(
+        [ptxas, "-v", "-arch=sm_{}{}".format(*CAPABILITY), "-o", "/dev/null", "-"],
+        input=code,
+        capture_output=True,
+        text=True,
+    )
     if run.returncode:
         raise RuntimeError(run.stderr)
-    return {"registers": int(re.search(r"Used (\d+) registers", run.stderr)[1]),
-            "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", run.stderr)))}
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", run.stderr)[1]),
+        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", run.stderr))),
+    }
 
 
 if __name__ == "__main__":

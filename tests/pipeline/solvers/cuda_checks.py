@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from numba import config
 
-from pipeline.solvers import cd_cuda, cuda_kernels, nonneg_lasso
-from pipeline.solvers.cuda_kernels import SIMULATED
+from pipeline.solvers import cd_cuda, cuda_block, cuda_kernels, nonneg_lasso
+from pipeline.solvers.cuda_block import SIMULATED
 from pipeline.solvers.problem import Codes, kkt_violation, objective
 
-if config.ENABLE_CUDASIM:       # not when kernels_on_cpu.py runs this
+if config.ENABLE_CUDASIM:  # not when kernels_on_cpu.py runs this
     import lockstep
 
 DEVICE = "cpu" if SIMULATED else "cuda"
-PRECISION = 5e-6 if SIMULATED else 7e-5         # of the certificate; see cd_cuda._correlate
+PRECISION = 5e-6 if SIMULATED else 7e-5  # of the certificate; see cd_cuda._correlate
 CHECKS, GPU_CHECKS, SIMULATOR_CHECKS = {}, {}, {}
 
 
@@ -104,6 +104,7 @@ def changed(module, **constants):
 @check
 def agrees_with_the_cpu_and_with_scikit_learn():
     from sklearn.linear_model import Lasso
+
     for width, count, lam in [(16, 41, 0.05), (8, 50, 0.02)]:
         hidden, atoms = problem(5, width, count)
         codes = solve(hidden, atoms, lam, tol=1e-4)
@@ -143,8 +144,9 @@ def more_ties_than_may_join():
     hidden, atoms = problem(3, 6, 3)
     once, many = solve(hidden, atoms, 0.05, tol=1e-4), solve(hidden, np.repeat(atoms, 60, axis=0), 0.05, tol=1e-4)
     certify(hidden, np.repeat(atoms, 60, axis=0), many, 0.05, tol=1e-4)
-    np.testing.assert_allclose(objective(hidden, np.repeat(atoms, 60, axis=0), many, 0.05),
-                               objective(hidden, atoms, once, 0.05), rtol=1e-4)
+    np.testing.assert_allclose(
+        objective(hidden, np.repeat(atoms, 60, axis=0), many, 0.05), objective(hidden, atoms, once, 0.05), rtol=1e-4
+    )
 
 
 @check
@@ -205,11 +207,11 @@ def working_sets_grow():
     """From room for 4 atoms; one token at a time, when there is little memory; vectors in global memory."""
     hidden, atoms = problem(3, 12, 30)
     hidden[1] = 0
-    fewer = {"FIRST_JOINING": 3, "JOINING": 2} if config.ENABLE_CUDASIM else {}     # else they are compiled in
+    fewer = {"FIRST_JOINING": 3, "JOINING": 2} if config.ENABLE_CUDASIM else {}  # else they are compiled in
     with changed(cuda_kernels, **fewer), changed(cd_cuda, _correlate=row_by_row):
         whole = solve(hidden, atoms, 0.02)
         certify(hidden, atoms, whole, 0.02)
-        for constants in [{}, {"GRAM_BYTES": 4 * 8 ** 2}, {"SHARED_BYTES": 4 * 5 * 8}]:
+        for constants in [{}, {"GRAM_BYTES": 4 * 8**2}, {"SHARED_BYTES": 4 * 5 * 8}]:
             with changed(cd_cuda, FIRST_CAPACITY=4, **constants):
                 same_bits(solve(hidden, atoms, 0.02), whole)
 
@@ -260,7 +262,7 @@ def a_warp_with_the_instructions_of_a_gpu():
     """Blocks of 32 threads that reduce by shuffles and votes, in two orders; more atoms than threads."""
     hidden, atoms = problem(1, 12, 70)
     expected = solve(hidden, atoms, 0.1)
-    warp = {f"_{name}": getattr(cuda_kernels, f"_warp_{name}") for name in ("sum", "max", "places")}
+    warp = {f"block_{name}": getattr(cuda_block, f"warp_{name}") for name in ("sum", "max", "places")}
     with changed(cuda_kernels, LANES=32, **warp), changed(cd_cuda, LANES=32):
         codes = solve(hidden, atoms, 0.1)
         lockstep.install("descending")
@@ -305,7 +307,7 @@ def gpu_check(function):
 def real_size(tokens=6000, width=768, count=3072):
     """More than a chunk, at the paper's sizes: certificate in float64, the CPU's objective, the same bits again."""
     hidden, atoms = problem(tokens, width, count)
-    rng = np.random.default_rng(1)                          # sparse mixtures of atoms, so that codes are realistic
+    rng = np.random.default_rng(1)  # sparse mixtures of atoms, so that codes are realistic
     mixture = np.where(rng.random((tokens, count)) < 0.01, rng.random((tokens, count)), 0) @ atoms
     hidden = unit_rows(unit_rows(mixture) + 0.5 * hidden)
     codes = solve(hidden, atoms, 0.05)

@@ -22,8 +22,6 @@ import pipeline.solvers
 
 SOURCE = Path(pipeline.solvers.__file__).with_name("cuda_kernels.py")
 KERNELS = ("select", "minimise_in_shared", "minimise_in_global", "subtract", "pack")
-TOGETHER = ("_wait", "_gather", "_warp_sum", "_warp_max", "_warp_places", "_shared_sum", "_shared_max",
-            "_shared_places")
 
 
 class OneThread(ast.NodeTransformer):
@@ -52,21 +50,39 @@ class Launcher:
         def run(*arguments):
             for block in range(configuration[0]):
                 self.function(block, *arguments)
+
         return run
 
 
-def kernels_on_cpu():
-    """A module to take the place of cuda_kernels."""
-    tree = ast.parse(SOURCE.read_text())
-    tree.body = [node for node in tree.body
-                 if not isinstance(node, ast.Import | ast.ImportFrom | ast.Try | ast.If)
-                 and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("SIMULATED", "LANES"))
-                 and not (isinstance(node, ast.FunctionDef) and node.name in TOGETHER)]
+def block_of_one_thread():
+    """A module to take the place of cuda_block: what one thread does together with no other."""
     compiled = numba.njit(fastmath=True, error_model="numpy")
+    module = types.ModuleType("pipeline.solvers.cuda_block")
+    vars(module).update(
+        cuda=None,
+        float32=numba.float32,
+        SIMULATED=True,
+        LANES=1,
+        LOWEST=np.float32(-3e38),
+        ZERO=np.float32(0),
+        ONE=np.float32(1),
+        kernel=compiled,
+        inlined=compiled,
+        wait=numba.njit(lambda: None),
+        block_sum=numba.njit(lambda value: value),
+        block_max=numba.njit(lambda value: value),
+        block_places=numba.njit(lambda flag: (0, int(flag))),
+    )
+    return module
+
+
+def kernels_on_cpu(block):
+    """A module to take the place of cuda_kernels, over that of `block_of_one_thread`."""
+    tree = ast.parse(SOURCE.read_text())
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     module = types.ModuleType("pipeline.solvers.cuda_kernels")
-    vars(module).update(np=np, cuda=None, SIMULATED=True, LANES=1, _kernel=compiled, _inlined=compiled,
-                        _wait=numba.njit(lambda: None), _sum=numba.njit(lambda value: value),
-                        _max=numba.njit(lambda value: value), _places=numba.njit(lambda flag: (0, int(flag))))
+    public = {name: value for name, value in vars(block).items() if not name.startswith("__")}
+    vars(module).update(np=np, **public)
     exec(compile(ast.fix_missing_locations(OneThread().visit(tree)), SOURCE.name, "exec"), vars(module))
     for name in KERNELS:
         setattr(module, name, Launcher(getattr(module, name)))
@@ -74,6 +90,9 @@ def kernels_on_cpu():
 
 
 if __name__ == "__main__":
-    pipeline.solvers.cuda_kernels = sys.modules["pipeline.solvers.cuda_kernels"] = kernels_on_cpu()
+    block = block_of_one_thread()
+    pipeline.solvers.cuda_block = sys.modules["pipeline.solvers.cuda_block"] = block
+    pipeline.solvers.cuda_kernels = sys.modules["pipeline.solvers.cuda_kernels"] = kernels_on_cpu(block)
     import cuda_checks
+
     cuda_checks.main(sys.argv[1:] or list(cuda_checks.CHECKS))

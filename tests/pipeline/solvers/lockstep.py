@@ -36,7 +36,7 @@ def _spoil(shared):
     """Shared memory starts as NaN: a kernel that reads before it writes gives itself away."""
     for array in shared._allocations.values():
         array[:] = np.nan
-    shared._dynshared[:] = -1           # bytes: all bits set, a NaN
+    shared._dynshared[:] = -1  # bytes: all bits set, a NaN
 
 
 def _lines(frame):
@@ -49,13 +49,15 @@ def _lines(frame):
 
 
 class Block(simulator.BlockManager):
-    order = staticmethod(list)              # of the threads, drawn anew after every barrier
+    order = staticmethod(list)  # of the threads, drawn anew after every barrier
 
     def run(self, grid_point, *arguments):
         self.turn_over = threading.Semaphore(0)
         _spoil(simulator._get_kernel_context().shared)
-        self.threads = threads = [Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
-                                  for place in np.ndindex(*self._block_dim)]
+        self.threads = threads = [
+            Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
+            for place in np.ndindex(*self._block_dim)
+        ]
         for thread in threads:
             thread.start()
         while not threads[0].ended:

@@ -29,8 +29,13 @@ def names(*decorators):
 
 
 def python(*arguments, **environment):
-    run = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+    run = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
@@ -59,9 +64,10 @@ def test_on_a_gpu(name):
 
 def test_kernels_compile_for_a_gpu():
     """For what a GPU runs, not the simulator's variants: types, no float64, nothing of note in local memory."""
-    if not find_spec("nvidia") or not any(find_spec("nvidia").submodule_search_locations and
-                                          Path(place).glob("*/nvvm/**/libnvvm*")
-                                          for place in find_spec("nvidia").submodule_search_locations):
+    if not find_spec("nvidia") or not any(
+        find_spec("nvidia").submodule_search_locations and Path(place).glob("*/nvvm/**/libnvvm*")
+        for place in find_spec("nvidia").submodule_search_locations
+    ):
         pytest.skip('no NVVM: pip install "numba-cuda[cu13]"')
     kernels = json.loads(python(HERE / "compile_kernels.py").splitlines()[-1])
     for name, report in kernels.items():
@@ -71,6 +77,9 @@ def test_kernels_compile_for_a_gpu():
 
 def test_solvers_can_be_imported_without_numba_cuda():
     python("-c", "import sys, pipeline.solvers; assert 'numba.cuda' not in sys.modules")
-    said = python("-c", "import sys; sys.modules['numba.cuda'] = None\n"
-                  "try: import pipeline.solvers.cd_cuda\nexcept ImportError as error: print(error)")
+    said = python(
+        "-c",
+        "import sys; sys.modules['numba.cuda'] = None\n"
+        "try: import pipeline.solvers.cd_cuda\nexcept ImportError as error: print(error)",
+    )
     assert 'pip install "mlsm[gpu]"' in said

@@ -29,8 +29,13 @@ print(json.dumps(result))
 
 
 def python(*arguments, **environment):
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    )
 
 
 def test_the_parts_run_in_the_simulator():

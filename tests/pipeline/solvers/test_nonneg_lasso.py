@@ -20,7 +20,7 @@ from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import duality_gap, kkt_violation, objective
 
-FLOAT32 = 5e-6              # what rounding adds to a KKT violation of 1e-3
+FLOAT32 = 5e-6  # what rounding adds to a KKT violation of 1e-3
 
 
 def unit_rows(array):
@@ -49,8 +49,7 @@ def check_certificate(hidden, atoms, codes, lam, tol=1e-3):
 
 def sklearn_codes(hidden, atoms, lam):
     lasso = pytest.importorskip("sklearn.linear_model").Lasso
-    model = lasso(alpha=lam / hidden.shape[1], positive=True, fit_intercept=False, tol=1e-12,
-                  max_iter=100_000)
+    model = lasso(alpha=lam / hidden.shape[1], positive=True, fit_intercept=False, tol=1e-12, max_iter=100_000)
     return model.fit(atoms.T.astype(float), hidden.T.astype(float)).coef_
 
 
@@ -62,15 +61,13 @@ def spams_codes(hidden, atoms, lam):
 
 
 @pytest.mark.parametrize("oracle", [sklearn_codes, spams_codes])
-@pytest.mark.parametrize(("width", "atoms", "lam"),
-                         [(16, 40, 0.05), (64, 300, 0.05), (30, 20, 0.2), (8, 100, 0.01)])
+@pytest.mark.parametrize(("width", "atoms", "lam"), [(16, 40, 0.05), (64, 300, 0.05), (30, 20, 0.2), (8, 100, 0.01)])
 def test_random_problems_against_an_oracle(oracle, width, atoms, lam):
     hidden, atoms = problem(60, width, atoms)
     codes = nonneg_lasso(hidden, atoms, lam, tol=1e-5)
     check_certificate(hidden, atoms, codes, lam, tol=1e-5)
     expected = oracle(hidden, atoms, lam)
-    np.testing.assert_allclose(objective(hidden, atoms, codes, lam), objective(hidden, atoms, expected, lam),
-                               rtol=1e-5)
+    np.testing.assert_allclose(objective(hidden, atoms, codes, lam), objective(hidden, atoms, expected, lam), rtol=1e-5)
     np.testing.assert_allclose(codes.dense(len(atoms)), expected, atol=2e-3)
 
 
@@ -109,10 +106,12 @@ def nasty_problems(draw):
     for kind in draw(st.lists(kinds, max_size=8)):
         target, source = rng.integers(atoms, size=2)
         dictionary[target] = {
-            "duplicate": dictionary[source], "zero": 0 * dictionary[source],
+            "duplicate": dictionary[source],
+            "zero": 0 * dictionary[source],
             "short": 0.3 * dictionary[source],
-            "collinear": unit_rows(dictionary[source:source + 1] + 1e-4 * rng.normal(size=width))[0],
-            "opposite": -dictionary[source]}[kind]
+            "collinear": unit_rows(dictionary[source : source + 1] + 1e-4 * rng.normal(size=width))[0],
+            "opposite": -dictionary[source],
+        }[kind]
     hidden = unit_rows(rng.normal(size=(draw(st.integers(0, 5)), width)))
     if len(hidden) and draw(st.booleans()):
         hidden[rng.integers(len(hidden))] = draw(st.sampled_from([0, 1])) * dictionary[rng.integers(atoms)]
@@ -129,7 +128,7 @@ def test_nasty_problems_are_solved_with_an_honest_certificate(nasty):
     check_certificate(hidden, atoms, codes, lam)
     gap, sums = duality_gap(hidden, atoms, codes, lam), codes.dense(len(atoms)).sum(1)
     assert (gap >= -1e-9).all()
-    assert (gap <= 1e-3 * (2 * sums + 1 / lam) + 1e-5).all()        # what a violation of 1e-3 can cost
+    assert (gap <= 1e-3 * (2 * sums + 1 / lam) + 1e-5).all()  # what a violation of 1e-3 can cost
 
 
 def test_orthogonal_atoms_give_soft_thresholding():
@@ -251,8 +250,9 @@ print(hashlib.sha256(codes.indices.tobytes() + codes.values.tobytes() + codes.kk
 
 def code_in_new_process(package_root=ROOT, **environment):
     environment = {**os.environ, "PYTHONPATH": str(package_root), **environment}
-    run = subprocess.run([sys.executable, "-c", CODE_AND_HASH], cwd=package_root, env=environment,
-                         capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", CODE_AND_HASH], cwd=package_root, env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -267,8 +267,9 @@ def test_same_bits_compiled_cached_and_with_any_number_of_threads(tmp_path):
 
 def test_works_where_nothing_can_be_cached(tmp_path):
     """A package and a home directory that cannot be written: no cache, but no failure."""
-    shutil.copytree(ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers",
-                    ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for blocked in (tmp_path / "pipeline" / "solvers" / "__pycache__", tmp_path / "home"):
         blocked.write_text("a file, so that no directory can be made here, not even by root")
     environment = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
@@ -278,8 +279,9 @@ def test_works_where_nothing_can_be_cached(tmp_path):
 
 def test_a_change_of_what_is_compiled_in_is_noticed(tmp_path):
     """Numba's cache looks at a kernel's own file alone; its vector loops are in another."""
-    shutil.copytree(ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers",
-                    ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers", ignore=shutil.ignore_patterns("__pycache__")
+    )
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     before = code_in_new_process(tmp_path, **cache)
     vectors = tmp_path / "pipeline" / "solvers" / "vectors.py"
@@ -388,6 +390,7 @@ def test_hundred_fista_steps_on_real_data_stop_as_far_off_as_known():
 
 def test_the_tests_read_this_checkout():
     import pipeline.solvers
+
     assert Path(pipeline.solvers.__file__).is_relative_to(ROOT)
 
 

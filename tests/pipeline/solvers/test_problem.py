@@ -8,13 +8,13 @@ from pipeline.solvers.problem import Codes, duality_gap, join_codes, kkt_violati
 
 def test_one_atom_by_hand():
     hidden, atoms, lam = np.array([[0.6, 0.8]]), np.array([[1.0, 0.0]]), 0.1
-    optimum = np.array([[0.5]])                             # 0.6 - lam
+    optimum = np.array([[0.5]])  # 0.6 - lam
     assert objective(hidden, atoms, optimum, lam) == pytest.approx(0.5 * (0.01 + 0.64) + 0.05)
     assert kkt_violation(hidden, atoms, optimum, lam) == pytest.approx(0)
     assert duality_gap(hidden, atoms, optimum, lam) == pytest.approx(0)
     nothing = np.zeros((1, 1))
     assert kkt_violation(hidden, atoms, nothing, lam) == pytest.approx(0.5)
-    too_much = np.array([[0.7]])                            # d . r = -0.1
+    too_much = np.array([[0.7]])  # d . r = -0.1
     assert kkt_violation(hidden, atoms, too_much, lam) == pytest.approx(0.2)
 
 

@@ -59,8 +59,9 @@ def test_block_maxima_and_largest(atoms, blocks):
 def test_vectors_of_conjugate_gradients(width):
     first, second, third = numbers(64), numbers(64, seed=1), numbers(64, seed=2)
     half = np.float32(0.5)
-    np.testing.assert_allclose(compiled(vectors.dot, *range(3))(first, second, width),
-                               first[:width] @ second[:width], rtol=1e-4)
+    np.testing.assert_allclose(
+        compiled(vectors.dot, *range(3))(first, second, width), first[:width] @ second[:width], rtol=1e-4
+    )
     out = first.copy()
     compiled(vectors.add_scaled, *range(5))(out, out, half, second, width)
     np.testing.assert_allclose(out[:width], first[:width] + half * second[:width], rtol=1e-5, atol=1e-6)
@@ -94,8 +95,8 @@ def test_the_solvers_products_never_round_the_factors(monkeypatch):
     monkeypatch.setattr(onednn, "linear", lambda *_: pytest.fail("oneDNN may round"))
     torch.set_float32_matmul_precision("medium")
     try:
-        rows, weight = torch.full((2, 3), 1 + 2.0 ** -20), torch.ones(4, 3)
-        assert (onednn.product(rows, weight) == 3 * (1 + 2.0 ** -20)).all()
+        rows, weight = torch.full((2, 3), 1 + 2.0**-20), torch.ones(4, 3)
+        assert (onednn.product(rows, weight) == 3 * (1 + 2.0**-20)).all()
     finally:
         torch.set_float32_matmul_precision("highest")
 
