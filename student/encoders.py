@@ -15,9 +15,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.documents import why_not_apart
 from common.errors import RunError
+from common.model_checks import describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 

@@ -9,7 +9,8 @@ A stage only marks a batch with the error that it met. `mend` stands behind the 
   equal within tolerance, and the unit's record counts it (`out_of_memory`).
 - Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
 
-Left out: text that kills the process (executors/killers.py).
+Left out: what becomes of a document whose windows failed (units.py names it in the record, stores.py limits how many
+may), and text that kills the process (executors/killers.py).
 """
 
 import logging

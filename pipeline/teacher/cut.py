@@ -16,10 +16,10 @@ import math
 import torch
 from transformers import MODEL_MAPPING, AutoConfig
 
-from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError
+from common.model_checks import describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from pipeline.solvers import onednn
 from pipeline.teacher.location import fingerprint, in_one_line, locate, require_weight_files

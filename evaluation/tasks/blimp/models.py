@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
-from common.checkpoints import describe_foreign_settings, describe_unused_weights
 from common.errors import BlimpError
 from common.invocation import program
+from common.model_checks import describe_foreign_settings, describe_unused_weights
 from evaluation.tasks.blimp.scoring import ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
