@@ -17,6 +17,11 @@ def exit_code(error: BaseException) -> int:
     return EXIT_WRITE if isinstance(error, OSError) else EXIT_FAULT
 
 
+def describe(error: BaseException) -> str:
+    """The class and the text of a library's error on one line of at most 300 characters, without a full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
+
+
 class MlsmError(Exception):
     """What all errors of this project derive from."""
 

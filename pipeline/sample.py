@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from common.errors import EncodeError
+from common.errors import EncodeError, describe
 from pipeline import plan as planning
 from pipeline.coding.batch import Reading
-from pipeline.coding.failures import SOME_WINDOWS, describe, isolate, may_be_the_texts_fault
+from pipeline.coding.failures import SOME_WINDOWS, isolate, may_be_the_texts_fault
 from pipeline.coding.hidden import hidden_rows
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.executors.base import KILLED, PART, unpack

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, Deber
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from common.documents import why_not_apart
-from common.errors import RunError
+from common.errors import RunError, describe
 from common.model_checks import describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
@@ -126,7 +126,7 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise RunError(
-            f"--continue-from {directory}: its weights cannot be used ({_first_line(error)}). Give an export or"
+            f"--continue-from {directory}: its weights cannot be used ({describe(error)}). Give an export or"
             f" a kept checkpoint of a run whose windows are no shorter than this store's."
         ) from None
     if report["missing_keys"]:
@@ -175,7 +175,7 @@ def _load_config(encoder: str, store):
         hf_config = AutoConfig.from_pretrained(encoder, trust_remote_code=False)
     except Exception as error:  # of a config.json that is damaged, transformers raises many classes
         raise RunError(
-            f"encoder {encoder}: no Hugging Face config found there ({_first_line(error)}). {_suggestion(encoder)}"
+            f"encoder {encoder}: no Hugging Face config found there ({describe(error)}). {_suggestion(encoder)}"
         ) from None
     decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
     if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
@@ -205,7 +205,7 @@ def vocabulary_of(directory) -> dict[str, int]:
         with utf8_name(directory) as place:
             return AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
     except Exception as error:  # of transformers and tokenizers, of many classes
-        raise RunError(f"{directory}: its tokenizer cannot be loaded ({_first_line(error)}). Copy it again.") from None
+        raise RunError(f"{directory}: its tokenizer cannot be loaded ({describe(error)}). Copy it again.") from None
 
 
 def _check_tokenizer(directory: Path, store) -> None:
@@ -244,7 +244,3 @@ def _dropout_names(hf_config) -> list[str]:
         if "dropout" in name and "classif" not in name
         and isinstance(value, (int, float)) and not isinstance(value, bool)    # ESM's token_dropout is a switch
     ]  # fmt: skip
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

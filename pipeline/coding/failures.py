@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from common.errors import PrecisionError
+from common.errors import PrecisionError, describe
 from pipeline.coding.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
@@ -36,11 +36,6 @@ def may_be_the_texts_fault(error):
 def ran_out_of_memory(error):
     """Whether an error says that the memory of a GPU is full."""
     return isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in str(error)
-
-
-def describe(error):
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def isolate(windows, attempt):

@@ -18,11 +18,11 @@ from transformers import MODEL_MAPPING, AutoConfig
 
 from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
-from common.errors import TeacherError
+from common.errors import TeacherError, describe
 from common.model_checks import describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from pipeline.solvers import onednn
-from pipeline.teacher.location import fingerprint, in_one_line, locate, require_weight_files
+from pipeline.teacher.location import fingerprint, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
 
 # Families for which a test compares every layer of the cut model with the full one.
@@ -166,7 +166,7 @@ def read_config(directory, name):
         raise
     except Exception as error:  # transformers' checks of a configuration raise classes of their own
         raise TeacherError(
-            f"{name}: {file} cannot be read: {in_one_line(error)}. Fetch or save the model again."
+            f"{name}: {file} cannot be read: {describe(error)}. Fetch or save the model again."
         ) from error
 
 
@@ -252,7 +252,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise TeacherError(
-            f"{name}: the weights in {directory} cannot be loaded: {in_one_line(error)}. Fetch or save the model again."
+            f"{name}: the weights in {directory} cannot be loaded: {describe(error)}. Fetch or save the model again."
         ) from error
     for parameter in model.parameters():  # DeBERTa creates some in float32 whatever the dtype, and then fails
         parameter.data = parameter.data.to(dtype)

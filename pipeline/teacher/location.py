@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from common.errors import TeacherError
+from common.errors import TeacherError, describe
 
 BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -54,7 +54,7 @@ def _from_hub(name):
         offline = isinstance(error, LocalEntryNotFoundError)
         raise TeacherError(
             f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not to be had from the "
-            f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else in_one_line(error)}). "
+            f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else describe(error)}). "
             f"Give the directory of a model, or where there is a network run: hf download {name}"
         ) from error
 
@@ -106,9 +106,3 @@ def fingerprint(directory, name):
 def find(directory, patterns):
     """Files of a directory that match one of the patterns."""
     return (path for pattern in patterns for path in directory.glob(pattern))
-
-
-def in_one_line(error):
-    """The class of an error and the first line of what it says."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first.rstrip('.')}"

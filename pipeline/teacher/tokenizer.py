@@ -6,9 +6,9 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from common.errors import TeacherError
+from common.errors import TeacherError, describe
 from common.paths import utf8_name
-from pipeline.teacher.location import TOKENIZER_FILES, find, in_one_line, locate
+from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
 
@@ -31,7 +31,7 @@ def load_tokenizer(name_or_path):
             tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included
         raise TeacherError(
-            f"{name_or_path}: the tokenizer in {directory} cannot be read: {in_one_line(error)}. "
+            f"{name_or_path}: the tokenizer in {directory} cannot be read: {describe(error)}. "
             "Fetch its files again, or save it once more with save_pretrained."
         ) from error
     if not tokenizer.is_fast:

@@ -15,10 +15,20 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
-from common.errors import DictionaryError, FlopsError, RecordError, RunError, ShardError, StoreError, TrainingError
+from common.errors import (
+    DictionaryError,
+    FlopsError,
+    ModelError,
+    RecordError,
+    RunError,
+    ShardError,
+    StoreError,
+    TrainingError,
+)
 from evaluation import models, records
 from evaluation.inspection.stores import document_tokens, show
 from evaluation.studies.flops.encoders import Encoder
+from evaluation.tasks.finetuning.heads import Backbone
 from pipeline.dictionary import Dictionary
 from shards.derive import derive
 from shards.manifest import StoreFiles
@@ -258,7 +268,7 @@ def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
         records.describe(subjects / "export")
 
 
-@pytest.mark.parametrize("field", [{"auto_map": 3}, {"num_hidden_layers": "two"}, {"layer_types": 1}])
+@pytest.mark.parametrize("field", [{"auto_map": 3}, {"num_hidden_layers": "x" * 70_000}, {"layer_types": 1}])
 def test_a_configuration_that_transformers_cannot_read(subjects, field):
     """It is asked for a dropout that the lineage leaves open, and for the operations of a model."""
     export = subjects / "export"
@@ -270,6 +280,9 @@ def test_a_configuration_that_transformers_cannot_read(subjects, field):
     records.describe(export)
     with pytest.raises(FlopsError, match="no configuration found there"):
         Encoder.find(str(export))
+    with pytest.raises(ModelError, match="config.json cannot be read") as caught:
+        Backbone(export)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(

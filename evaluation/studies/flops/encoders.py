@@ -11,7 +11,7 @@ import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import FlopsError
+from common.errors import FlopsError, describe
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 CASED_VOCABULARY = 28_996  # of bert-base-cased, the paper's teacher
@@ -158,10 +158,9 @@ def _load_config(name: str):
         place = locate(name) if name == "bundled" or Path(name).is_dir() else name
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # transformers raises many classes at a damaged configuration
-        first = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise FlopsError(
-            f"{name}: no configuration found there ({first}). Give a named encoder such as bert-base or bert-6x384, a "
-            "directory with config.json, or a Hub id (network or cache)."
+            f"{name}: no configuration found there ({describe(error)}). Give a named encoder such as bert-base or "
+            "bert-6x384, a directory with config.json, or a Hub id (network or cache)."
         ) from None
     if type(config) not in MODEL_MAPPING or config.is_encoder_decoder:
         raise FlopsError(f"{name}: a model of type {config.model_type} is no encoder. Give a BERT-like one.")

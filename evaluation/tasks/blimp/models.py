@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
-from common.errors import BlimpError
+from common.errors import BlimpError, describe
 from common.invocation import program
 from common.model_checks import describe_foreign_settings, describe_unused_weights
 from evaluation.tasks.blimp.scoring import ProbedMaskedLm, StockMaskedLm
@@ -46,7 +46,7 @@ def check_family(directory: Path):
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of a damaged one transformers raises many classes
-        raise BlimpError(f"{directory} holds no model: {_one_line(error)} Give the directory of a model.") from None
+        raise BlimpError(f"{directory} holds no model: {describe(error)}. Give the directory of a model.") from None
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
         raise BlimpError(
             f"{directory} is a model of type {config.model_type}, no masked language model of transformers. Give one"
@@ -69,7 +69,7 @@ def _stock(directory: Path):
             )  # fmt: skip
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise BlimpError(
-            f"{directory}: its weights cannot be loaded: {_one_line(error)} Give a model saved as safetensors."
+            f"{directory}: its weights cannot be loaded: {describe(error)}. Give a model saved as safetensors."
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise BlimpError(_without_head(directory, missing))
@@ -91,7 +91,3 @@ def _without_head(directory: Path, missing: list[str]) -> str:
         f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Give a model saved as a masked language model;"
         f" of an MLSM student, a probe:  {program()} train-probe --student RUN"
     )
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '').rstrip('.')}."

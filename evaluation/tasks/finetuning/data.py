@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.disk import file_sha256
-from common.errors import DataError
+from common.errors import DataError, describe
 from evaluation.tasks.finetuning.formats import Example
 
 
@@ -111,7 +111,7 @@ def _from_hub(task, data_dir):
     except Exception as error:  # of datasets, huggingface_hub and whatever HTTP library these have
         raise DataError(
             f"{_looked_for(task, data_dir)}, and not to be had from the Hub ({dataset}, {config or 'default'}, at"
-            f" {revision[:12]}: {_one_line(error)}). Give --data-dir, or see to the network."
+            f" {revision[:12]}: {describe(error)}). Give --data-dir, or see to the network."
         ) from error
     name = "/".join(filter(None, (dataset, config)))
     return TaskData(f"{name}@{commit}", {}, train, dict(zip(task.evaluation, evaluation, strict=True)))
@@ -134,8 +134,3 @@ def _commit(parts, revision):
 def _looked_for(task, data_dir):
     places = " or ".join(task.directories)
     return f"no {task.name}: no --data-dir" if data_dir is None else f"no {task.name}: no {places} in {data_dir}"
-
-
-def _one_line(error):
-    said = str(error).strip() or type(error).__name__
-    return said.splitlines()[0].rstrip(".")

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from common.durable import make_directories, replace_bytes
-from common.errors import ModelError
+from common.errors import ModelError, describe
 from common.invocation import program
 from evaluation.tasks.finetuning.batches import task_number
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
@@ -122,7 +122,7 @@ def read_config(directory):
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of a damaged one transformers raises many classes
-        raise ModelError(f"{directory / 'config.json'} cannot be read: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {describe(error)}.") from error
     known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
     if not all(type(config) in mapping for mapping in known):
         raise ModelError(f"{directory}: models of type {config.model_type!r} have no classifier in transformers.")
