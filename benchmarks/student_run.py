@@ -79,7 +79,8 @@ def move_to(config: StudentConfig, store, step: int) -> None:
     model = build_student(config, store, OBJECTIVES[config.objective](store))
     optimizer = build_optimizer(model, config)
     restore(path, model, optimizer)
-    checkpoints.save(step, model, optimizer, {name: state[name] for name in ("tokens", "seconds", "held_out")}, None)
+    kept = {name: value for name, value in state.items() if name not in ("step", "files", "checksum")}
+    checkpoints.save(step, model, optimizer, kept, None)
 
 
 if __name__ == "__main__":

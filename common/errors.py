@@ -99,7 +99,10 @@ class NotUtf8Error(CorpusError):
 
     def __init__(self, place, remedy):
         super().__init__(f"{place}. {remedy}; or choose --invalid-utf8 replace or skip.")
-        self.place = place
+        self.place, self.remedy = place, remedy
+
+    def __reduce__(self):  # a worker's error is pickled on its way to the driver
+        return type(self), (self.place, self.remedy)
 
 
 class TeacherError(MlsmError, ValueError):

@@ -6,7 +6,7 @@
 Shards come from anywhere, and a hash only says that they are as somebody made them. A member that is not one of the
 format's columns, or is no plain one-dimensional array of that column's type, is refused. Nothing is unpickled: the
 header of an array is matched with the one form that NumPy's writer gives it, and not evaluated. Left out: the hash of
-the bytes (reader.py, shard_file.py), the values of packed rows (codec.py, verify.py).
+the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, verify.py).
 """
 
 import io

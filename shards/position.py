@@ -11,7 +11,7 @@ So once every rank has taken n items, the positions [start, start + n R batch) a
 whatever R, W and batch are: that one number is the state, and another R, W or batch goes on from it. A
 DataLoader asks its workers in turn, so the order of items does not depend on W either.
 
-The state is a small JSON object, of constant size. Left out: reading windows (reader.py), torch.
+The state is a small JSON object, of constant size. Left out: reading windows (windows.py), torch.
 """
 
 from dataclasses import dataclass

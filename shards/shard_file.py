@@ -5,7 +5,7 @@
             columns = shard.columns(group)       # checked against its hash
 
 A group is read into one buffer that the next one reuses, so memory is that of the largest group (about 5 MB),
-however large the shard. Left out: chosen windows and rows by number (reader.py), which trainers want.
+however large the shard. Left out: chosen windows and rows by number (windows.py), which trainers want.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ memory: an answer may be as long as the record says, answers that nothing is kno
 compressed, which could make it any size. Other protocols keep the limits of their own clients.
 
 User and password in a URL are used and never shown: `Source.url` is the address without them, which this process
-completes when it is used again. Left out: what the answers mean, and the cache (remote.py).
+completes when it is used again. Left out: what the answers mean, and the cache (cache.py).
 """
 
 import asyncio

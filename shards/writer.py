@@ -7,7 +7,8 @@
 Each block becomes tar members through webdataset's writer into memory, is hashed there and appended to our
 own file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
 An exception inside publishes nothing. Of a sample of the tokens the record says how far what is stored is from what
-was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync: manifest.py.
+was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
+common/durable.py.
 """
 
 import hashlib

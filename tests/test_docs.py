@@ -26,6 +26,17 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
+def test_the_files_that_the_architecture_names_are_there():
+    """Those of the tree are named below the folder that they lie in."""
+    tree = re.search(r"```\n(cli\.py.*?)```", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), re.DOTALL)[1]
+    folder, named = "", []
+    for line in tree.splitlines():
+        if heading := re.match(r"(\w+/) ", line):
+            folder = heading[1]
+        named += [folder + name for name in re.findall(r"[\w/]+\.py\b", line) if folder or name == "cli.py"]
+    assert len(named) > 60 and [name for name in named if not (ROOT / name).is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))

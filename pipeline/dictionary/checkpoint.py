@@ -86,9 +86,13 @@ def forget(directory):
 def workplace(directory):
     """A directory for the parts of one learning: removed if the block ends well or leaves nothing, else kept.
 
+    Temporaries that a killed process left there are removed first, where the lock says that nobody else writes them.
+
     Raises ValueError if another process works in it (on this machine, or where the file system shares locks).
     """
-    with _locked(directory):
+    with _locked(directory) as is_locked:
+        for left in directory.glob(".*.tmp") if is_locked else ():  # by a killed process; a sample may be gigabytes
+            left.unlink()
         try:
             yield directory
         except BaseException:

@@ -153,6 +153,16 @@ def test_saves_are_rare(tmp_path, monkeypatch):
     assert len(saves) == 1  # the one at the end
 
 
+def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
+    """A sample may be gigabytes, and the next one is written under another name."""
+    left, kept = tmp_path / ".sample.npy.123.0123456789ab.tmp", tmp_path / "sample.npy"
+    left.write_bytes(b"half")
+    kept.write_bytes(b"whole")
+    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path):
+        assert not left.exists() and kept.exists()
+        raise KeyError
+
+
 def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
     place = tmp_path / "deep" / "place"
     with learning_checkpoint.workplace(place):

@@ -1,12 +1,13 @@
 """Plans: every document in one unit, units addressed by content, samples that follow from the seed."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import pytest
 from kinds import KINDS, opened, write, write_bytes
 
-from common.errors import CorpusError
+from common.errors import CorpusError, NotUtf8Error
 from common.progress import silent
 from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
@@ -17,6 +18,11 @@ from shards.manifest import Plan, PlannedUnit
 
 SPECIAL = {"cls": 1, "sep": 2, "pad": 0, "mask": 3, "all": [0, 1, 2, 3]}
 RULES = planning.windowing("tokenizer", 16)
+
+
+def test_an_error_of_text_that_is_not_utf8_survives_the_way_from_a_worker():
+    error = pickle.loads(pickle.dumps(NotUtf8Error("a.txt: byte 3", "Convert it")))
+    assert str(error) == str(NotUtf8Error("a.txt: byte 3", "Convert it")) and error.place == "a.txt: byte 3"
 
 
 def test_all_files_that_are_not_utf8_are_named_in_one_line(tmp_path):

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import http.server
+import os
 import re
 import threading
 import time
@@ -45,13 +46,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             return self.send_error(403)
         if fault == "drop":
             return self._drop()
-        try:
-            with open(path, "rb") as file:
-                raw = file.read()
-        except IsADirectoryError:
+        if os.path.isdir(path):
             return super().do_GET()
-        except OSError:
+        if not os.path.isfile(path):  # a link to /dev/zero would be read without end
             return self._refuse()
+        with open(path, "rb") as file:
+            raw = file.read()
         self._answer(raw, fault)
 
     def _refuse(self):
