@@ -208,6 +208,11 @@ def _or_null(holds, expected):
     return lambda value: value is None or holds(value), f"{expected} or null"
 
 
+def _is_data(value):
+    files = value.get("files", {}) if isinstance(value, dict) else None
+    return isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
+
+
 def _are_flops(value):
     return isinstance(value, dict) and all(
         name in value and (value[name] is None or is_number(value[name]) and value[name] >= 0)
@@ -246,7 +251,7 @@ _FIELDS = {
     "identity": _or_null(*_OBJECT),
     "flops": (_are_flops, "an object with pretraining and teacher, each a number or null"),
     "head": _or_null(_is_digest, "64 hexadecimal digits"),
-    "data": _OBJECT,
+    "data": (_is_data, "an object whose files, if it has them, are an object of names and hashes"),
     "settings": _OBJECT,
     "env": _OBJECT,
     "wall": (lambda value: is_number(value) and value >= 0, "seconds"),

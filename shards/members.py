@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from common.errors import ShardError
+from common.errors import ShardError, describe
 from shards.schema import ids_dtype, index_bits
 
 WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}
@@ -90,7 +90,7 @@ def read_array(path, raw, dtype, dimensions):
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, found = read(file)
     except Exception as error:  # of Python's parser and tokenizer, which NumPy gives the header to
-        raise ShardError(f"{path} is not an array ({error})") from None
+        raise ShardError(f"{path} is not an array ({describe(error)})") from None
     if found != np.dtype(dtype) or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
         raise ShardError(f"{path} holds {found} of shape {shape}, expected {dtype} of {dimensions} dimensions")
     if len(raw) - file.tell() != prod(shape) * found.itemsize:

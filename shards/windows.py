@@ -273,6 +273,8 @@ class WindowReader:
             column = self._members(self._blocks.map(unit, group)[1], unit, group).get(name)
             if column is None or len(column) != expected:
                 raise self._named(unit, group[0], f"it does not hold {expected} sums called {name}")
+            if not (np.isfinite(column).all() and (column >= 0).all()):
+                raise self._named(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
             added += column.astype(total)
         return added
 

@@ -22,6 +22,7 @@ from common.errors import RunError, ShardError, StoreError, WriteError
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
 from common.progress import silent
+from shards.checked_json import is_number
 from shards.copies import write_files
 from shards.reader import Store
 from student.checkpoint import Checkpoints, load_weights
@@ -239,7 +240,8 @@ def _baseline(run: Path) -> dict:
     lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
     if damaged:
         logger.warning(damage(log, damaged))
-    starts = [line["baseline"] for line in lines if isinstance(line.get("baseline"), dict)]
+    found = [line.get("baseline") for line in lines]
+    starts = [figures for figures in found if isinstance(figures, dict) and all(map(is_number, figures.values()))]
     return starts[-1] if starts else {}
 
 

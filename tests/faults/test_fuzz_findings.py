@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import struct
 from contextlib import chdir
 from pathlib import Path
 
@@ -95,8 +96,9 @@ def test_a_plan_of_other_windows_is_listed(files):
 def test_a_header_that_pythons_tokenizer_refuses(files, header):
     text = header.encode() + b"\n"
     (files.dictionary / "atoms.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
-    with pytest.raises(DictionaryError, match="is damaged"):
+    with pytest.raises(DictionaryError, match="is damaged") as caught:
         Dictionary.load(files.dictionary)
+    assert len(str(caught.value)) < 1000
     assert [entry["file"] for entry in verify(files.path)["damaged"]] == ["dictionary"]
 
 
@@ -108,6 +110,21 @@ def craft(files, unit, change):
     parts = [[group, raw[group["offset"] : group["offset"] + group["length"]]] for group in record["groups"]]
     change(parts)
     write_shard(files.units, record_file, record, parts)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_sums_that_are_no_numbers_from_0(files, value):
+    def change(parts):
+        for part in parts:
+            found = dict(members(part[1]))
+            if mass := found.get("__stats__/sums.mass.npy"):
+                found["__stats__/sums.mass.npy"] = mass[:-8] + struct.pack("<d", value)
+                part[1] = b"".join(member(*entry) for entry in found.items())
+
+    store = Store.open(files.path)
+    craft(files, next(unit.id for unit in store.plan.units if unit.split == "train"), change)
+    with pytest.raises(ShardError, match="sums called mass are not all finite numbers from 0"):
+        Store.open(files.path).split("train").mean_distribution()
 
 
 def append_padding(parts):
@@ -299,6 +316,16 @@ def test_an_identity_of_the_wrong_form(subjects, field, value):
         records.read([subjects / "records"])
 
 
+@pytest.mark.parametrize("files", [[{}], {"train.tsv": []}, None])
+def test_the_data_of_a_record_of_the_wrong_form(subjects, files):
+    file = sorted((subjects / "records").glob("ours*mrpc*"))[0]
+    record = json.loads(file.read_text())
+    record["data"]["files"] = files
+    file.write_text(json.dumps(record))
+    with pytest.raises(RecordError, match=f"{file.name}: field data"):
+        records.read([subjects / "records"])
+
+
 # -- runs -------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +371,17 @@ def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
     with pytest.raises(TrainingError, match="weights that are not finite, so nothing is saved.*step-00000003"):
         train(run)
     assert not (run.output / "export").exists() and not (run.output / "checkpoints" / "step-00000004").exists()
+
+
+@pytest.mark.parametrize("figures", [{"loss": {}}, {"loss": 4.0, "loss_by_position": {}}, {"loss": "low"}])
+def test_a_baseline_in_the_log_that_holds_no_numbers_is_left_out_of_the_card(run, figures):
+    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    changed = [line | {"baseline": figures} if "baseline" in line else line for line in lines]
+    assert changed != lines
+    (run.output / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    out = run.output.parent / "out"
+    export_run(ExportConfig(run=run.output, checkpoint="3", output=out, store=run.store))
+    assert json.loads((out / "lineage.json").read_text())["baseline"] == {}
 
 
 @pytest.mark.parametrize("value", [{"vocab_size": True}, {"num_hidden_layers": {}}, {"model_type": []}])
