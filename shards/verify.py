@@ -35,7 +35,7 @@ from common.progress import silent
 from common.text import redacted
 from shards import copies
 from shards.block_check import check_block
-from shards.manifest import Plan, StoreFiles, UnitRecord, differing, is_plan_file
+from shards.manifest import ROW_STATISTICS, Plan, StoreFiles, UnitRecord, differing, is_plan_file
 from shards.reader import is_url, plan_of
 from shards.remaking import remaking_commands
 from shards.schema import ShardMeta, repair_hint
@@ -212,6 +212,8 @@ def _read_record(path, target):
         end += group["length"]
     if record.unit != path.stem or record.target != target["target"]:
         raise ShardError(f"the record is of unit {record.unit} of target {record.target}")
+    if target["k"] and (lost := ROW_STATISTICS - record.statistics.keys()):
+        raise ShardError(f"field statistics.{min(lost)} is missing")
     if record.file != f"{record.unit}-{record.sha256[:12]}.tar" or "/" in record.file:
         raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
     sums = [sum(block[name] for block in record.blocks) for name in ("windows", "tokens")]

@@ -39,8 +39,12 @@ STATE = {  # of state.json, as far as a run takes it from there
     "seconds": optional(NUMBER),
     "held_out": optional(
         OBJECT._replace(
-            holds=lambda value: type(value) is dict and all(map(or_null(NUMBER).holds, value.values())),
-            expected="an object of numbers",
+            holds=lambda value: (
+                type(value) is dict
+                and all(map(or_null(NUMBER).holds, value.values()))
+                and (not value or "loss" in value)
+            ),
+            expected="an object of numbers, loss among them",
         )
     ),
     "flops": optional(or_null(NUMBER)),

@@ -92,6 +92,17 @@ def test_a_plan_of_other_windows_is_listed(files):
     assert damage["file"].startswith("plans/") and "of another store: max_length is 17, not 16" in damage["problem"]
 
 
+def test_verify_and_the_reader_agree_on_statistics_that_a_record_must_have(files):
+    path = files.record_file("train-0")
+    record = json.loads(path.read_text())
+    del record["statistics"]["entropy_nats"]
+    write_sealed(files.path, path, record)
+    with pytest.raises(ShardError, match="statistics.entropy_nats is missing"):
+        show(files.path)
+    [damage] = verify(files.path)["damaged"]
+    assert "field statistics.entropy_nats is missing" in damage["problem"]
+
+
 @pytest.mark.parametrize("header", ["(" * 3000, "{'descr': '''", "[" * 200])
 def test_a_header_that_pythons_tokenizer_refuses(files, header):
     text = header.encode() + b"\n"
@@ -351,11 +362,18 @@ def test_weights_of_another_model_under_a_right_hash(run):
     assert train(run)["steps"] == 4
 
 
-def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog):
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("flops", [None], "a finite number or null"),
+        ("held_out", {"lass": 4.0}, "an object of numbers, loss among them"),
+    ],
+)
+def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, value, expected):
     path = run.output / "checkpoints" / "step-00000003" / "state.json"
-    write_sealed(run.output, path, json.loads(path.read_text()) | {"flops": [None]})
+    write_sealed(run.output, path, json.loads(path.read_text()) | {field: value})
     assert train(run)["steps"] == 4
-    assert "step-00000003 is damaged (state.json: field flops: expected a finite number or null" in caplog.text
+    assert f"step-00000003 is damaged (state.json: field {field}: expected {expected}" in caplog.text
 
 
 def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
