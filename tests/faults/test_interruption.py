@@ -96,7 +96,7 @@ def test_again_and_again_while_encoding(flags, whole, tmp_path):
 def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
     command = [*flags, "--output", tmp_path]
     sampling = tmp_path / "dictionaries"
-    interrupted(command, lambda: list(sampling.glob(".*.learning/.sample.npy.tmp")), signal.SIGTERM)
+    interrupted(command, lambda: list(sampling.glob(".*.learning/.sample.npy.*.tmp")), signal.SIGTERM)
     assert not temporaries(tmp_path)
     saved = lambda: [path.stat().st_mtime_ns for path in sampling.glob(".*.learning/learning.npz")]  # noqa: E731
     for number in (signal.SIGHUP, signal.SIGINT):
