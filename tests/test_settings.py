@@ -320,8 +320,9 @@ def test_progress_lines_read_as_people_write():
         progress._began -= 100
         progress("scan", 1_000, 4_000, unit="bytes", documents=88_880, nnz=23.876543, loss=12345.6)
     line = stream.getvalue().splitlines()[-1]
-    assert re.fullmatch(r"scan: 1,000 of 4,000 bytes, (4 min 59 s|5 min 00 s) left, 10 bytes/s, documents 88,880, nnz 23.88, "
-                        r"loss 12,346", line), line  # fmt: skip
+    left = "(4 min 59 s|5 min 00 s) left"
+    figures = "documents 88,880, nnz 23.88, loss 12,346"
+    assert re.fullmatch(f"scan: 1,000 of 4,000 bytes, {left}, 10 bytes/s, {figures}", line), line
 
 
 # -- next ------------------------------------------------------------------------------------------------
