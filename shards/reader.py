@@ -80,10 +80,6 @@ class Store:
         with copies.foreign_errors(self.files):
             return copies.load_tokenizer(contents)
 
-    @property
-    def mask_id(self):
-        return self.special_ids["mask"]
-
     @cached_property
     def command(self):
         """What was kept of the command that made the plan: {verb: settings, "recipe": its name}; {} without any."""
