@@ -35,9 +35,16 @@ def main():
         directory = Path(directory)
         save_dictionary(directory / "dictionary")
         settings = EncodeConfig(
-            teacher=str(minilm_directory()), layer=LAYER, k=K, dictionary=directory / "dictionary", device="cpu",
-            max_tokens=UNITS * UNIT_TOKENS, unit_tokens=UNIT_TOKENS, scheduler=None, output=directory,
-        )  # fmt: skip
+            teacher=str(minilm_directory()),
+            layer=LAYER,
+            k=K,
+            dictionary=directory / "dictionary",
+            device="cpu",
+            max_tokens=UNITS * UNIT_TOKENS,
+            unit_tokens=UNIT_TOKENS,
+            scheduler=None,
+            output=directory,
+        )
         corpus = collect(directory)
         rows = [measure(replace(settings, corpus=(str(corpus),)), directory / str(i)) for i in range(REPEATS)]
     ratios = [row["two"] / row["one"] for row in rows]

@@ -95,8 +95,16 @@ def made_up(rng):
 def write(directory, rows, columns, blocks):
     """The rows `blocks` times as one committed unit; returns its size in bytes."""
     files = StoreFiles(directory / "store")
-    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": K, "vocab_size": VOCABULARY,
-              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint({}),
+        "settings": {},
+        "lineage": {},
+        "k": K,
+        "vocab_size": VOCABULARY,
+        "max_length": MAX_LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     with UnitWriter(files, ShardMeta(target["target"], "unit", K, VOCABULARY, MAX_LENGTH)) as writer:
         for _ in range(blocks):

@@ -48,9 +48,15 @@ DENSEST = 12
 def main():
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as directory:
-        config = LearnConfig(teacher=arguments.teacher, layer=(arguments.layer,), k=(arguments.k,), device="cpu",
-                             corpus=tuple(arguments.corpus), max_tokens=arguments.tokens,
-                             output=Path(directory))  # fmt: skip
+        config = LearnConfig(
+            teacher=arguments.teacher,
+            layer=(arguments.layer,),
+            k=(arguments.k,),
+            device="cpu",
+            corpus=tuple(arguments.corpus),
+            max_tokens=arguments.tokens,
+            output=Path(directory),
+        )
         result = measure(config, arguments.vectors, arguments.epochs)
     print(json.dumps(result))
 
@@ -88,8 +94,15 @@ def measure(config, vectors, epochs):
         if center == "none":
             found["dropped"] = figures(without(sample, profiles.positional_K), None, tokens)
             say("dropped: " + json.dumps(found["dropped"]))
-    settings = {"teacher": Path(config.teacher).name, "layer": config.layer[0], "k": config.k[0], "vectors": vectors,
-                "epochs": epochs, "tokens": len(tokens.ids_N), "windows": tokens.windows}  # fmt: skip
+    settings = {
+        "teacher": Path(config.teacher).name,
+        "layer": config.layer[0],
+        "k": config.k[0],
+        "vectors": vectors,
+        "epochs": epochs,
+        "tokens": len(tokens.ids_N),
+        "windows": tokens.windows,
+    }
     return settings | {"centers": found}
 
 
@@ -103,8 +116,9 @@ class _Tokens:
         for start in range(0, len(windows), WINDOWS_AT_ONCE):
             chunk = windows[start : start + WINDOWS_AT_ONCE]
             reading = Reading.of(job.config, teacher)
-            (raw,), coded_T = hidden_rows(teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids,
-                                          (layer,), reading, raw=True)  # fmt: skip
+            (raw,), coded_T = hidden_rows(
+                teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids, (layer,), reading, raw=True
+            )
             rows.append(raw.rows_Nd)
             positions.append(raw.position_N)
             ids.append(np.concatenate([window.ids for window in chunk])[coded_T])
@@ -137,8 +151,17 @@ class _Tokens:
             lsps.append(rows.indices)
             weights.append(rows.weights / np.repeat(1 - rows.tail, count))
         indptr = np.concatenate(([0], np.cumsum(np.concatenate(nnz))))
-        return Sample(self.ids_N, self.window_N, self.position_N, self.window_N, indptr, np.concatenate(lsps),
-                      np.concatenate(weights), len(atoms_Kd), len(self.ids_N))  # fmt: skip
+        return Sample(
+            self.ids_N,
+            self.window_N,
+            self.position_N,
+            self.window_N,
+            indptr,
+            np.concatenate(lsps),
+            np.concatenate(weights),
+            len(atoms_Kd),
+            len(self.ids_N),
+        )
 
 
 def _some(rows_Nd, count=TUNED_ON):
@@ -193,11 +216,14 @@ def figures(sample, profiles, tokens):
         "position_in_sample": float(gain(sum_of(by_position), sum_of(by_position), 1e-3).sum()),
         "shuffled": float(cross_fitted_gain(*_halves(sample, shuffled_N, positions))[0].sum()),
         "shuffled_unshrunk": float(
-            cross_fitted_gain(*_halves(sample, shuffled_N, positions), pseudo_counts=(1.0,))[0].sum()),
+            cross_fitted_gain(*_halves(sample, shuffled_N, positions), pseudo_counts=(1.0,))[0].sum()
+        ),
         "word": float(word_K.sum()),
         "word_and_position": joint_gain(sample, by_word, pseudo_word, by_position, pseudo_position),
-        "total": entropy - conditional, "entropy": entropy, "conditional_entropy": conditional,
-    }  # fmt: skip
+        "total": entropy - conditional,
+        "entropy": entropy,
+        "conditional_entropy": conditional,
+    }
     if profiles is None:
         return found
     positional_K, densities_K = profiles.positional_K, np.bincount(sample.lsps_E, minlength=sample.k) / sample.coded
@@ -205,9 +231,17 @@ def figures(sample, profiles, tokens):
     return found | {
         "positional_lsps": int(positional_K.sum()),
         "positional_mass": float(mean_K[positional_K].sum()),
-        "densest": [[int(lsp), round(float(densities_K[lsp]), 4), round(float(profiles.nats_K[lsp]), 3),
-                     bool(positional_K[lsp]), _words(sum_of(by_word), lsp, tokens)] for lsp in densest],
-    }  # fmt: skip
+        "densest": [
+            [
+                int(lsp),
+                round(float(densities_K[lsp]), 4),
+                round(float(profiles.nats_K[lsp]), 3),
+                bool(positional_K[lsp]),
+                _words(sum_of(by_word), lsp, tokens),
+            ]
+            for lsp in densest
+        ],
+    }
 
 
 def sum_of(halves):

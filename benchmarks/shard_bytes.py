@@ -65,8 +65,16 @@ def write_store(directory, rows, k):
     """The rows as windows of 128 tokens, all of them coded, in one committed unit."""
     tokens = len(rows.indptr) - 1
     files = StoreFiles(directory / "store")
-    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
-              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint({}),
+        "settings": {},
+        "lineage": {},
+        "k": k,
+        "vocab_size": VOCABULARY,
+        "max_length": MAX_LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     plan = Plan({}, (PlannedUnit("unit", "train", "bench", 0, 1),), {})
     starts = np.arange(0, tokens, MAX_LENGTH)

@@ -121,8 +121,16 @@ def write_store(path, blocks):
 
 def make_target(path):
     files = StoreFiles(path)
-    target = {"target": fingerprint({}), "settings": {}, "lineage": {}, "k": K, "vocab_size": VOCABULARY,
-              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint({}),
+        "settings": {},
+        "lineage": {},
+        "k": K,
+        "vocab_size": VOCABULARY,
+        "max_length": MAX_LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     return files, target["target"]
 
@@ -133,8 +141,12 @@ def real_rows():
     hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
     rows = distributions(nonneg_lasso(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM), TOP_N)
     copies = BLOCK_WINDOWS * MAX_LENGTH // len(hidden_Nd)
-    return {"nnz": np.tile(np.diff(rows.indptr), copies), "indices": np.tile(rows.indices, copies),
-            "weights": np.tile(rows.weights, copies), "tail": np.tile(rows.tail, copies)}  # fmt: skip
+    return {
+        "nnz": np.tile(np.diff(rows.indptr), copies),
+        "indices": np.tile(rows.indices, copies),
+        "weights": np.tile(rows.weights, copies),
+        "tail": np.tile(rows.tail, copies),
+    }
 
 
 def reading_memory(path):
@@ -193,8 +205,18 @@ def made_up_record(target):
         "max_kkt": 1e-3,
     }
     environment = {"cpu": "made up", "python": "3.11", "numpy": "2", "teacher_seconds": 1.0, "solver_seconds": 2.0}
-    record = UnitRecord("UNIT", target, "UNIT-5.tar", 74_000_000, digest, BLOCKS_A_UNIT * BLOCK_WINDOWS, tokens,
-                        (ends[0], *blocks, ends[1]), statistics, environment)  # fmt: skip
+    record = UnitRecord(
+        "UNIT",
+        target,
+        "UNIT-5.tar",
+        74_000_000,
+        digest,
+        BLOCKS_A_UNIT * BLOCK_WINDOWS,
+        tokens,
+        (ends[0], *blocks, ends[1]),
+        statistics,
+        environment,
+    )
     values = record.as_dict()
     values.pop("checksum")
     return json.dumps(values)

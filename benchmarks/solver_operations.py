@@ -38,8 +38,14 @@ def main():
     difference = abs(total - counted.pop("sum")) / total
     if difference > 1e-4:
         sys.exit(f"the counted solver's codes differ from the compiled one's by {difference:.1e}")
-    sizes = {"tokens": TOKENS, "d": hidden_Nd.shape[1], "k": len(atoms_Kd), "lam": LAM, "tol": TOL,
-             "nnz_per_token": len(codes.values) / TOKENS}  # fmt: skip
+    sizes = {
+        "tokens": TOKENS,
+        "d": hidden_Nd.shape[1],
+        "k": len(atoms_Kd),
+        "lam": LAM,
+        "tol": TOL,
+        "nnz_per_token": len(codes.values) / TOKENS,
+    }
     print(json.dumps(conditions() | sizes | {"codes_differ_by": difference} | counted, indent=1))
 
 
@@ -101,9 +107,16 @@ def _loops(tally):
         tally["inner"] += width
         return np.min(-code[:width][falls] / direction[:width][falls], initial=np.float32(1e30))
 
-    return {"combine": combine, "subtract_rows": subtract_rows, "block_maxima": block_maxima, "largest": np.max,
-            "dot": dot, "add_scaled": add_scaled, "residual_on_support": residual_on_support,
-            "step_to_zero": step_to_zero}  # fmt: skip
+    return {
+        "combine": combine,
+        "subtract_rows": subtract_rows,
+        "block_maxima": block_maxima,
+        "largest": np.max,
+        "dot": dot,
+        "add_scaled": add_scaled,
+        "residual_on_support": residual_on_support,
+        "step_to_zero": step_to_zero,
+    }
 
 
 if __name__ == "__main__":

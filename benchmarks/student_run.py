@@ -34,8 +34,16 @@ STEPS, FAR = 40, 1_000_000
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = write_store(Path(directory))
-        config = replace(CONFIG, encoder="bert-6x256", store=str(store.path), output=Path(directory) / "run",
-                         max_steps=2 * FAR, save_every=0, eval_every=0, device="cpu")  # fmt: skip
+        config = replace(
+            CONFIG,
+            encoder="bert-6x256",
+            store=str(store.path),
+            output=Path(directory) / "run",
+            max_steps=2 * FAR,
+            save_every=0,
+            eval_every=0,
+            device="cpu",
+        )
         steps = run_until(config, STEPS)
         move_to(config, store, FAR)
         resumed = run_until(config, FAR + 5)

@@ -56,8 +56,17 @@ def main():
     hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy"))[:: settings.every].astype(np.float32)
     hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
     figures = compared(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM, settings.steps)
-    print(json.dumps({"benchmark": "target_solvers", "tokens": len(hidden_Nd), "steps": settings.steps, **figures,
-                      "conditions": conditions()}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "benchmark": "target_solvers",
+                "tokens": len(hidden_Nd),
+                "steps": settings.steps,
+                **figures,
+                "conditions": conditions(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -65,8 +65,16 @@ def write_store(directory):
     columns = block_columns(distributions(codes, TOP_N))
     files = StoreFiles(directory / "stores" / "bench")
     settings = {"kind": "lsp", "format": FORMAT_VERSION, "k": k, "top_n": TOP_N}
-    target = {"target": fingerprint(settings), "settings": settings, "lineage": {}, "k": k, "vocab_size": VOCABULARY,
-              "max_length": MAX_LENGTH, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {},
+        "k": k,
+        "vocab_size": VOCABULARY,
+        "max_length": MAX_LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     units = tuple(PlannedUnit(f"{number:032}", "train", "bench", number, number + 1) for number in range(UNITS))
     for unit in units:

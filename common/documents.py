@@ -14,9 +14,18 @@ import torch
 
 # Families of which a test shows that documents packed in a window can be kept apart.
 KEEP_APART = (
-    "bert", "camembert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta", "deberta-v2", "eurobert",
-    "modernbert", "mpnet",
-)  # fmt: skip
+    "bert",
+    "camembert",
+    "roberta",
+    "xlm-roberta",
+    "electra",
+    "distilbert",
+    "deberta",
+    "deberta-v2",
+    "eurobert",
+    "modernbert",
+    "mpnet",
+)
 
 
 def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:

@@ -125,8 +125,14 @@ def describe(hint) -> str:
         return f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
     if kinds:
         return " or ".join(map(describe, kinds))
-    return {int: "a whole number", float: "a number", bool: "a switch, true or false", str: "a text (quoted, maybe)",
-            Path: "a path", NoneType: "null"}[hint]  # fmt: skip
+    return {
+        int: "a whole number",
+        float: "a number",
+        bool: "a switch, true or false",
+        str: "a text (quoted, maybe)",
+        Path: "a path",
+        NoneType: "null",
+    }[hint]
 
 
 def _advice(hint, value) -> str:

@@ -23,12 +23,29 @@ from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_nu
 logger = logging.getLogger(__name__)
 
 FIELDS = (
-    "objective", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher",
-)  # fmt: skip
+    "objective",
+    "kappa",
+    "run_seed",
+    "step",
+    "fraction",
+    "layer",
+    "k",
+    "lambda",
+    "dictionary",
+    "encoder",
+    "teacher",
+)
 _TAIL = {"mass_kept": or_null(NUMBER)}
 _SETTINGS = {"kappa": NUMBER, "seed": COUNT, "max_steps": COUNT, "encoder": TEXT}
-_OF_TARGET = {"layer": COUNT, "k": COUNT, "lam": NUMBER, "dictionary": TEXT, "teacher": TEXT, "teacher_name": TEXT,
-              "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)})}  # fmt: skip
+_OF_TARGET = {
+    "layer": COUNT,
+    "k": COUNT,
+    "lam": NUMBER,
+    "dictionary": TEXT,
+    "teacher": TEXT,
+    "teacher_name": TEXT,
+    "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)}),
+}
 
 
 def _table(fields):
@@ -37,15 +54,23 @@ def _table(fields):
 
 
 TAIL = or_null(OBJECT._replace(fields=_TAIL))
-LINEAGE = {     # of lineage.json, as far as it is read
-    "objective": optional(or_null(TEXT)), "step": optional(or_null(COUNT)), "tokens": optional(or_null(COUNT)),
+LINEAGE = {  # of lineage.json, as far as it is read
+    "objective": optional(or_null(TEXT)),
+    "step": optional(or_null(COUNT)),
+    "tokens": optional(or_null(COUNT)),
     "flops": optional(or_null(NUMBER)),
     "settings": optional(OBJECT._replace(fields=_table(_SETTINGS))),
-    "store": optional(OBJECT._replace(fields={
-        "plan": optional(or_null(TEXT)), "target": optional(or_null(TEXT)), "windowing": optional(OBJECT),
-        "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
-    })),
-}  # fmt: skip
+    "store": optional(
+        OBJECT._replace(
+            fields={
+                "plan": optional(or_null(TEXT)),
+                "target": optional(or_null(TEXT)),
+                "windowing": optional(OBJECT),
+                "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
+            }
+        )
+    ),
+}
 
 
 def read_lineage(file):

@@ -222,11 +222,16 @@ def _are_flops(value):
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "text")
 _OBJECT = (lambda value: isinstance(value, dict), "an object")
-_IDENTITY = {       # lineage.identity
-    "objective": or_null(TEXT), "settings": OBJECT, "plan": or_null(TEXT), "windowing": OBJECT, "target": or_null(TEXT),
-    "target_settings": OBJECT._replace(fields={"dictionary_settings": optional(OBJECT)}), "tail": TAIL,
+_IDENTITY = {  # lineage.identity
+    "objective": or_null(TEXT),
+    "settings": OBJECT,
+    "plan": or_null(TEXT),
+    "windowing": OBJECT,
+    "target": or_null(TEXT),
+    "target_settings": OBJECT._replace(fields={"dictionary_settings": optional(OBJECT)}),
+    "tail": TAIL,
     "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
-}  # fmt: skip
+}
 _FIELDS = {
     "suite": (lambda value: value in ("finetune", "blimp"), "finetune or blimp"),
     "task": _TEXT,

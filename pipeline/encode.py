@@ -162,8 +162,11 @@ def _mention_other_tolerance(stores, target):
             logger.info(
                 "a new store: %s differs only in the solver's tolerance, %g instead of %g; "
                 "--tolerance %g goes on with it",
-                path.parent, tolerance, target["settings"]["tolerance"], tolerance,
-            )  # fmt: skip
+                path.parent,
+                tolerance,
+                target["settings"]["tolerance"],
+                tolerance,
+            )
 
 
 def _point_to_other_dtypes(job, teacher, kind):
@@ -180,8 +183,14 @@ def _point_to_other_dtypes(job, teacher, kind):
     ours = name_of_dtype(teacher)
     if ours not in found:
         for dtype, store in found.items():
-            logger.info("the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
-                        "adds to that one", ours, store, dtype, dtype)  # fmt: skip
+            logger.info(
+                "the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
+                "adds to that one",
+                ours,
+                store,
+                dtype,
+                dtype,
+            )
 
 
 def _warn_of_empty_codes(report, lam):

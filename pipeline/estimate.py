@@ -196,8 +196,14 @@ def _encode_some(job, coder, targets, unit, windows):
         for number, target in enumerate(targets):
             files = StoreFiles(Path(directory) / str(number))
             files.units.mkdir(parents=True)
-            meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"],
-                             target["weight_octaves"])  # fmt: skip
+            meta = ShardMeta(
+                target["target"],
+                unit.id,
+                target["k"],
+                target["vocab_size"],
+                target["max_length"],
+                target["weight_octaves"],
+            )
             opened.append(UnitWriter(files, meta))
         began = time.perf_counter()
         written = write_units(

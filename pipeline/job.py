@@ -74,8 +74,11 @@ class Job:
             return not (by_file and files[name]["held_out_documents"]), -files[name]["documents"], name
 
         most = sorted(files, key=rank)[:LISTED_FILES]
-        cut = [files[name]["documents"] for name, source in self.sources.items()
-               if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files]  # fmt: skip
+        cut = [
+            files[name]["documents"]
+            for name, source in self.sources.items()
+            if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
+        ]
         mean = sum(cut) / max(1, len(cut))
         demonstration = "docstrings" in self.config.corpus
         return {

@@ -45,8 +45,11 @@ def sample_hidden(executor, teacher, places):
     place_of = {entry.layer: place for entry, place in places}
     place_of |= {entry.layer: place for entry, place in places if (place / SAMPLE).is_file()}
     first = RAW_SAMPLE if centred else SAMPLE
-    new = {layer: place / first for layer, place in place_of.items()
-           if not (place / SAMPLE).is_file() and not (place / first).is_file()}  # fmt: skip
+    new = {
+        layer: place / first
+        for layer, place in place_of.items()
+        if not (place / SAMPLE).is_file() and not (place / first).is_file()
+    }
     if new:
         windows, count = choose_windows(executor, max(entry.k for entry, _ in places))
         _write_samples(new, executor, teacher, windows, count)

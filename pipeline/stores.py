@@ -41,8 +41,9 @@ class OpenStore:
     def writer(self, unit, environment):
         """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
         target = self.target
-        meta = ShardMeta(target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"],
-                         target["weight_octaves"])  # fmt: skip
+        meta = ShardMeta(
+            target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]
+        )
         with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
             yield writer
             self.job.check_unchanged(unit.source)

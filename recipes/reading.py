@@ -68,8 +68,11 @@ def recipe_of_store(store, verb):
     try:
         return recipe if verb in _sections(_recipe_file(recipe)) else None
     except ValueError:
-        logger.warning("the recipe %s, which made the store, is not readable now; the settings of %s follow from the "
-                       "store's size", recipe, verb)  # fmt: skip
+        logger.warning(
+            "the recipe %s, which made the store, is not readable now; the settings of %s follow from the store's size",
+            recipe,
+            verb,
+        )
         return None
 
 

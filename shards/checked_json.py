@@ -314,5 +314,6 @@ def check_groups(record, where):
         if group["offset"] + length > record["bytes"]:
             raise ShardError(f"{where}: field groups: {name} lies beyond the {record['bytes']:,} bytes of the shard")
         if ("windows" in group) != ("tokens" in group) or windows > tokens or 2 * (windows + tokens) > length:
-            raise ShardError(f"{where}: field groups: {name} of {length:,} bytes cannot hold {windows} windows of "
-                             f"{tokens} tokens")  # fmt: skip
+            raise ShardError(
+                f"{where}: field groups: {name} of {length:,} bytes cannot hold {windows} windows of {tokens} tokens"
+            )

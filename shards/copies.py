@@ -28,13 +28,30 @@ from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spm.model", "spiece.model", "sentencepiece.bpe.model",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spm.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 DICTIONARY_FILES = ("atoms.npy", "dictionary.json", "center.npy")  # the last where hidden states are centred
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_VOCABULARIES = {"tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spm.model", "spiece.model",
-                 "sentencepiece.bpe.model"}  # fmt: skip
+_VOCABULARIES = {
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spm.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+}
 _MOST_BYTES = 1 << 30  # of one such file
 
 
@@ -80,8 +97,9 @@ def read_tokenizer(files):
     if expected is None:
         return contents
     if not _VOCABULARIES & contents.keys():
-        raise StoreError(f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. "
-                         f"{_remedy(files)}")  # fmt: skip
+        raise StoreError(
+            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {_remedy(files)}"
+        )
     with foreign_errors(files):
         found, largest = _identity(tuple(contents.items()))
     if found != expected:
@@ -91,8 +109,10 @@ def read_tokenizer(files):
             "differently than the one that the store was made with."
         )
     if largest >= target["vocab_size"]:
-        raise StoreError(f"{files.target_file} names a vocabulary of {target['vocab_size']}, its tokenizer has token "
-                         f"{largest}. Encode again elsewhere.")  # fmt: skip
+        raise StoreError(
+            f"{files.target_file} names a vocabulary of {target['vocab_size']}, its tokenizer has token "
+            f"{largest}. Encode again elsewhere."
+        )
     return contents
 
 
@@ -134,8 +154,9 @@ def read_dictionary(files):
         raise StoreError(f"{error}. {_remedy(files)}") from None
     check_dictionary(files, found)
     if record["fingerprint"] != found:
-        raise StoreError(f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). "
-                         f"{_remedy(files)}")  # fmt: skip
+        raise StoreError(
+            f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). {_remedy(files)}"
+        )
     return contents
 
 

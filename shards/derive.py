@@ -123,8 +123,9 @@ def _put(files, name, contents):
 
 def _derive_unit(source, files, target, record, top_n):
     """Write one unit; yields the tokens of each block once it is written."""
-    meta = ShardMeta(target["target"], record.unit, source.k, source.vocab_size, source.max_length,
-                     source.weight_octaves)  # fmt: skip
+    meta = ShardMeta(
+        target["target"], record.unit, source.k, source.vocab_size, source.max_length, source.weight_octaves
+    )
     derived = files.record(record.unit)
     outdated = derived.sha256 if derived and _is_of_other_bytes(derived, record) else None
     with UnitWriter(files, meta, _environment(record), retry=True, replaces=outdated) as writer:

@@ -48,8 +48,9 @@ def group_columns(raw, group):
         stem, _, column = header.name.removesuffix(".npy").rpartition(".")
         begin, end = position + _BLOCK, position + _BLOCK + header.size
         if stem != prefix or column not in known or column in found or not header.name.endswith(".npy"):
-            raise ShardError(f"a member {header.name!r}, which is not of this format or is there twice. Nothing of it "
-                             "was used")  # fmt: skip
+            raise ShardError(
+                f"a member {header.name!r}, which is not of this format or is there twice. Nothing of it was used"
+            )
         if not header.isreg() or end > len(raw):
             raise ShardError(f"the member {header.name!r} is not a whole file")
         found[column] = _array(raw[begin:end], known[column], header.name)
@@ -72,8 +73,10 @@ def decode_block(sample):
             continue
         column = key.removesuffix(".npy")
         if column not in _BLOCK_COLUMNS or column == key or not isinstance(value, bytes | bytearray | memoryview):
-            raise ShardError(f"{sample.get('__url__', 'a shard')}: a member {key!r}, which is not a column of this "
-                             "format. Nothing of it was used.")  # fmt: skip
+            raise ShardError(
+                f"{sample.get('__url__', 'a shard')}: a member {key!r}, which is not a column of this "
+                "format. Nothing of it was used."
+            )
         block[key] = _array(np.frombuffer(value, np.uint8), _BLOCK_COLUMNS[column], key)
     return block
 
@@ -94,8 +97,9 @@ def read_array(path, raw, dtype, dimensions):
     if found != np.dtype(dtype) or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
         raise ShardError(f"{path} holds {found} of shape {shape}, expected {dtype} of {dimensions} dimensions")
     if len(raw) - file.tell() != prod(shape) * found.itemsize:
-        raise ShardError(f"{path} holds {len(raw) - file.tell():,} bytes, its shape {shape} needs "
-                         f"{prod(shape) * found.itemsize:,}")  # fmt: skip
+        raise ShardError(
+            f"{path} holds {len(raw) - file.tell():,} bytes, its shape {shape} needs {prod(shape) * found.itemsize:,}"
+        )
     return np.frombuffer(raw, found, offset=file.tell()).reshape(shape, order="F" if by_column else "C")
 
 

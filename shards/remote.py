@@ -34,10 +34,17 @@ _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the ca
 _SMALL_FILES = 128  # asked for in one go: what memory holds, and a dead server delays
 _SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # bytes: of atoms, of one atom, of atoms whatever k says
 _UNLISTED = {  # where a server lists no directories
-    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json",
-                  "merges.txt", "added_tokens.json"),
+    "tokenizer": (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "vocab.txt",
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
+    ),
     "dictionary": ("atoms.npy", "dictionary.json", "center.npy"),
-}  # fmt: skip
+}
 _ESSENTIAL = {  # sets of names, of which one must be there
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
     "dictionary": ({"atoms.npy", "dictionary.json"},),

@@ -107,8 +107,9 @@ def blocks(files, record):
     Raises  ShardError, with the unit, the block and the way out, at the first damage
     """
     target = files.target()
-    meta = ShardMeta(target["target"], record.unit, target["k"], target["vocab_size"], target["max_length"],
-                     target["weight_octaves"])  # fmt: skip
+    meta = ShardMeta(
+        target["target"], record.unit, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]
+    )
     with naming(files, record), ShardFile(files, record) as shard:
         for group in record.blocks:
             columns = shard.columns(group)

@@ -113,8 +113,9 @@ class Source:
 
     def _opened(self):
         """The file system of this process and thread, and the store's root in it."""
-        http = {"timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout,
-                                                 sock_read=self.options.timeout)}  # fmt: skip
+        http = {
+            "timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout, sock_read=self.options.timeout)
+        }
         http |= {"auto_decompress": False, "response_class": _bounded(self.options.timeout, self.options.rate)}
         http |= {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}  # ranges count the file's own bytes
         try:

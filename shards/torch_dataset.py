@@ -88,8 +88,9 @@ class LspDataset(IterableDataset):
     Raises      StoreError when there is no such store or split, ValueError on settings that make no sense
     """
 
-    def __init__(self, store, *, seed=0, split="train", endless=False, shuffle=True, batch_size=None, rank=None,
-                 world_size=None):  # fmt: skip
+    def __init__(
+        self, store, *, seed=0, split="train", endless=False, shuffle=True, batch_size=None, rank=None, world_size=None
+    ):
         super().__init__()
         if (rank is None) != (world_size is None):
             raise ValueError("give both rank and world_size, or neither")

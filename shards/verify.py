@@ -218,8 +218,9 @@ def _read_record(path, target):
         raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
     sums = [sum(block[name] for block in record.blocks) for name in ("windows", "tokens")]
     if sums != [record.windows, record.tokens]:
-        raise ShardError(f"its blocks hold {sums[0]} windows of {sums[1]} tokens, not {record.windows} and "
-                         f"{record.tokens}")  # fmt: skip
+        raise ShardError(
+            f"its blocks hold {sums[0]} windows of {sums[1]} tokens, not {record.windows} and {record.tokens}"
+        )
     return record
 
 
@@ -316,8 +317,14 @@ def _damage_in(files, target, record, full, count):
         with ShardFile(files, record) as shard:
             note(shard.check_end)
             if full:
-                meta = ShardMeta(target["target"], record.unit, target["k"], target["vocab_size"],
-                                 target["max_length"], target["weight_octaves"])  # fmt: skip
+                meta = ShardMeta(
+                    target["target"],
+                    record.unit,
+                    target["k"],
+                    target["vocab_size"],
+                    target["max_length"],
+                    target["weight_octaves"],
+                )
                 entries = [0]
                 for group in record.groups:
                     note(lambda group=group: _check_group(shard, group, meta, record, entries), group)

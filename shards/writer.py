@@ -177,19 +177,21 @@ class UnitWriter:
         digest = self._hash.hexdigest()
         name = f"{self.meta.unit}-{digest[:12]}.tar"
         self._publish_shard(self.files.units / name)
-        record = self._publish_record(UnitRecord(
-            self.meta.unit,
-            self.meta.target,
-            name,
-            self._size,
-            digest,
-            self._windows,
-            self._tokens,
-            tuple(self._groups),
-            self.statistics,
-            self.environment,
-            tuple(self.quarantined),
-        ))  # fmt: skip
+        record = self._publish_record(
+            UnitRecord(
+                self.meta.unit,
+                self.meta.target,
+                name,
+                self._size,
+                digest,
+                self._windows,
+                self._tokens,
+                tuple(self._groups),
+                self.statistics,
+                self.environment,
+                tuple(self.quarantined),
+            )
+        )
         if record.file == name and not (self.files.units / name).exists():
             self._publish_shard(self.files.units / name)
         disk.unlink(self._temporary)

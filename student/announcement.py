@@ -11,8 +11,20 @@ import torch
 # Share of the rate of a plain matrix product that a whole training step reaches. Rough figures: on a CPU small encoders
 # reach less and large ones more; of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
-_SHOWN = ("encoder", "continue_from", "objective", "batch_windows", "micro_batch", "max_steps", "epochs", "lr",
-          "warmup", "dropout", "store", "output")  # fmt: skip
+_SHOWN = (
+    "encoder",
+    "continue_from",
+    "objective",
+    "batch_windows",
+    "micro_batch",
+    "max_steps",
+    "epochs",
+    "lr",
+    "warmup",
+    "dropout",
+    "store",
+    "output",
+)
 
 
 def announcement(trainer) -> str:
@@ -26,19 +38,28 @@ def announcement(trainer) -> str:
     epochs = config.max_steps * config.batch_windows / len(windows)
     rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then falling to zero"
     rows = [
-        ("windows", f"{len(windows):,} to train on, of up to {trainer.store.max_length} tokens,"
-                    f" {windows.tokens:,} in all; {held_out:,} held out", None),
+        (
+            "windows",
+            f"{len(windows):,} to train on, of up to {trainer.store.max_length} tokens,"
+            f" {windows.tokens:,} in all; {held_out:,} held out",
+            None,
+        ),
         *_model_rows(trainer, parameters),
         ("batch", batch, origins.get("batch_windows", "default")),
-        ("steps", f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(trainer.steps)),
-         origins.get("max_steps", "default")),
+        (
+            "steps",
+            f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(trainer.steps)),
+            origins.get("max_steps", "default"),
+        ),
         ("tokens", f"about {_count(per_step * config.max_steps)}", None),
         ("learning rate", rate, origins.get("lr", "default")),
         ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
-    ]  # fmt: skip
-    others = [f"{field.name.replace('_', '-')} {_said(getattr(config, field.name))} ({origins[field.name]})"
-              for field in fields(config)
-              if field.name in origins and field.name not in _SHOWN]  # fmt: skip
+    ]
+    others = [
+        f"{field.name.replace('_', '-')} {_said(getattr(config, field.name))} ({origins[field.name]})"
+        for field in fields(config)
+        if field.name in origins and field.name not in _SHOWN
+    ]
     rows += [("also", ", ".join(others), None)] if others else []
     width = max(len(name) for name, _, _ in rows)
     lines = [f"  {name:<{width}}  {value}" + (f"   [{origin}]" if origin else "") for name, value, origin in rows]

@@ -43,8 +43,15 @@ class FusedLayerNorm(DebertaLayerNorm):
 class ShiftedSelfAttention(DisentangledSelfAttention):
     """Disentangled attention without gathers."""
 
-    def forward(self, hidden_states, attention_mask, output_attentions=False, query_states=None, relative_pos=None,
-                rel_embeddings=None):  # fmt: skip
+    def forward(
+        self,
+        hidden_states,
+        attention_mask,
+        output_attentions=False,
+        query_states=None,
+        relative_pos=None,
+        rel_embeddings=None,
+    ):
         length = hidden_states.shape[1]
         shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
         can_shift = shifts and not self.talking_head and length <= self.max_relative_positions

@@ -26,9 +26,18 @@ logger = logging.getLogger(__name__)
 # Families whose position table is read from the row behind the padding id's, as RoBERTa's is (fairseq's convention). A
 # test compares the list with all families that transformers has.
 _POSITIONS_BEHIND_PADDING = (
-    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
-)  # fmt: skip
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "longformer",
+    "luke",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 
 
 def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
@@ -240,7 +249,10 @@ def _first_position(hf_config) -> int:
 
 def _dropout_names(hf_config) -> list[str]:
     return [
-        name for name, value in hf_config.to_dict().items()
-        if "dropout" in name and "classif" not in name
-        and isinstance(value, (int, float)) and not isinstance(value, bool)    # ESM's token_dropout is a switch
-    ]  # fmt: skip
+        name
+        for name, value in hf_config.to_dict().items()
+        if "dropout" in name
+        and "classif" not in name
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)  # ESM's token_dropout is a switch
+    ]

@@ -248,9 +248,17 @@ def _card(text: CardText, lineage: dict) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-_TOLD = {    # elsewhere in the card
-    "settings", "continued_from", "step", "tokens", "flops", "held_out", "baseline", "store", "objective",
-}  # fmt: skip
+_TOLD = {  # elsewhere in the card
+    "settings",
+    "continued_from",
+    "step",
+    "tokens",
+    "flops",
+    "held_out",
+    "baseline",
+    "store",
+    "objective",
+}
 
 
 def _figures(lineage: dict) -> str:

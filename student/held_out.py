@@ -29,8 +29,9 @@ class HeldOut:
     reading  masking (the run's, at its final rate throughout), micro_batch, documents_apart, segments, as of a Loader
     """
 
-    def __init__(self, store, train_windows, objective, *, windows: int, masking, marginals: Path | None = None,
-                 **reading):  # fmt: skip
+    def __init__(
+        self, store, train_windows, objective, *, windows: int, masking, marginals: Path | None = None, **reading
+    ):
         self.objective = objective
         self.batch = self._read(store, windows, masking, reading)
         self.baseline: dict = {}

@@ -160,8 +160,9 @@ def check_earlier_version(config: StudentConfig, identity: dict) -> None:
     what = " and ".join(_LATER_DEFAULTS[name][0] for name in later)
     flags = " ".join(_LATER_DEFAULTS[name][1] for name in later)
     if (earlier / "result.json").is_file():
-        logger.warning("%s was trained by an earlier version; this is another run, which %s (without: %s)",
-                       earlier, what, flags)  # fmt: skip
+        logger.warning(
+            "%s was trained by an earlier version; this is another run, which %s (without: %s)", earlier, what, flags
+        )
         return
     raise RunError(
         f"{earlier} was begun by an earlier version and is unfinished. It goes on with {flags}. This command would"

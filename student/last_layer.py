@@ -87,11 +87,15 @@ def _modernbert(layer, hidden_WLd, where_M, most_masked, *args, **kwargs):
 
 
 FORWARDS = {
-    "bert": _bert, "electra": _bert, "roberta": _bert, "xlm-roberta": _bert,
-    "deberta": _deberta, "deberta-v2": _deberta,
+    "bert": _bert,
+    "electra": _bert,
+    "roberta": _bert,
+    "xlm-roberta": _bert,
+    "deberta": _deberta,
+    "deberta-v2": _deberta,
     "distilbert": _distilbert,
     "modernbert": _modernbert,
-}  # fmt: skip
+}
 
 
 def _layers(encoder):

@@ -178,12 +178,16 @@ def load_student(source, revision: str | None = None) -> tuple[Student, dict]:
         if problem := find_problem(facts, FACTS):
             raise RunError(f"{source}/{CONFIG_FILE}: {problem}. {_export_again()}")
         if len(head["output.bias"]) != facts["lsps"]:
-            raise RunError(f"{source}/{HEAD_FILE}: {len(head['output.bias'])} outputs, expected {facts['lsps']} as"
-                           f" {CONFIG_FILE} says. {_export_again()}")  # fmt: skip
+            raise RunError(
+                f"{source}/{HEAD_FILE}: {len(head['output.bias'])} outputs, expected {facts['lsps']} as"
+                f" {CONFIG_FILE} says. {_export_again()}"
+            )
         encoder = load_encoder(source, revision)
         if max(facts["special_ids"][name] for name in ("pad", "cls", "sep", "mask")) >= encoder.config.vocab_size:
-            raise RunError(f"{source}/{CONFIG_FILE}: field special_ids: expected ids below the vocabulary of"
-                           f" {encoder.config.vocab_size}. {_export_again()}")  # fmt: skip
+            raise RunError(
+                f"{source}/{CONFIG_FILE}: field special_ids: expected ids below the vocabulary of"
+                f" {encoder.config.vocab_size}. {_export_again()}"
+            )
         student = Student(encoder, facts["lsps"], tied=False, seed=0)
         names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
         tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
@@ -229,12 +233,19 @@ def load_encoder(source, revision: str | None = None) -> nn.Module:
     hf_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
         encoder, report = AutoModel.from_pretrained(
-            place, revision=revision, config=hf_config, dtype=torch.float32, use_safetensors=True,
-            trust_remote_code=False, output_loading_info=True, **without_pooler(hf_config),
-        )  # fmt: skip
+            place,
+            revision=revision,
+            config=hf_config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **without_pooler(hf_config),
+        )
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-        raise RunError(f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}."
-                       f" {_export_again()}")  # fmt: skip
+        raise RunError(
+            f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}. {_export_again()}"
+        )
     return encoder
 
 

@@ -68,8 +68,9 @@ class Student(nn.Module):
         adapt_deberta(encoder)
         use_onednn(self)
 
-    def forward(self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None,
-                segments_WL=None):  # fmt: skip
+    def forward(
+        self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None, segments_WL=None
+    ):
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids

@@ -91,8 +91,11 @@ class Objective:
         if kept < enough:
             logger.warning(
                 "the store keeps %.1f %% of %s; at least %.0f %% is advised: encode-%s with a larger --top-n",
-                100 * kept, of, 100 * enough, store.kind,
-            )  # fmt: skip
+                100 * kept,
+                of,
+                100 * enough,
+                store.kind,
+            )
 
     def read_targets(self, windows, read, window_M, position_M):
         """Targets of the tokens read.ids[window_M, position_M], with a tuple `counts` of tokens, one for every term."""
@@ -149,14 +152,16 @@ class Mlsm(Objective):
         self.lsp_columns = slice(first_lsp, self.outputs)
         self.temperature = target_temperature
         self._documents_apart = store.settings.get("documents_apart", False)  # how the teacher counted positions
-        self._check_mass(store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it"
-                                                 " were all")  # fmt: skip
+        self._check_mass(
+            store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it were all"
+        )
         if target_temperature != 1:
             self.facts["target_temperature"] = target_temperature
             logger.info(
                 "targets are p^(1/%g): loss and baseline do not compare with those of another --target-temperature,"
-                " kl_untempered and kl_untempered_back do", target_temperature,
-            )  # fmt: skip
+                " kl_untempered and kl_untempered_back do",
+                target_temperature,
+            )
 
     def read_targets(self, windows, read, window_M, position_M) -> SparseTargets:
         rows = windows.targets(read, window_M, position_M)
@@ -197,8 +202,9 @@ class Mlsm(Objective):
         logits = {"kl_untempered": logits_MK, "kl_untempered_back": logits_MK.float() * self.temperature}
         return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
-    def baseline(self, train_windows, special_ids, held_out: list[SparseTargets],
-                 directory: Path | None = None) -> dict:  # fmt: skip
+    def baseline(
+        self, train_windows, special_ids, held_out: list[SparseTargets], directory: Path | None = None
+    ) -> dict:
         """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
         (`_by_position`) that of the tokens at the same position."""
         return average_lsp_figures(train_windows, held_out, directory, lsps=self.lsps, temperature=self.temperature)
@@ -250,8 +256,7 @@ class Mlm(Objective):
     def figures(self, sums: dict, counts: tuple) -> dict:
         return with_perplexity(super().figures(sums, counts), "loss")
 
-    def baseline(self, train_windows, special_ids, held_out: list[TokenTargets],
-                 directory: Path | None = None) -> dict:  # fmt: skip
+    def baseline(self, train_windows, special_ids, held_out: list[TokenTargets], directory: Path | None = None) -> dict:
         """Unigram cross-entropy, and accuracy of always guessing the most frequent token.
 
         Counts of the training split without special tokens, which are never masked; add-one smoothing.
@@ -312,8 +317,9 @@ class Kd(Objective):
     def figures(self, sums: dict, counts: tuple) -> dict:
         return with_perplexity(super().figures(sums, counts), "cross_entropy")
 
-    def baseline(self, train_windows, special_ids, held_out: list[TeacherTargets],
-                 directory: Path | None = None) -> dict:  # fmt: skip
+    def baseline(
+        self, train_windows, special_ids, held_out: list[TeacherTargets], directory: Path | None = None
+    ) -> dict:
         """KL of the held-out rows against the constant average of the training split's stored entries, smoothed."""
         mean_V = smoothed_mean(train_windows, train_windows.store.k)[: self.outputs]
         return {"loss": kl_to_average_teacher(mean_V, self.outputs, held_out)}
@@ -367,8 +373,7 @@ class Mtl(Objective):
             {name: float(total) / max(counts[1] if name in of_tokens else counts[0], 1) for name, total in sums.items()}
         )
 
-    def baseline(self, train_windows, special_ids, held_out: list[JointTargets],
-                 directory: Path | None = None) -> dict:  # fmt: skip
+    def baseline(self, train_windows, special_ids, held_out: list[JointTargets], directory: Path | None = None) -> dict:
         of_lsps = [targets.lsps for targets in held_out]
         kl = self.lsp_part.baseline(train_windows, special_ids, of_lsps, directory)
         tokens = unigram_figures(train_windows, special_ids, [targets.tokens for targets in held_out])

@@ -73,16 +73,18 @@ def _sums(windows, temperature, temper):
             window_N, place_N = np.nonzero(chosen_WL)
             rows = windows.targets(read, window_N, place_N)
             weights_E = rows.weights if temperature == 1 else temper(rows, temperature)
-            found = mass_by_group(positions_WL[window_N, place_N], rows.indptr, rows.indices, weights_E,
-                                  store.max_length, store.k)  # fmt: skip
+            found = mass_by_group(
+                positions_WL[window_N, place_N], rows.indptr, rows.indices, weights_E, store.max_length, store.k
+            )
             mass_2PK[half] += found.mass_GK.toarray()
             tokens_2P[half] += found.tokens_G
     return _two(mass_2PK, tokens_2P)
 
 
 def _two(mass_2PK, tokens_2P):
-    return [GroupMass(sparse.csr_array(mass_PK), tokens_P)
-            for mass_PK, tokens_P in zip(mass_2PK, tokens_2P, strict=True)]  # fmt: skip
+    return [
+        GroupMass(sparse.csr_array(mass_PK), tokens_P) for mass_PK, tokens_P in zip(mass_2PK, tokens_2P, strict=True)
+    ]
 
 
 def _load(path, shape):
@@ -100,7 +102,10 @@ def _save(path, halves):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing_whole(path) as file:
-            np.savez_compressed(file, mass=np.stack([half.mass_GK.toarray() for half in halves]),
-                                tokens=np.stack([half.tokens_G for half in halves]))  # fmt: skip
+            np.savez_compressed(
+                file,
+                mass=np.stack([half.mass_GK.toarray() for half in halves]),
+                tokens=np.stack([half.tokens_G for half in halves]),
+            )
     except OSError as error:
         logger.info("the averages by position are not kept: %s could not be written (%s)", path, error)

@@ -52,8 +52,9 @@ class Run:
     has begun a run of the same command, without a default that was added since, and it is unfinished.
     """
 
-    def __init__(self, config: StudentConfig, store, encoder_config: dict, settings: dict | None = None,
-                 create: bool = True):  # fmt: skip
+    def __init__(
+        self, config: StudentConfig, store, encoder_config: dict, settings: dict | None = None, create: bool = True
+    ):
         self.identity = identity = run_identity(config, store, encoder_config, settings)
         self.directory = Path(config.output or default_directory(config, identity, encoder_config))
         self.config_file = self.directory / "config.json"

@@ -174,9 +174,13 @@ class Stepper:
         model = self.model if model is None else model
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             return model(
-                micro.input_WL, micro.attention_WL, micro.where_M, micro.documents_WL, micro.most_masked,
+                micro.input_WL,
+                micro.attention_WL,
+                micro.where_M,
+                micro.documents_WL,
+                micro.most_masked,
                 micro.segments_WL,
-            )  # fmt: skip
+            )
 
     def fits(self, micro: MicroBatch, counts: tuple) -> bool:
         """Whether memory suffices for a step on this micro-batch alone. Updates nothing, and leaves no gradient."""

@@ -124,10 +124,16 @@ class Trainer:
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
-        self.held_out = ranks.first_then_all(lambda: HeldOut(
-            store, self.loader.windows, objective, windows=config.eval_windows, marginals=run.marginals_directory,
-            **reading,
-        ))  # fmt: skip
+        self.held_out = ranks.first_then_all(
+            lambda: HeldOut(
+                store,
+                self.loader.windows,
+                objective,
+                windows=config.eval_windows,
+                marginals=run.marginals_directory,
+                **reading,
+            )
+        )
         self.trackers = Trackers([])
         self.saved: Path | None = None  # newest whole checkpoint
         self._saved_step: int | None = None
@@ -261,8 +267,10 @@ class Trainer:
         total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
         if self.figures:
             baseline = self.held_out.baseline
-            figures |= {"held_out": self.figures["loss"],
-                        "baseline": baseline.get("loss_by_position", baseline["loss"])}  # fmt: skip
+            figures |= {
+                "held_out": self.figures["loss"],
+                "baseline": baseline.get("loss_by_position", baseline["loss"]),
+            }
         done = total if self.steps == self.config.max_steps else min(self.tokens, total)
         self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
 
@@ -352,10 +360,14 @@ class Trainer:
         publish_directory(self.run.export_directory, self._export)
         loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
         by_position = self.held_out.baseline.get("loss_by_position")
-        of_position = {} if by_position is None else {
-            "baseline_loss_by_position": by_position,
-            "improvement_by_position": _improvement(loss, by_position),
-        }  # fmt: skip
+        of_position = (
+            {}
+            if by_position is None
+            else {
+                "baseline_loss_by_position": by_position,
+                "improvement_by_position": _improvement(loss, by_position),
+            }
+        )
         result = {
             **self.run.places(),
             "objective": self.config.objective,

@@ -10,8 +10,10 @@ def blimp(result: dict, settings) -> str:
     numbered = len(found) > 1
     rows = [(name, "  ".join(f"{column[name]:>8}" for column in columns)) for name in columns[0]]
     head = [("accuracy, %", "  ".join(f"{f'({n})':>8}" for n in range(1, len(found) + 1)))] if numbered else []
-    models = [(f"({n})" if numbered else "model", _model(record, known))
-              for n, (record, known) in enumerate(zip(found, result["already_finished"], strict=True), 1)]  # fmt: skip
+    models = [
+        (f"({n})" if numbered else "model", _model(record, known))
+        for n, (record, known) in enumerate(zip(found, result["already_finished"], strict=True), 1)
+    ]
     first = found[0]
     pairs = sum(figure["n"] for figure in first["figures"])
     notes = [

@@ -249,13 +249,16 @@ def _difference_lines(differences, numbers):
     def of(labels):
         return "/".join(str(number) for number in sorted(numbers[label] for label in labels))
 
-    lines = [f"{name}: {', '.join(f'{value} ({of(labels)})' for value, labels in values.items())}"
-             for name, values in differences["settings"].items()]  # fmt: skip
+    lines = [
+        f"{name}: {', '.join(f'{value} ({of(labels)})' for value, labels in values.items())}"
+        for name, values in differences["settings"].items()
+    ]
     if unknown := differences["unknown"]:
         lines.append(f"other settings are unknown: {of(unknown)} (no lineage, or records of an earlier version)")
     several = [pair for pair in differences["pairs"] if len(pair["differ_in"]) > 1]
-    mixed = [f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}"
-             for pair in several]  # fmt: skip
+    mixed = [
+        f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}" for pair in several
+    ]
     return [
         *_listed("What differs in the pre-training of these models (numbers of the models)", lines),
         *_listed("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),

@@ -27,8 +27,18 @@ def _overview(result):
     deciles = result["density_deciles"]
     spread = (("density", f"median {deciles[5]:.2%}, from {deciles[0]:.2%} to {deciles[10]:.2%} of the tokens"),)
     positional = f"{result['positional']:,} LSPs, {result['positional_mass']:.1%} of the mass (marked *)"
-    rows = [(row["lsp"], f"{row['information']:.4f}", f"{row['density']:.2%}", f"{row['mean_weight']:.3f}",
-             _profile(row), row["words"], row["label"]) for row in result["rows"]]  # fmt: skip
+    rows = [
+        (
+            row["lsp"],
+            f"{row['information']:.4f}",
+            f"{row['density']:.2%}",
+            f"{row['mean_weight']:.3f}",
+            _profile(row),
+            row["words"],
+            row["label"],
+        )
+        for row in result["rows"]
+    ]
     lines = ["", table([*_facts(result), *spread, ("positional", positional)]), "\nThe most informative:"]
     names = ("LSP", "nats", "density", "weight", "over the window", "typical words", "senses" * result["labelled"])
     lines += _columns(names, rows)
@@ -44,9 +54,13 @@ def _profile(row):
 
 def _next(store, rows):
     lsp = rows[0]["lsp"] if rows else 0
-    shown = [("--html lsps", "all of them as pages; then open lsps/index.html"), (f"--lsp {lsp}", "one in full"),
-             ("--word bank", "the LSPs of a word"), ('--text "The bank raised its rates."', "those of a text"),
-             ("--similar-to 0:5", "tokens with the profile of window 0's token 5")]  # fmt: skip
+    shown = [
+        ("--html lsps", "all of them as pages; then open lsps/index.html"),
+        (f"--lsp {lsp}", "one in full"),
+        ("--word bank", "the LSPs of a word"),
+        ('--text "The bank raised its rates."', "those of a text"),
+        ("--similar-to 0:5", "tokens with the profile of window 0's token 5"),
+    ]
     width = max(len(flags) for flags, _ in shown)
     return ["\nNext:", *(f"  {program()} show-lsp {store} {flags:<{width}}  # {what}" for flags, what in shown)]
 
@@ -60,13 +74,20 @@ def _lsp(lsp):
     words = " · ".join(f"{word} {share:.1%}" for word, share in lsp["typical"])
     positional = "; it follows the position" if lsp["positional"] else ""
     over_the_window = f"{_profile(lsp)}  {lsp['position_nats']:.3f} nats by the position{positional}"
-    rows = [("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
-            ("typical words", words or "none"), ("over the window", over_the_window),
-            ("information", f"{lsp['information']:.4f} nats a token by the word")]  # fmt: skip
+    rows = [
+        ("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
+        ("typical words", words or "none"),
+        ("over the window", over_the_window),
+        ("information", f"{lsp['information']:.4f} nats a token by the word"),
+    ]
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
-    lines += ["\nFires together with:", *(
-        f"  {other['lsp']:>5}  NPMI {other['npmi']:.2f}  {other['support']:>7,} tokens  {other['words']}"
-        for other in lsp["co_firing"])]  # fmt: skip
+    lines += [
+        "\nFires together with:",
+        *(
+            f"  {other['lsp']:>5}  NPMI {other['npmi']:.2f}  {other['support']:>7,} tokens  {other['words']}"
+            for other in lsp["co_firing"]
+        ),
+    ]
     lines += _nearest(lsp["nearest"])
     lines.append("\nFrom every tenth of its weights:")
     return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
@@ -75,8 +96,10 @@ def _lsp(lsp):
 def _senses(senses):
     if not senses:
         return []
-    rows = [(sense["synset"], sense["lexname"], f"NPMI {sense['npmi']:.2f}", ", ".join(sense["lemmas"]))
-            for sense in senses["synsets"]]  # fmt: skip
+    rows = [
+        (sense["synset"], sense["lexname"], f"NPMI {sense['npmi']:.2f}", ", ".join(sense["lemmas"]))
+        for sense in senses["synsets"]
+    ]
     files = ", ".join(f"{name} {share:.0%}" for name, share in senses["lexnames"])
     return ["\nWord senses:", *_columns(None, rows), f"  lexicographer files: {files}"]
 
@@ -93,8 +116,10 @@ def _context(context, figure="weight"):
 
 def _word(result):
     forms = ", ".join(f"{form} {count:,}" for form, count in result["forms"])
-    rows = [(row["lsp"], f"{row['weight']:.3f}", f"{row['share']:.0%}", row["words"], row["label"])
-            for row in result["lsps"]]  # fmt: skip
+    rows = [
+        (row["lsp"], f"{row['weight']:.3f}", f"{row['share']:.0%}", row["words"], row["label"])
+        for row in result["lsps"]
+    ]
     lines = ["", table([*_facts(result), ("word", f"{result['word']}, {result['count']:,} times ({forms})")]), ""]
     lines += _columns(("LSP", "mean weight", "of its tokens", "typical words", "senses" * result["labelled"]), rows)
     return "\n".join([*lines, "\nSome occurrences:", *(_with_lsps(context) for context in result["contexts"])])
@@ -132,8 +157,10 @@ def _text(result):
     if known:
         lines.append(f"\nMean KL(teacher || student): {sum(known) / len(known):.3f} nats")
     if "names" in result:
-        lines += [f"\nTypical words, of {result['sampled']:,} tokens of the store, and word senses:",
-                  *_columns(None, result["names"])]  # fmt: skip
+        lines += [
+            f"\nTypical words, of {result['sampled']:,} tokens of the store, and word senses:",
+            *_columns(None, result["names"]),
+        ]
     return "\n".join(lines)
 
 
@@ -150,8 +177,12 @@ def _dictionary(result):
 
 
 def _student(result):
-    rows = [("student", result["student"]), ("LSP outputs", f"{result['k']:,} of width {result['width']}"),
-            ("dictionary", result["dictionary"]), ("trained from", result["trained_from"])]  # fmt: skip
+    rows = [
+        ("student", result["student"]),
+        ("LSP outputs", f"{result['k']:,} of width {result['width']}"),
+        ("dictionary", result["dictionary"]),
+        ("trained from", result["trained_from"]),
+    ]
     hint = f'\nNext:  {program()} show-lsp {result["student"]} --text "The [MASK] raised its rates."'
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
 
@@ -162,8 +193,10 @@ def _number(value):
 
 def _geometry(result):
     spans = {"norms": "norms", "nearest": "nearest_cosines"}
-    return [(title, "from {:.3f} to {:.3f}, median {:.3f}".format(*(result[name][i] for i in (0, 2, 1))))
-            for title, name in spans.items()]  # fmt: skip
+    return [
+        (title, "from {:.3f} to {:.3f}, median {:.3f}".format(*(result[name][i] for i in (0, 2, 1))))
+        for title, name in spans.items()
+    ]
 
 
 def _closest(result):
@@ -175,17 +208,27 @@ def _closest(result):
 
 def _atom(atom):
     title = f"\nLSP {atom['lsp']}" + (f"  ({atom['label']})" if atom["label"] else "")
-    return "\n".join([title, table([("norm", f"{atom['norm']:.3f}")]), *_senses(atom["senses"]),
-                      *_nearest(atom["nearest"])])  # fmt: skip
+    return "\n".join(
+        [title, table([("norm", f"{atom['norm']:.3f}")]), *_senses(atom["senses"]), *_nearest(atom["nearest"])]
+    )
 
 
 def _columns(names, rows):
     """Align rows of cells in columns. Returns lines."""
     cells = [[str(cell) for cell in row] for row in ([names] if names else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in cells]  # fmt: skip
+    return [
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    ]
 
 
-_VIEWS = {"overview": _overview, "lsps": _lsps, "word": _word, "similar": _similar, "text": _text, "pages": _pages,
-          "dictionary": _dictionary, "student": _student}  # fmt: skip
+_VIEWS = {
+    "overview": _overview,
+    "lsps": _lsps,
+    "word": _word,
+    "similar": _similar,
+    "text": _text,
+    "pages": _pages,
+    "dictionary": _dictionary,
+    "student": _student,
+}

@@ -4,8 +4,20 @@ from common.invocation import program
 from terminal.tables import counted, entries_name, store_rows, table
 
 _LONGEST_LIST = 50
-_LINEAGE = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "derived_from", "solver", "tolerance",
-            "dtype", "documents_apart", "segments")  # fmt: skip
+_LINEAGE = (
+    "teacher_name",
+    "tokenizer_name",
+    "layer",
+    "k",
+    "lam",
+    "top_n",
+    "derived_from",
+    "solver",
+    "tolerance",
+    "dtype",
+    "documents_apart",
+    "segments",
+)
 
 
 def verification(report, settings):

@@ -63,9 +63,16 @@ def test_every_command_explains_its_flags(verb):
 
 
 TOOLS = (
-    "export-student", "evaluate-blimp", "finetune", "compare", "show-lsp", "derive-shards", "verify-shards",
-    "show-shards", "clean",
-)  # fmt: skip
+    "export-student",
+    "evaluate-blimp",
+    "finetune",
+    "compare",
+    "show-lsp",
+    "derive-shards",
+    "verify-shards",
+    "show-shards",
+    "clean",
+)
 
 
 @pytest.mark.parametrize("verb", TOOLS)
@@ -249,8 +256,13 @@ def test_the_printed_lines_load_the_student(session):
     printed = trained.stdout.partition("Load it:\n\n")[2].splitlines()
     lines = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line[:2].isspace() or not line, printed)))
     code = "\n".join([lines, "import torch", "print(model(torch.tensor([[2, 7, 3]])).last_hidden_state.shape)"])
-    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True,
-                         env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     assert run.returncode == 0 and "from transformers import AutoModel" in code, run.stderr
     assert "[1, 3, 32]" in run.stdout
 
@@ -260,8 +272,11 @@ def test_a_probe_of_the_student_and_an_export_of_the_run(session):
     probe = ["train-probe", *train[3:], "--probe-input", "logits"]
     run = mlsm(*probe, cwd=directory, check=0)
     assert "parameters on the logits of mlsm-bert-1x32-seed42-" in run.stdout and "the student's own" in run.stderr
-    for words in ("held-out loss", "from transformers import AutoModelForMaskedLM",
-                  " evaluate-blimp runs/probes/logits-mlsm-"):  # fmt: skip
+    for words in (
+        "held-out loss",
+        "from transformers import AutoModelForMaskedLM",
+        " evaluate-blimp runs/probes/logits-mlsm-",
+    ):
         assert words in run.stdout
     student = next((directory / "runs" / "students").iterdir())
     push = ["--checkpoint", "5", "--push-to-hub", "someone/student"]

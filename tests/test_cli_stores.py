@@ -95,11 +95,14 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show-shards", "nowhere"), ("train-student", "--store", "nowhere"), ("train-student", "--objective", "kd"),
-        ("show-shards", "--document", "999999"), ("show-shards", "--window", "999999"),
+        ("show-shards", "nowhere"),
+        ("train-student", "--store", "nowhere"),
+        ("train-student", "--objective", "kd"),
+        ("show-shards", "--document", "999999"),
+        ("show-shards", "--window", "999999"),
         ("derive-shards", "--top-n", "255"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_is_bad_input(place, monkeypatch, arguments):
     monkeypatch.chdir(place)
     with pytest.raises(ValueError) as caught:

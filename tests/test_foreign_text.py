@@ -34,9 +34,15 @@ def store(tmp_path_factory):
 
 
 def test_a_card_tells_foreign_text_as_text(store, tmp_path):
-    lineage = {"settings": {"lr": 1, HOSTILE: HOSTILE, "continue_from": HOSTILE}, "step": HOSTILE, "tokens": HOSTILE,
-               "held_out": {HOSTILE: 1.0}, "baseline": {}, "objective": "mlm",
-               "student": {"name": HOSTILE}}  # fmt: skip
+    lineage = {
+        "settings": {"lr": 1, HOSTILE: HOSTILE, "continue_from": HOSTILE},
+        "step": HOSTILE,
+        "tokens": HOSTILE,
+        "held_out": {HOSTILE: 1.0},
+        "baseline": {},
+        "objective": "mlm",
+        "student": {"name": HOSTILE},
+    }
     write_papers(tmp_path, CardText(HOSTILE, "Trained.", "Load.", ["a\n---\n# b", HOSTILE], False), store, lineage)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)
@@ -75,9 +81,17 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
     shutil.copytree(store.path, tmp_path / "served" / "lsp")
     with serving(tmp_path / "served", user=f"me:{SECRET}") as web:
         given = web.url.replace("//", f"//me:{SECRET}@") + "/lsp"
-        config = StudentConfig(store=given, encoder="bert-1x32", max_steps=4, batch_windows=8, eval_windows=8,
-                               save_every=3, keep_last=2, device="cpu",
-                               output=tmp_path / "run")  # fmt: skip
+        config = StudentConfig(
+            store=given,
+            encoder="bert-1x32",
+            max_steps=4,
+            batch_windows=8,
+            eval_windows=8,
+            save_every=3,
+            keep_last=2,
+            device="cpu",
+            output=tmp_path / "run",
+        )
         result = train(config)
         assert result["store"] == f"{web.url}/lsp" and "finished" in training.training(result, config)
         description = json.loads((config.output / "config.json").read_text())

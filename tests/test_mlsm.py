@@ -47,8 +47,13 @@ def test_the_module_is_the_command_line(tmp_path):
     for flags in (["--help"], ["help", "clean"], ["encode-lsp", "--print-config"]):
         said = []
         for command in (["-m", "mlsm"], [str(ROOT / "cli.py")]):
-            run = subprocess.run([sys.executable, *command, *flags], cwd=tmp_path, capture_output=True, text=True,
-                                 env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            run = subprocess.run(
+                [sys.executable, *command, *flags],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
             assert run.returncode == 0, run.stderr
             said.append(run.stdout.replace(f"python {ROOT / 'cli.py'}", "python -m mlsm"))
         assert said[0] == said[1]

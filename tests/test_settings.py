@@ -80,7 +80,8 @@ def test_python_and_flags_mean_the_same(own, capsys):
     shown = printed(capsys, "train-student", "--store", own.path, "--encoder", "bert-2x128")
     config, origins = resolve(StudentConfig(store=own.path, encoder="bert-2x128"), own)
     assert {name: value for name, value in shown.items() if name != "dropout"} == {
-        name: value for name, value in config.to_json().items() if name != "dropout"}  # fmt: skip
+        name: value for name, value in config.to_json().items() if name != "dropout"
+    }
     assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
     assert origins["lr"] == "default for width 128"
     assert origins["batch_windows"] == "store: the smallest, as 4 epochs are 10 steps even so"
@@ -90,8 +91,9 @@ def test_epochs_and_steps_are_one_thing(own):
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 say the same thing twice"):
         StudentConfig(epochs=2, max_steps=9)
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9"):
-        parse("train-student", cli.VERBS["train-student"],
-                  ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"])  # fmt: skip
+        parse(
+            "train-student", cli.VERBS["train-student"], ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"]
+        )
 
 
 def test_settings_that_follow_and_the_same_settings_given_are_one_run(own, tmp_path, monkeypatch):
@@ -193,9 +195,15 @@ def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
 
 @pytest.mark.parametrize(
     ("verb", "name"),
-    [("encode-lsp", "teacher"), ("encode-logits", "teacher"), ("learn-dictionary", "teacher"),
-     ("choose-layer", "teacher"), ("sweep", "teacher"), ("encode-ids", "tokenizer")],
-)  # fmt: skip
+    [
+        ("encode-lsp", "teacher"),
+        ("encode-logits", "teacher"),
+        ("learn-dictionary", "teacher"),
+        ("choose-layer", "teacher"),
+        ("sweep", "teacher"),
+        ("encode-ids", "tokenizer"),
+    ],
+)
 def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
     choices = f"a.txt is text of your own, and no --{name} is given. Give a Hub id.*a directory, or --{name} bundled"
     with pytest.raises(ValueError, match=choices):
@@ -258,10 +266,15 @@ def test_python_may_give_one_for_a_list_and_text_for_a_path():
 
 @pytest.mark.parametrize(
     ("verb", "flag", "meant"),
-    [("train-student", "--learning-rate", "--lr"), ("train-student", "--batch-size", "--batch-windows"),
-     ("train-student", "--num-train-epochs", "--epochs"), ("encode-lsp", "--max-seq-length", "--max-length"),
-     ("finetune", "--batch-size", "--batch"), ("train-student", "--mask-rte", "--mask-rate")],
-)  # fmt: skip
+    [
+        ("train-student", "--learning-rate", "--lr"),
+        ("train-student", "--batch-size", "--batch-windows"),
+        ("train-student", "--num-train-epochs", "--epochs"),
+        ("encode-lsp", "--max-seq-length", "--max-length"),
+        ("finetune", "--batch-size", "--batch"),
+        ("train-student", "--mask-rte", "--mask-rate"),
+    ],
+)
 def test_a_flag_of_another_program_is_understood(verb, flag, meant):
     with pytest.raises(ValueError, match=f"{flag}.* Did you mean {meant}\\?"):
         parse(verb, cli.VERBS[verb], [flag, "3"])
@@ -272,9 +285,14 @@ def test_a_flag_of_another_program_is_understood(verb, flag, meant):
 
 @pytest.mark.parametrize(
     ("verb", "flag", "value"),
-    [("train-tokenizer", "--max-tokens", "9"), ("train-tokenizer", "--seed", "42"),
-     ("train-tokenizer", "--packing", "pairs"), ("encode-ids", "--seed", "1"), ("encode-logits", "--seed", "1")],
-)  # fmt: skip
+    [
+        ("train-tokenizer", "--max-tokens", "9"),
+        ("train-tokenizer", "--seed", "42"),
+        ("train-tokenizer", "--packing", "pairs"),
+        ("encode-ids", "--seed", "1"),
+        ("encode-logits", "--seed", "1"),
+    ],
+)
 def test_flags_without_effect_are_taken_with_a_warning_and_not_shown(verb, flag, value, capsys):
     with pytest.warns(UserWarning, match=f"{flag} has no effect here and will be gone in the next version"):
         parse(verb, cli.VERBS[verb], [flag, value])
@@ -345,7 +363,8 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
     reported = [[report_of(own)], [report_of(ids)], [report_of(logits)], [report_of(own), report_of(own)]]
     lines = [line for reports in reported for line in next_lines(encoding(reports, SimpleNamespace()))]
     assert [line[line.index("--store") + 1] for line in lines] == [
-        str(store.path) for store in (own, ids, logits, own, own)]  # fmt: skip
+        str(store.path) for store in (own, ids, logits, own, own)
+    ]
     for line in lines:
         shown = printed(capsys, *line)
         assert shown["max_steps"] == 2000 and shown["lr"] == 1e-4  # bert-base
@@ -363,12 +382,27 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
 def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, monkeypatch):
     monkeypatch.setattr("sys.argv", ["cli.py"])
     settings = parse("learn-dictionary", cli.VERBS["learn-dictionary"], [*flags, "--min-characters", "5"]).settings
-    report = {"dictionary": "runs/dictionaries/d-1", "layer": settings.layer[0], "k": 64, "width": 8, "dead_atoms": 0,
-              "objective": 0.1, "explained_variance": 0.5, "nnz": 3.0, "vectors": 9, "epoch": 1.0, "stopped": "so",
-              "finished_before": False}  # fmt: skip
+    report = {
+        "dictionary": "runs/dictionaries/d-1",
+        "layer": settings.layer[0],
+        "k": 64,
+        "width": 8,
+        "dead_atoms": 0,
+        "objective": 0.1,
+        "explained_variance": 0.5,
+        "nnz": 3.0,
+        "vectors": 9,
+        "epoch": 1.0,
+        "stopped": "so",
+        "finished_before": False,
+    }
     (line,) = next_lines(dictionaries([report], settings))
-    encode = parse("encode-lsp", cli.VERBS["encode-lsp"], line[1:] if "--recipe" not in line else line[3:],
-                       line[2] if "--recipe" in line else None).settings  # fmt: skip
+    encode = parse(
+        "encode-lsp",
+        cli.VERBS["encode-lsp"],
+        line[1:] if "--recipe" not in line else line[3:],
+        line[2] if "--recipe" in line else None,
+    ).settings
     for name in ("corpus", "teacher", "layer", "min_characters", "max_tokens", "max_length", "unit_tokens"):
         assert getattr(encode, name) == getattr(settings, name)
     assert encode.dictionary == Path("runs/dictionaries/d-1") and encode.recipe == settings.recipe

@@ -106,8 +106,10 @@ def plain_vectors(directory, sentences, layers, center_Pd=None):
         for instance in instances:
             places = [i for i, word in enumerate(encoding.word_ids()) if word == instance.place]
             means = 0 if center_Pd is None else torch.tensor(center_Pd[np.minimum(places, len(center_Pd) - 1)])
-            vectors = [(states[layer][0, places] - means).mean(0) if places else torch.zeros(model.config.hidden_size)
-                       for layer in layers]  # fmt: skip
+            vectors = [
+                (states[layer][0, places] - means).mean(0) if places else torch.zeros(model.config.hidden_size)
+                for layer in layers
+            ]
             found.append([(vector / max(vector.norm(), 1e-12)).numpy() for vector in vectors])
     return np.array(found).transpose(1, 0, 2)
 

@@ -69,18 +69,30 @@ def _differences(models):
     for i, model in enumerate(models):
         for other in models[i + 1 :]:
             both = differences([model, other])
-            pairs.append({"model": model.label, "against": other.label, "differ_in": list(both.settings),
-                          "unknown": bool(both.unknown), "alone": both.alone})  # fmt: skip
+            pairs.append(
+                {
+                    "model": model.label,
+                    "against": other.label,
+                    "differ_in": list(both.settings),
+                    "unknown": bool(both.unknown),
+                    "alone": both.alone,
+                }
+            )
     return {"settings": found.settings, "unknown": found.unknown, "pairs": pairs}
 
 
 def _notes_on_fine_tuning(models):
-    early = [model.label for model in models
-             if any("dropout" not in record["settings"] for record in model.trainings.values())]  # fmt: skip
+    early = [
+        model.label
+        for model in models
+        if any("dropout" not in record["settings"] for record in model.trainings.values())
+    ]
     if not early:
         return []
-    return [f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
-            "earlier version do not say it. Give finetune the same models again."]  # fmt: skip
+    return [
+        f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
+        "earlier version do not say it. Give finetune the same models again."
+    ]
 
 
 def _described(models):
@@ -207,8 +219,12 @@ def _texts_of_pairs(pairs):
 
 
 def _difference_rows(result):
-    rows = [[name, value, label] for name, values in result["differences"]["settings"].items()
-            for value, labels in values.items() for label in labels]  # fmt: skip
+    rows = [
+        [name, value, label]
+        for name, values in result["differences"]["settings"].items()
+        for value, labels in values.items()
+        for label in labels
+    ]
     rows += [["settings of pre-training", "not all recorded", label] for label in result["differences"]["unknown"]]
     return ("setting", "value", "model"), rows
 

@@ -27,19 +27,37 @@ _LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")
 _HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
 _ALWAYS_TIED = ("mlm", "kd")
 _OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
-_SKIPPED = ("kind", "format", "windowing", "teacher", "teacher_name", "teacher_layers", "tokenizer_name",
-            "derived_from", "dictionary_settings")  # fmt: skip
+_SKIPPED = (
+    "kind",
+    "format",
+    "windowing",
+    "teacher",
+    "teacher_name",
+    "teacher_layers",
+    "tokenizer_name",
+    "derived_from",
+    "dictionary_settings",
+)
 _DEFAULTS = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd"},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}
-_FOLLOW_FROM = {    # what need not be named where it differs only as these do
-    "dictionary": ("layer", "k", "lambda", "plan", "teacher", "teacher fingerprint", "teacher dtype",
-                   "teacher documents_apart", "teacher segments"),
-    "tolerance": ("solver",),    # FISTA has none
-}  # fmt: skip
+_FOLLOW_FROM = {  # what need not be named where it differs only as these do
+    "dictionary": (
+        "layer",
+        "k",
+        "lambda",
+        "plan",
+        "teacher",
+        "teacher fingerprint",
+        "teacher dtype",
+        "teacher documents_apart",
+        "teacher segments",
+    ),
+    "tolerance": ("solver",),  # FISTA has none
+}
 
 
 @dataclass(frozen=True)
@@ -192,8 +210,9 @@ def _add_mass(found, values, models):
     is_whole = len(numbers) == len(values)
     same = is_whole and max(numbers) - min(numbers) < SAME_MASS
     if len(targets) > 1 and not same:
-        found[KEPT] = _by_text({label: value if value == UNKNOWN or value is None else f"{value:.1%}"
-                                for label, value in values.items()})  # fmt: skip
+        found[KEPT] = _by_text(
+            {label: value if value == UNKNOWN or value is None else f"{value:.1%}" for label, value in values.items()}
+        )
 
 
 def _by_text(values):

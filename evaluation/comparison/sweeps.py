@@ -95,11 +95,18 @@ def _alike(group, seed, fact):
 def _left_out(study, fact, chosen):
     """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
     models = [model for _, model in chosen]
-    others = [model for model in study.models if model not in models and model.trainings
-              and _value(model, fact) is not None
-              and all(model.facts[name] == models[0].facts[name] for name in _HELD if name != fact)]  # fmt: skip
-    named = [f"{model.label} ({', '.join(differences([models[0], model]).beyond(_STUDIED[fact])) or 'unknown'})"
-             for model in others]  # fmt: skip
+    others = [
+        model
+        for model in study.models
+        if model not in models
+        and model.trainings
+        and _value(model, fact) is not None
+        and all(model.facts[name] == models[0].facts[name] for name in _HELD if name != fact)
+    ]
+    named = [
+        f"{model.label} ({', '.join(differences([models[0], model]).beyond(_STUDIED[fact])) or 'unknown'})"
+        for model in others
+    ]
     return f"Left out, as other settings differ: {', '.join(named)}." if named else ""
 
 

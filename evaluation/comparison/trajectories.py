@@ -159,10 +159,15 @@ def _pairs_of_checkpoints(models):
     tuned = [model for model in models if model.trainings]
     rivals = [model for model in tuned if model.facts["objective"] in _RIVALS]
     lines = {name: group for name, group in families(tuned).items() if group[0].facts["objective"] == "mlsm"}
-    found = {name: [(model, other) for model in group for other in rivals
-                    if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
-                    and matched(model, other)[0]]
-             for name, group in lines.items()}  # fmt: skip
+    found = {
+        name: [
+            (model, other)
+            for model in group
+            for other in rivals
+            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step")) and matched(model, other)[0]
+        ]
+        for name, group in lines.items()
+    }
     chosen = max(found, key=lambda name: (len(found[name]), _rank(lines[name][0].facts["encoder"])), default=None)
     if not found.get(chosen):
         raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")

@@ -134,9 +134,15 @@ class Batch:
         coded_T = self.coded_T.copy()
         coded_T[coded_T] = kept_N
         return replace(
-            self, **self._rows(source_W), tokens_N=self.tokens_N[torch.from_numpy(kept_N)], coded_T=coded_T,
-            hidden=None, codes=None, marks={}, error=None,
-        )  # fmt: skip
+            self,
+            **self._rows(source_W),
+            tokens_N=self.tokens_N[torch.from_numpy(kept_N)],
+            coded_T=coded_T,
+            hidden=None,
+            codes=None,
+            marks={},
+            error=None,
+        )
 
     def not_known_to_fail(self):
         """Numbers of the windows that the batch's blocks do not name as failed."""

@@ -133,8 +133,16 @@ class TeacherCoder:
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
         documents_t = documents_of(columns)[tokens] if self._reading.documents_apart else None
-        return make_batch(columns["ids"][tokens], columns["lengths"][start:stop], size, self.config.max_length,
-                          self.special_ids, self._on_gpu, documents_t, self._reading.segments)  # fmt: skip
+        return make_batch(
+            columns["ids"][tokens],
+            columns["lengths"][start:stop],
+            size,
+            self.config.max_length,
+            self.special_ids,
+            self._on_gpu,
+            documents_t,
+            self._reading.segments,
+        )
 
     # -- teach ---------------------------------------------------------------------------------------------
 
@@ -229,8 +237,12 @@ class TeacherCoder:
     def _finish(self, batch):
         if batch.codes is None:  # none of its windows can be coded
             nothing = np.zeros(len(batch.coded_T))
-            return {"nnz": nothing.astype(np.int64), "indices": np.zeros(0, np.int32),
-                    "weights": np.zeros(0, np.float32), "tail": nothing.astype(np.float32)}  # fmt: skip
+            return {
+                "nnz": nothing.astype(np.int64),
+                "indices": np.zeros(0, np.int32),
+                "weights": np.zeros(0, np.float32),
+                "tail": nothing.astype(np.float32),
+            }
         with self._lanes["finish"] as lane:
             lane.after(batch.marks[self.WORK][1], *self._arrays(batch.codes))
             codes = batch.codes.to_host() if self._on_gpu else batch.codes

@@ -80,8 +80,15 @@ def hidden_rows(teacher, windows, batch, max_length, special_ids, layers, readin
     """
     columns = join_windows(windows)
     documents_T = documents_of(columns) if reading.documents_apart else None
-    prepared = make_batch(columns["ids"], columns["lengths"], batch, max_length, special_ids,
-                          documents_T=documents_T, segments=reading.segments)  # fmt: skip
+    prepared = make_batch(
+        columns["ids"],
+        columns["lengths"],
+        batch,
+        max_length,
+        special_ids,
+        documents_T=documents_T,
+        segments=reading.segments,
+    )
     if raw:
         found = raw_rows(teacher, prepared, layers)
         for layer, rows_Nd in found.items():

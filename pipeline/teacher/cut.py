@@ -27,9 +27,18 @@ from pipeline.teacher.tokenizer import quiet_transformers
 
 # Families for which a test compares every layer of the cut model with the full one.
 FAMILIES = (
-    "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
-    "eurobert", "modernbert", "mpnet", "roberta", "xlm-roberta",
-)  # fmt: skip
+    "bert",
+    "camembert",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+)
 FINAL_NORM = {"eurobert": "norm", "modernbert": "final_norm"}  # attribute of the model, applied after layer L
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")  # configuration lists with one entry per layer
 ROTARY = ("eurobert", "modernbert")  # families that rotate queries and keys by position and add nothing to the input

@@ -15,9 +15,15 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 HUB_FILES = [
-    "config.json", WEIGHTS, "model-*.safetensors", WEIGHTS_INDEX,
-    "*token*.json", "vocab.*", "merges.txt", "*.model",
-]  # fmt: skip
+    "config.json",
+    WEIGHTS,
+    "model-*.safetensors",
+    WEIGHTS_INDEX,
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+]
 
 
 def locate(name_or_path):

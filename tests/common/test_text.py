@@ -23,8 +23,10 @@ def test_what_is_printed_has_no_character_that_acts():
 def test_values_keep_their_shape_and_places_stay():
     value = {"store": "a\nb", "rows": [("x\x1b", 1.5, None)], "\x07": {"url": "https://u:p@h/x"}}
     assert printable_values(value, {"store"}) == {
-        "store": "a\nb", "rows": [(r"x\x1b", 1.5, None)], r"\x07": {"url": "https://h/x"},
-    }  # fmt: skip
+        "store": "a\nb",
+        "rows": [(r"x\x1b", 1.5, None)],
+        r"\x07": {"url": "https://h/x"},
+    }
 
 
 @pytest.mark.parametrize("value", ["plain", "a | b", "``x`", "`", "", "a\n# title\n```\n<script>", "`|`"])

@@ -196,8 +196,10 @@ def test_a_changed_target_is_a_new_store_and_the_earlier_one_stays(version, kind
     (new,) = (path for path in made().keys() - there if path.startswith("runs/stores/"))
     assert before.items() <= files("runs").items() and files(then["store"]).keys() <= before.keys()
     assert describe(Path(new))["target"] != then["made"]["target"]
-    same_text = [{name: unit["text"] for name, unit in units.items()} for units in (
-        describe(Path(new))["units"], then["made"]["units"])]  # fmt: skip
+    same_text = [
+        {name: unit["text"] for name, unit in units.items()}
+        for units in (describe(Path(new))["units"], then["made"]["units"])
+    ]
     assert describe(Path(new))["plan"] == then["made"]["plan"] and same_text[0] == same_text[1], "they pair"
 
 
@@ -282,12 +284,15 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_end(version, nam
         assert now["figures"][figure] == then["figures"][figure]
     for figure in ("held_out", "baseline"):
         later = ("accuracy", "loss_by_position", "kl_by_position")  # the latter two are of after 1837c65
-        now_it, then_it = ({key: value for key, value in outcome["figures"][figure].items() if key not in later}
-                           for outcome in (now, then))  # fmt: skip
+        now_it, then_it = (
+            {key: value for key, value in outcome["figures"][figure].items() if key not in later}
+            for outcome in (now, then)
+        )
         assert now_it == pytest.approx(then_it, **LOSS)  # accuracy may jump by a token where two scores are near
     if is_same_machine(expected):
-        now["figures"]["baseline"] = {name: value for name, value in now["figures"]["baseline"].items()
-                                      if not name.endswith("_by_position")}  # fmt: skip
+        now["figures"]["baseline"] = {
+            name: value for name, value in now["figures"]["baseline"].items() if not name.endswith("_by_position")
+        }
         assert now.items() <= then.items()
         assert starts[0]["initial_encoder"] == starts[1]["initial_encoder"], "the same seed, the same weights"
 

@@ -77,8 +77,16 @@ def documents_store(path, k):
     rng = np.random.default_rng(1)
     files, length = StoreFiles(path), 16
     settings = {"k": k}
-    target = {"target": fingerprint(settings), "settings": settings, "lineage": {}, "k": k, "vocab_size": 200,
-              "max_length": length, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {},
+        "k": k,
+        "vocab_size": 200,
+        "max_length": length,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     units = tuple(PlannedUnit(f"{number:032}", "train", "text.txt", 100 * number, 100) for number in range(3))
     files.publish_plan(Plan({}, units))
@@ -111,13 +119,21 @@ def block_of(windows, k):
                 ids.append(SPECIAL["cls"])
             ids.append(int(token))
         ids.append(SPECIAL["sep"])
-    columns = {"ids": np.array(ids), "lengths": np.array(lengths), "run_starts": np.array(starts),
-               "run_records": np.array(records)}  # fmt: skip
+    columns = {
+        "ids": np.array(ids),
+        "lengths": np.array(lengths),
+        "run_starts": np.array(starts),
+        "run_records": np.array(records),
+    }
     if not k:
         return columns
     coded = columns["ids"] >= 4
-    return columns | {"nnz": coded.astype(int), "indices": columns["ids"][coded] % k,
-                      "weights": np.ones(coded.sum()), "tail": np.zeros(len(ids))}  # fmt: skip
+    return columns | {
+        "nnz": coded.astype(int),
+        "indices": columns["ids"][coded] % k,
+        "weights": np.ones(coded.sum()),
+        "tail": np.zeros(len(ids)),
+    }
 
 
 @pytest.mark.parametrize("k", [0, 30])
@@ -156,8 +172,11 @@ def test_the_settings_in_which_two_stores_differ(tmp_path):
 def test_histogram_bars():
     lines = stores.histogram([0, 10, 0, 5, *[0] * 252]).splitlines()
     assert [line.split() for line in lines] == [
-        ["0", "0.0%"], ["1", "66.7%", "#" * 40], ["2", "0.0%"], ["3", "33.3%", "#" * 20],
-    ]  # fmt: skip
+        ["0", "0.0%"],
+        ["1", "66.7%", "#" * 40],
+        ["2", "0.0%"],
+        ["3", "33.3%", "#" * 20],
+    ]
     assert len(stores.histogram([1] * 256).splitlines()) == 10
     assert "0.0%" in stores.histogram([0] * 256)
     kept_32 = stores.histogram([*[1] * 33, *[0] * 223]).splitlines()

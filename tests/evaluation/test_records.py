@@ -22,12 +22,23 @@ UNKNOWN = dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": Non
 def record(**changes):
     """A record as if MRPC had been trained."""
     return {
-        "schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "diverged": False,
+        "schema": "mlsm-record-2",
+        "suite": "finetune",
+        "task": "mrpc",
+        "seed": 0,
+        "diverged": False,
         "collapsed": False,
         "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
-        "model": "some/model", "path": "/models/some", "weights": "ab" * 32, **UNKNOWN, "head": "cd" * 32,
-        "data": {"name": "mrpc", "files": {}, "n_train": 3668, "n_eval": 408}, "settings": {}, "env": {}, "wall": 1.5,
-    } | changes  # fmt: skip
+        "model": "some/model",
+        "path": "/models/some",
+        "weights": "ab" * 32,
+        **UNKNOWN,
+        "head": "cd" * 32,
+        "data": {"name": "mrpc", "files": {}, "n_train": 3668, "n_eval": 408},
+        "settings": {},
+        "env": {},
+        "wall": 1.5,
+    } | changes
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -128,9 +139,16 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     store = write_store(directory / "store", k=24)
     config = StudentConfig(
-        store=store.path, encoder="bert-2x32", max_steps=8, batch_windows=12, micro_batch=4, eval_windows=20,
-        log_every=3, device="cpu", output=directory / "mlsm-tiny",
-    )  # fmt: skip
+        store=store.path,
+        encoder="bert-2x32",
+        max_steps=8,
+        batch_windows=12,
+        micro_batch=4,
+        eval_windows=20,
+        log_every=3,
+        device="cpu",
+        output=directory / "mlsm-tiny",
+    )
     return config.output, train(config)
 
 
@@ -220,9 +238,11 @@ def test_the_teacher_counts_its_forward_passes(run, tmp_path):
     export.mkdir()
     known = json.loads((run[0] / "export" / "lineage.json").read_text())
     known["store"]["settings"] |= {
-        "teacher": teacher_fingerprint(teacher), "teacher_name": str(teacher), "layer": layers,
+        "teacher": teacher_fingerprint(teacher),
+        "teacher_name": str(teacher),
+        "layer": layers,
         "windowing": {"max_length": length},
-    }  # fmt: skip
+    }
 
     def flops(known):
         (export / "lineage.json").write_text(json.dumps(known))

@@ -94,12 +94,36 @@ from terminal.stores import verification, view
 SECONDS = 20  # of one use; those of a server that drips take most
 MEMORY = 400 << 20  # bytes that a case may need beside what the imports take
 ADDRESSES = 4 << 30  # bytes of address space beside them: an array of absurd size is a MemoryError
-TYPED = (StoreError, ShardError, RunError, DictionaryError, RecordError, ComparisonError, InspectionError,
-         ModelError, BlimpError, TeacherError, TrainingError, WriteError)  # fmt: skip
+TYPED = (
+    StoreError,
+    ShardError,
+    RunError,
+    DictionaryError,
+    RecordError,
+    ComparisonError,
+    InspectionError,
+    ModelError,
+    BlimpError,
+    TeacherError,
+    TrainingError,
+    WriteError,
+)
 LSPS = {"samples": 2000}
-TRAINING = {"objective": "mlsm", "encoder": "bert-1x16", "max_steps": 4, "batch_windows": 12, "micro_batch": 12,
-            "lr": 1e-3, "seed": 1, "eval_windows": 8, "save_every": 1, "eval_every": 0, "keep_last": 2,
-            "checkpoints": (0.5, 1.0), "device": "cpu"}  # fmt: skip
+TRAINING = {
+    "objective": "mlsm",
+    "encoder": "bert-1x16",
+    "max_steps": 4,
+    "batch_windows": 12,
+    "micro_batch": 12,
+    "lr": 1e-3,
+    "seed": 1,
+    "eval_windows": 8,
+    "save_every": 1,
+    "eval_every": 0,
+    "keep_last": 2,
+    "checkpoints": (0.5, 1.0),
+    "device": "cpu",
+}
 
 
 class Finding(AssertionError):
@@ -170,8 +194,10 @@ def repair_store(place):
     shutil.copytree(place.subject, copy, symlinks=True, copy_function=_copy_anything)
     verify(copy, repair=True)
     again = verify(copy, full=True)
-    _check(not [entry for entry in again["damaged"] if entry["unit"] and _is_gone(copy / entry["file"])],
-           "damage that --repair leaves")  # fmt: skip
+    _check(
+        not [entry for entry in again["damaged"] if entry["unit"] and _is_gone(copy / entry["file"])],
+        "damage that --repair leaves",
+    )
 
 
 def _is_gone(path):
@@ -275,8 +301,12 @@ def describe_export(place):
 
 
 def continue_from_export(place):
-    config = StudentConfig(store=str(place.healthy), output=place.output / "run", continue_from=place.subject,
-                           **TRAINING | {"max_steps": 1})  # fmt: skip
+    config = StudentConfig(
+        store=str(place.healthy),
+        output=place.output / "run",
+        continue_from=place.subject,
+        **TRAINING | {"max_steps": 1},
+    )
     train(config)
 
 
@@ -344,11 +374,16 @@ SUBJECTS = {
     "ids store": Subject("ids", READING, (train_on_store,), share=2),
     "run": Subject("run", (describe_run, export_newest, export_resumable, resume_run), changes=(resume_run,), share=3),
     "dictionary": Subject("dictionary", (load_dictionary, show_dictionary)),
-    "export": Subject("export", (describe_export, use_export), (show_export, continue_from_export, finetune_export),
-                      sealed=False, share=3),
+    "export": Subject(
+        "export",
+        (describe_export, use_export),
+        (show_export, continue_from_export, finetune_export),
+        sealed=False,
+        share=3,
+    ),
     "records": Subject("records", (compare_records,), sealed=False, share=2),
     "server": Subject("served", (read_remote, verify_remote, show_remote), share=2),
-}  # fmt: skip
+}
 FAULTS = ("500", "403", "drop", "wrong", "short", "truncate", "stall", "shifted", "too much", "other", *HOSTILE)
 WHERE = (r"target\.json", r"plans/\w+\.json", r"units/.*\.json", r"\.tar", r"plans/$", r"tokenizer", r"dictionary", ".")
 
@@ -691,9 +726,15 @@ def fuzz(fuzzer, first, cases, seconds):
                 print(f"    {line}", flush=True)
         case += 1
     spent = time.monotonic() - began
-    return {"seed": fuzzer.seed, "first": first, "cases": case - first, "seconds": round(spent),
-            "cases a minute": round(60 * (case - first) / max(spent, 1e-9)), "uses": dict(fuzzer.counts),
-            "findings": len(fuzzer.findings)}  # fmt: skip
+    return {
+        "seed": fuzzer.seed,
+        "first": first,
+        "cases": case - first,
+        "seconds": round(spent),
+        "cases a minute": round(60 * (case - first) / max(spent, 1e-9)),
+        "uses": dict(fuzzer.counts),
+        "findings": len(fuzzer.findings),
+    }
 
 
 if __name__ == "__main__":

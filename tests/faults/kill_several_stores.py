@@ -50,20 +50,32 @@ def main(directory, cases):
 def encode(prepared, output):
     encode_lsp(
         EncodeConfig(
-            teacher=str(prepared / "tiny"), layer=(1, 3), k=(20, 30), corpus=(str(prepared / "text.txt"),), lam=0.1,
-            top_n=8, max_length=32, max_tokens=12_000, unit_tokens=5_000, batch_tokens=2048, dictionary_tokens=2_000,
-            dictionary_epochs=1, device="cpu", output=output,
+            teacher=str(prepared / "tiny"),
+            layer=(1, 3),
+            k=(20, 30),
+            corpus=(str(prepared / "text.txt"),),
+            lam=0.1,
+            top_n=8,
+            max_length=32,
+            max_tokens=12_000,
+            unit_tokens=5_000,
+            batch_tokens=2048,
+            dictionary_tokens=2_000,
+            dictionary_epochs=1,
+            device="cpu",
+            output=output,
         )
-    )  # fmt: skip
+    )
 
 
 def count(prepared, output):
     """An unbroken run; how many calls it makes, and which commit a unit to a store after another store has it."""
     calls = recorded(lambda: encode(prepared, output))
     commits = [
-        number for number, (name, arguments) in enumerate(calls)
+        number
+        for number, (name, arguments) in enumerate(calls)
         if name == "link" and re.search(r"/units/\w+\.json$", str(arguments[-1]))
-    ]  # fmt: skip
+    ]
     between = [number for place, number in enumerate(commits) if place % 4]
     assert len(commits) >= 8 and len(commits) % 4 == 0
     (output / "calls").write_text(json.dumps([len(calls), between]))

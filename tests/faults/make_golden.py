@@ -22,8 +22,16 @@ def main(path):
 
     rng = np.random.default_rng(1)
     settings = {"format": 1, "kind": "lsp"}
-    target = {"target": fingerprint(settings), "settings": settings, "lineage": {}, "k": 32, "vocab_size": 64,
-              "max_length": 16, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {},
+        "k": 32,
+        "vocab_size": 64,
+        "max_length": 16,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files = StoreFiles(path / "store")
     files.create(target)
     units = [PlannedUnit(f"unit{n}", split, "golden", n, n + 1) for n, split in enumerate(("train", "held_out"))]

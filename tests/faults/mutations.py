@@ -582,8 +582,9 @@ def _change_structure(dice, scene, parts):
         raw = _joined([*found, (name, payload)])
     elif what == "unknown":
         trap = Pickle(scene.canary).dumps()
-        ending, content = dice.choice([("pyd", trap), ("py", b"raise SystemExit"), ("json", b"{}"), ("npy", payload),
-                                       ("pickle", trap)])  # fmt: skip
+        ending, content = dice.choice(
+            [("pyd", trap), ("py", b"raise SystemExit"), ("json", b"{}"), ("npy", payload), ("pickle", trap)]
+        )
         raw = _joined([*found, (f"{group}.x.{ending}", content)])
     elif what == "order":
         dice.shuffle(found)
@@ -712,6 +713,14 @@ DAMAGE = (
     change_mode, age, rewrite_text, rewrite_text,
 )  # fmt: skip
 CRAFTED = (
-    craft_json, craft_json, craft_json, craft_json, craft_line, craft_shard, craft_shard, craft_shard, craft_atoms,
+    craft_json,
+    craft_json,
+    craft_json,
+    craft_json,
+    craft_line,
+    craft_shard,
+    craft_shard,
+    craft_shard,
+    craft_atoms,
     craft_checkpoint,
-)  # fmt: skip
+)

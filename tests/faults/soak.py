@@ -80,11 +80,20 @@ def prepare(directory):
 def encode(prepared, output):
     encode_lsp(
         EncodeConfig(
-            teacher=str(prepared / "tiny"), layer=(2,), corpus=(str(prepared / "text.txt"),),
-            dictionary=prepared / "dictionary", lam=0.1, top_n=8, max_length=32, max_tokens=120_000,
-            unit_tokens=6_000, batch_tokens=2048, device="cpu", output=output,
+            teacher=str(prepared / "tiny"),
+            layer=(2,),
+            corpus=(str(prepared / "text.txt"),),
+            dictionary=prepared / "dictionary",
+            lam=0.1,
+            top_n=8,
+            max_length=32,
+            max_tokens=120_000,
+            unit_tokens=6_000,
+            batch_tokens=2048,
+            device="cpu",
+            output=output,
         )
-    )  # fmt: skip
+    )
 
 
 def measure(prepared, output):

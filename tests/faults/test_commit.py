@@ -41,8 +41,16 @@ def blocks():
 def write(path):
     """A store of two units; those that are finished are left alone."""
     files = StoreFiles(path)
-    target = {"target": fingerprint(SETTINGS), "settings": SETTINGS, "lineage": {}, "k": 300, "vocab_size": 1000,
-              "max_length": 32, "weight_octaves": LSP_OCTAVES, "special_ids": SPECIAL}  # fmt: skip
+    target = {
+        "target": fingerprint(SETTINGS),
+        "settings": SETTINGS,
+        "lineage": {},
+        "k": 300,
+        "vocab_size": 1000,
+        "max_length": 32,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
     files.create(target)
     units = [PlannedUnit(f"unit{n}", split, "test", n, n + 1) for n, split in enumerate(("train", "held_out"))]
     plan = Plan({"max_length": 32}, tuple(units))

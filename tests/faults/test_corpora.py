@@ -99,9 +99,14 @@ def test_the_plan_counts_what_was_not_utf8_in_each_file(teacher_directory, tmp_p
         files = {Path(name).name: found for name, found in counts["files"].items()}
         assert files[kind]["invalid"] == 1 and files[kind]["documents"] == taken - 1
         assert files["b.txt.gz"] == {
-            "documents": 1, "held_out_documents": 0, "bytes": files["b.txt.gz"]["bytes"], "blank": 0, "invalid": 0,
-            "too_short": 0, "duplicates": 3,
-        }  # fmt: skip
+            "documents": 1,
+            "held_out_documents": 0,
+            "bytes": files["b.txt.gz"]["bytes"],
+            "blank": 0,
+            "invalid": 0,
+            "too_short": 0,
+            "duplicates": 3,
+        }
         plans[policy] = report["plan"]
     assert plans["skip"] != plans["replace"]
 
@@ -126,8 +131,10 @@ def test_a_document_of_50_mb_on_one_line_is_encoded_in_bounded_memory(teacher_di
     path = write(tmp_path, kind, ["a the of an a the of an " * (50_000_000 // 24)])
     run = subprocess.run(
         [sys.executable, "-c", ENCODE, path, teacher_directory, tmp_path / "runs"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr
     tokens, grown = json.loads(run.stdout)
     assert tokens >= 297_000 and grown < 500

@@ -35,8 +35,17 @@ def store(tmp_path_factory):
 @pytest.fixture
 def train(store, tmp_path):
     """The command's flags and the run's directory."""
-    flags = {"encoder": "bert-1x32", "max-steps": STEPS, "batch-windows": 24, "micro-batch": 8, "eval-windows": 8,
-             "save-every": 7, "device": "cpu", "store": store.path, "output": tmp_path / "run"}  # fmt: skip
+    flags = {
+        "encoder": "bert-1x32",
+        "max-steps": STEPS,
+        "batch-windows": 24,
+        "micro-batch": 8,
+        "eval-windows": 8,
+        "save-every": 7,
+        "device": "cpu",
+        "store": store.path,
+        "output": tmp_path / "run",
+    }
     return ["train-student", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
 
 
@@ -46,8 +55,9 @@ def is_finished(run):
 
 def test_a_pipe_whose_reader_dies(train, tmp_path):
     """`mlsm train-student 2>&1 | tee log`, the tee killed: progress and the summary meet a broken pipe."""
-    process = subprocess.Popen([*COMMAND, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    process = subprocess.Popen(
+        [*COMMAND, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     process.stdout.close()
     assert process.wait(timeout=300) == 0
     assert is_finished(tmp_path / "run")
@@ -57,8 +67,9 @@ def test_a_pipe_whose_reader_dies(train, tmp_path):
 def test_streams_that_are_closed_or_full(train, tmp_path, streams):
     """A closed one's number must not be given to a file of the run, which would then receive warnings."""
     line = f'exec "$@" {streams}'
-    run = subprocess.run(["sh", "-c", line, "sh", *COMMAND, *train], timeout=300,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    run = subprocess.run(
+        ["sh", "-c", line, "sh", *COMMAND, *train], timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert run.returncode == 0
     assert is_finished(tmp_path / "run")
 
@@ -70,9 +81,15 @@ def test_a_terminal_that_is_closed_stops_training_as_sigterm_does(train, tmp_pat
     def take_terminal():
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    process = subprocess.Popen([*COMMAND, *train], stdin=terminal, stdout=terminal, stderr=terminal,
-                               start_new_session=True, preexec_fn=take_terminal,
-                               env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"})  # fmt: skip
+    process = subprocess.Popen(
+        [*COMMAND, *train],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
+    )
     os.close(terminal)
     os.set_blocking(master, False)
     while steps_logged(run) < 10:
@@ -89,9 +106,12 @@ def test_a_terminal_that_is_closed_stops_training_as_sigterm_does(train, tmp_pat
 
 def test_nohup_keeps_its_promise(train, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *COMMAND, *train],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *COMMAND, *train],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     while steps_logged(run) < 10:
         assert process.poll() is None
         time.sleep(0.002)
@@ -105,8 +125,9 @@ def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
     command = ["sh", "-c", 'exec "$@" > /dev/full', "sh", *COMMAND, "show-shards", str(store.path), "--json"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 74 and "No space left" in run.stderr and "Traceback" not in run.stderr
-    gone = subprocess.Popen([*COMMAND, "show-shards", str(store.path), "--json"], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+    gone = subprocess.Popen(
+        [*COMMAND, "show-shards", str(store.path), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     gone.stdout.close()  # `| head -1`
     assert gone.stderr.read() == "" and gone.wait() == 0
 
@@ -143,8 +164,11 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
 
 
 def finish(flags, environment):
-    run = subprocess.run([*COMMAND, *map(os.fsencode, map(os.fspath, map(_text, flags)))], capture_output=True,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)  # fmt: skip
+    run = subprocess.run(
+        [*COMMAND, *map(os.fsencode, map(os.fspath, map(_text, flags)))],
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
     said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")
     assert run.returncode == 0, said
     return said

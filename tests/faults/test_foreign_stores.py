@@ -65,13 +65,26 @@ def named_store(path, scale=1.0):
     dictionary.save(files.dictionary)
     found = copies.tokenizer_fingerprint(AutoTokenizer.from_pretrained(files.tokenizer))
     windowing = {"tokenizer": found, "max_length": tiny_store.LENGTH}
-    settings = {"kind": "lsp", "k": K, "layer": 3, "top_n": 8, "windowing": windowing,
-                "dictionary": dictionary.fingerprint}  # fmt: skip
-    files.create({
-        "target": fingerprint(settings), "settings": settings, "lineage": {}, "k": K, "vocab_size": VOCABULARY,
-        "max_length": tiny_store.LENGTH, "weight_octaves": LSP_OCTAVES,
-        "special_ids": tiny_store.SPECIAL | {"all": sorted(tiny_store.SPECIAL.values())},
-    })  # fmt: skip
+    settings = {
+        "kind": "lsp",
+        "k": K,
+        "layer": 3,
+        "top_n": 8,
+        "windowing": windowing,
+        "dictionary": dictionary.fingerprint,
+    }
+    files.create(
+        {
+            "target": fingerprint(settings),
+            "settings": settings,
+            "lineage": {},
+            "k": K,
+            "vocab_size": VOCABULARY,
+            "max_length": tiny_store.LENGTH,
+            "weight_octaves": LSP_OCTAVES,
+            "special_ids": tiny_store.SPECIAL | {"all": sorted(tiny_store.SPECIAL.values())},
+        }
+    )
     for number, (unit, (_, windows)) in enumerate(UNITS.items()):
         write_unit(files, unit, windows, number, scale)
     units = tuple(PlannedUnit(unit, split, "made up", 0, windows) for unit, (split, windows) in UNITS.items())
@@ -123,8 +136,17 @@ def within_seconds(seconds):
 
 
 def settings_of(files, tmp_path, **changes):
-    given = {"objective": "mlsm", "encoder": "bert-1x16", "max_steps": 4, "batch_windows": 12, "eval_windows": 4,
-             "device": "cpu", "store": files.path, "output": tmp_path / "run", "save_every": 1}  # fmt: skip
+    given = {
+        "objective": "mlsm",
+        "encoder": "bert-1x16",
+        "max_steps": 4,
+        "batch_windows": 12,
+        "eval_windows": 4,
+        "device": "cpu",
+        "store": files.path,
+        "output": tmp_path / "run",
+        "save_every": 1,
+    }
     return StudentConfig(**given | changes)
 
 
@@ -149,10 +171,20 @@ def rewrite(path, change):
 def encoding(tmp_path_factory, english_text, teacher_directory):
     """Settings of an encoding, and the store that they make."""
     config = EncodeConfig(
-        teacher=str(teacher_directory), layer=(1,), corpus=(str(english_text),), k=16, lam=0.1, top_n=8, max_length=32,
-        max_tokens=6000, unit_tokens=3000, dictionary_tokens=1000, batch_tokens=2048, device="cpu",
+        teacher=str(teacher_directory),
+        layer=(1,),
+        corpus=(str(english_text),),
+        k=16,
+        lam=0.1,
+        top_n=8,
+        max_length=32,
+        max_tokens=6000,
+        unit_tokens=3000,
+        dictionary_tokens=1000,
+        batch_tokens=2048,
+        device="cpu",
         output=tmp_path_factory.mktemp("encoding") / "runs",
-    )  # fmt: skip
+    )
     return config, StoreFiles(encode_lsp(config)[0]["store"])
 
 
@@ -655,9 +687,16 @@ def test_a_crafted_dictionary_is_refused(files, change):
 
 @pytest.mark.parametrize(
     "state",
-    [deep(), "[]", "NaN", {"step": "three"}, {"step": 3, "tokens": -1}, {"step": 3, "held_out": {"loss": "low"}},
-     {"step": 3, "files": ["a"]}],
-)  # fmt: skip
+    [
+        deep(),
+        "[]",
+        "NaN",
+        {"step": "three"},
+        {"step": 3, "tokens": -1},
+        {"step": 3, "held_out": {"loss": "low"}},
+        {"step": 3, "files": ["a"]},
+    ],
+)
 def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
     from student.checkpoint import _checksum
 

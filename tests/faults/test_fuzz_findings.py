@@ -172,9 +172,14 @@ def test_an_error_of_a_crafted_shard_names_it_wherever_it_is_read(files, tmp_pat
 
 @pytest.mark.parametrize(
     "statistics",
-    [{"entries": [1, 2]}, {"coded_tokens": 10**400}, {"nnz_histogram": [-1e308] + [0] * 255},
-     {"nnz_histogram": [2**70] * 256}, {"kept_mass": [0.5]}],
-)  # fmt: skip
+    [
+        {"entries": [1, 2]},
+        {"coded_tokens": 10**400},
+        {"nnz_histogram": [-1e308] + [0] * 255},
+        {"nnz_histogram": [2**70] * 256},
+        {"kept_mass": [0.5]},
+    ],
+)
 def test_statistics_that_are_no_numbers(files, statistics):
     record = json.loads(files.record_file("train-0").read_bytes())
     record["statistics"] |= statistics
@@ -287,9 +292,18 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "[" * 100_000, '{"step": "three"}', '{"settings": []}', '{"store": {"settings": {"k": -1}}}',
-     '{"student": 3}', '{"student": {"student": {}}}', '{"flops": 1' + "0" * 400 + "}"],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"step": "three"}',
+        '{"settings": []}',
+        '{"store": {"settings": {"k": -1}}}',
+        '{"student": 3}',
+        '{"student": {"student": {}}}',
+        '{"flops": 1' + "0" * 400 + "}",
+    ],
+)
 def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
     (subjects / "export" / "lineage.json").write_text(text)
     with pytest.raises(RecordError, match="export/lineage.json"):
@@ -315,9 +329,14 @@ def test_a_configuration_that_transformers_cannot_read(subjects, field):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("settings", []), ("tail", {"mass_kept": "all"}), ("target_settings", {"dictionary_settings": 3}), ("probe", {}),
-     ("windowing", None)],
-)  # fmt: skip
+    [
+        ("settings", []),
+        ("tail", {"mass_kept": "all"}),
+        ("target_settings", {"dictionary_settings": 3}),
+        ("probe", {}),
+        ("windowing", None),
+    ],
+)
 def test_an_identity_of_the_wrong_form(subjects, field, value):
     file = sorted((subjects / "records").glob("ours*mrpc*"))[0]
     record = json.loads(file.read_text())

@@ -18,9 +18,13 @@ CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 def start(flags, start_new_session=False, **environment):
     command = [sys.executable, str(Path(__file__).with_name("command.py")), *map(str, flags)]
     return subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=start_new_session,
-    )  # fmt: skip
+    )
 
 
 def interrupted(flags, ready, number, pause=0.0, then="Run the same command to go on", **environment):

@@ -40,9 +40,18 @@ def write(files, failing, retry=True):
 def new_store(tmp_path):
     def make(name):
         files = StoreFiles(tmp_path / name)
-        files.create({"target": fingerprint(SETTINGS), "settings": SETTINGS, "lineage": {}, "k": 300,
-                      "vocab_size": 1000, "max_length": 32, "weight_octaves": LSP_OCTAVES,
-                      "special_ids": SPECIAL})  # fmt: skip
+        files.create(
+            {
+                "target": fingerprint(SETTINGS),
+                "settings": SETTINGS,
+                "lineage": {},
+                "k": 300,
+                "vocab_size": 1000,
+                "max_length": 32,
+                "weight_octaves": LSP_OCTAVES,
+                "special_ids": SPECIAL,
+            }
+        )
         files.publish_plan(Plan({"max_length": 32}, (PlannedUnit("unit", "train", "test", 0, 1),)))
         return files
 

@@ -36,10 +36,19 @@ def place(tmp_path_factory, english_text, teacher_directory):
     atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
     Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
     return EncodeConfig(
-        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), dictionary=directory / "dictionary",
-        lam=0.1, top_n=8, max_length=32, max_tokens=40_000, unit_tokens=5_000, batch_tokens=2048, device="cpu",
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        dictionary=directory / "dictionary",
+        lam=0.1,
+        top_n=8,
+        max_length=32,
+        max_tokens=40_000,
+        unit_tokens=5_000,
+        batch_tokens=2048,
+        device="cpu",
         output=directory / "whole",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

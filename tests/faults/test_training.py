@@ -27,9 +27,16 @@ from student.trainer import train
 from terminal.settings import parse
 
 SETTINGS = {
-    "encoder": "bert-1x32", "max_steps": 150, "batch_windows": 24, "micro_batch": 8, "seed": 1, "eval_windows": 8,
-    "save_every": 7, "eval_every": 0, "device": "cpu",
-}  # fmt: skip
+    "encoder": "bert-1x32",
+    "max_steps": 150,
+    "batch_windows": 24,
+    "micro_batch": 8,
+    "seed": 1,
+    "eval_windows": 8,
+    "save_every": 7,
+    "eval_every": 0,
+    "device": "cpu",
+}
 pytestmark = pytest.mark.usefixtures("one_thread")  # as the processes have: the order of sums is part of the result
 
 
@@ -87,9 +94,12 @@ def test_signals_save_a_checkpoint_and_have_their_own_exit_codes(store, flags, u
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         before = steps_logged(run)
         said = interrupted(
-            flags, lambda before=before: steps_logged(run) > before + 5, number, then="The same command continues",
+            flags,
+            lambda before=before: steps_logged(run) > before + 5,
+            number,
+            then="The same command continues",
             OMP_NUM_THREADS="1",
-        )  # fmt: skip
+        )
         last = max(log_of(run))
         assert checkpoint_steps(run)[-1] == last < SETTINGS["max_steps"] and f"stopped after step {last} of" in said
         assert not temporaries(run)

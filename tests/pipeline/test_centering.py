@@ -33,10 +33,22 @@ SETTINGS = ("mean", "position")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, teacher_directory):
-    return EncodeConfig(teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), k=(24,), lam=0.1,
-                        max_length=32, max_tokens=12_000, unit_tokens=4_000, dictionary_tokens=6_000, top_n="all",
-                        tolerance=1e-5, batch_tokens=1024, device="cpu",
-                        output=tmp_path_factory.mktemp("centring"))  # fmt: skip
+    return EncodeConfig(
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        k=(24,),
+        lam=0.1,
+        max_length=32,
+        max_tokens=12_000,
+        unit_tokens=4_000,
+        dictionary_tokens=6_000,
+        top_n="all",
+        tolerance=1e-5,
+        batch_tokens=1024,
+        device="cpu",
+        output=tmp_path_factory.mktemp("centring"),
+    )
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -75,8 +87,9 @@ def test_targets_are_those_of_subtracted_unit_rows_by_scikit_learn(made):
     read = split.read(np.arange(6))
     rows_Nd, position_N = raw_states(config, [ids[:n].tolist() for ids, n in zip(read.ids, read.lengths, strict=True)])
     center = np.load(store.files.dictionary / "center.npy")
-    subtracted = center[0] if config.center == "mean" else np.stack([center[min(p, len(center) - 1)]
-                                                                     for p in position_N])  # fmt: skip
+    subtracted = (
+        center[0] if config.center == "mean" else np.stack([center[min(p, len(center) - 1)] for p in position_N])
+    )
     rows_Nd = rows_Nd - subtracted
     rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
     window_N, place_N = np.nonzero((read.documents >= 0) & (read.ids >= 5))
@@ -181,8 +194,11 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         if stage == "center":  # between the centre and the sample that it is subtracted from
-            patched.setattr(sampling, "growing_rows", lambda path, *a, real=sampling.growing_rows:
-                            stop() if path.name == "sample.npy" else real(path, *a))  # fmt: skip
+            patched.setattr(
+                sampling,
+                "growing_rows",
+                lambda path, *a, real=sampling.growing_rows: stop() if path.name == "sample.npy" else real(path, *a),
+            )
         encode_lsp(given, progress)
     (report,) = encode_lsp(given)
     assert Dictionary.load(report["dictionary"]).fingerprint == dictionary.fingerprint
@@ -277,9 +293,18 @@ def test_vectors_of_a_file_have_no_positions_and_no_teacher_that_centres_alike(t
 
 def test_a_sample_too_small_for_positions_is_refused(place, tmp_path):
     with pytest.raises(CenteringError, match="needs 100 tokens at a position, but 100% of the"):
-        learn_dictionary(LearnConfig(**{name: getattr(place, name) for name in (
-            "teacher", "layer", "corpus", "k", "lam", "max_length", "batch_tokens", "device")}, center="position",
-            dictionary_tokens=2_000, max_tokens=4_000, output=tmp_path))  # fmt: skip
+        learn_dictionary(
+            LearnConfig(
+                **{
+                    name: getattr(place, name)
+                    for name in ("teacher", "layer", "corpus", "k", "lam", "max_length", "batch_tokens", "device")
+                },
+                center="position",
+                dictionary_tokens=2_000,
+                max_tokens=4_000,
+                output=tmp_path,
+            )
+        )
 
 
 def test_means_of_positions_are_shrunk_as_far_as_they_are_noise():

@@ -49,10 +49,21 @@ def client():
 def alone(tmp_path_factory, english_text, teacher_directory):
     """Settings for this process alone."""
     return EncodeConfig(
-        teacher=str(teacher_directory), layer=(1, 2), corpus=(str(english_text),), k=(48, 64), lam=0.1, top_n=8,
-        max_length=32, max_tokens=25_000, unit_tokens=4_000, dictionary_tokens=5_000, dictionary_epochs=1,
-        batch_tokens=512, device="cpu", output=tmp_path_factory.mktemp("distributed") / "one",
-    )  # fmt: skip
+        teacher=str(teacher_directory),
+        layer=(1, 2),
+        corpus=(str(english_text),),
+        k=(48, 64),
+        lam=0.1,
+        top_n=8,
+        max_length=32,
+        max_tokens=25_000,
+        unit_tokens=4_000,
+        dictionary_tokens=5_000,
+        dictionary_epochs=1,
+        batch_tokens=512,
+        device="cpu",
+        output=tmp_path_factory.mktemp("distributed") / "one",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +126,15 @@ def test_relative_paths_are_the_drivers(alone, spread, reports, tmp_path, monkey
 def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_path):
     text = tmp_path / "text.txt"
     text.write_bytes(Path(alone.corpus[0]).read_bytes())
-    given = replace(spread, corpus=(str(text),), layer=1, k=48, dictionary=Path(reports[0]["dictionary"]),
-                    unit_tokens=1_000, output=tmp_path / "runs")  # fmt: skip
+    given = replace(
+        spread,
+        corpus=(str(text),),
+        layer=1,
+        k=48,
+        dictionary=Path(reports[0]["dictionary"]),
+        unit_tokens=1_000,
+        output=tmp_path / "runs",
+    )
 
     def change(stage, *_, **figures):
         if stage == "encode":
@@ -169,8 +187,14 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
     """Of a teacher wide enough that its work is divided among threads; on this CPU, with these libraries."""
     atoms = np.random.default_rng(0).normal(size=(768, 384)).astype(np.float32)
     Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
-    given = EncodeConfig(teacher=str(minilm_dir()), layer=2, corpus=(str(english_text),), max_tokens=12_000,
-                         dictionary=tmp_path / "dictionary", device="cpu")  # fmt: skip
+    given = EncodeConfig(
+        teacher=str(minilm_dir()),
+        layer=2,
+        corpus=(str(english_text),),
+        max_tokens=12_000,
+        dictionary=tmp_path / "dictionary",
+        device="cpu",
+    )
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -183,12 +207,15 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
     assert files(tmp_path / "1") == files(tmp_path / "2")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"workers": 0}, "--workers must be positive"),
-    ({"workers": 2, "scheduler": "tcp://a:1"}, "Give one of them"),
-    ({"scheduler": "localhost"}, "is no address"),
-    ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 0}, "--workers must be positive"),
+        ({"workers": 2, "scheduler": "tcp://a:1"}, "Give one of them"),
+        ({"scheduler": "localhost"}, "is no address"),
+        ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),
+    ],
+)
 def test_settings_refuse_contradictions(change, message):
     with pytest.raises(ValueError, match=message):
         EncodeConfig(**change)

@@ -35,9 +35,17 @@ def check(encode, config, tolerance):
 @pytest.mark.parametrize("given", [False, True], ids=["to be learned", "there"])
 def test_stores_of_lsps(common, teacher_directory, given):
     config = EncodeConfig(
-        teacher=str(teacher_directory), layer=(1, 3), k=48, lam=0.1, top_n=8, dictionary_tokens=4_000,
-        batch_tokens=2048, device="cpu", max_tokens=40_000, **common,
-    )  # fmt: skip
+        teacher=str(teacher_directory),
+        layer=(1, 3),
+        k=48,
+        lam=0.1,
+        top_n=8,
+        dictionary_tokens=4_000,
+        batch_tokens=2048,
+        device="cpu",
+        max_tokens=40_000,
+        **common,
+    )
     if given:
         dictionary = encode_lsp(replace(config, layer=(3,), output=config.output / "other"))[0]["dictionary"]
         config = replace(config, layer=(3,), dictionary=dictionary, output=config.output / "mine")

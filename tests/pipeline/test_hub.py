@@ -88,7 +88,7 @@ def hub(tmp_path, monkeypatch):
                 *(f"20231101.{name}" for name in ("en/train-0.parquet", "en/train-1.parquet", "fr/train-0.json.gz")),
                 "notes.txt",
             ],
-        ),  # fmt: skip
+        ),
     ],
 )
 def test_a_pattern_becomes_files_at_a_commit(hub, pattern, expected):

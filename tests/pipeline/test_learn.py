@@ -58,10 +58,13 @@ def test_the_report_tells_what_was_learned_and_finds_it_again(place, unbroken):
     assert [path.name for path in (place.output / "dictionaries").iterdir()] == [Path(unbroken["dictionary"]).name]
 
 
-@pytest.mark.parametrize(("stage", "vectors", "kept"), [
-    ("sample", 2000, None),  # half a sample is of no use: nothing stays
-    ("dictionary", 4500, {"sample.npy", "learning.npz", "lock"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stage", "vectors", "kept"),
+    [
+        ("sample", 2000, None),  # half a sample is of no use: nothing stays
+        ("dictionary", 4500, {"sample.npy", "learning.npz", "lock"}),
+    ],
+)
 def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monkeypatch, stage, vectors, kept):
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
     given = replace(place, output=tmp_path)
@@ -119,8 +122,16 @@ def test_a_file_that_changes_while_it_is_learned_from(tmp_path):
     assert not list((tmp_path / "runs" / "dictionaries").iterdir())
 
 
-@pytest.mark.parametrize("device", ["toaster", "meta", pytest.param("cuda", marks=pytest.mark.skipif(
-    torch.cuda.is_available(), reason="needs a machine without a GPU"))])  # fmt: skip
+@pytest.mark.parametrize(
+    "device",
+    [
+        "toaster",
+        "meta",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+        ),
+    ],
+)
 def test_a_device_that_is_not_there_is_refused_before_the_file_is_read(tmp_path, device, monkeypatch):
     monkeypatch.setattr(training_vectors, "file_digest", None)
     np.save(tmp_path / "a.npy", planted(500)[0])
@@ -181,8 +192,10 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
     np.save(tmp_path / "a.npy", planted(3000)[0])
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
     request = {"content": training_vectors.file_digest(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
-    made = {batch: learn_dictionary(replace(config, dictionary_batch=batch))[0]["dictionary"]
-            for batch in (None, 400, 500, 2048)}  # fmt: skip
+    made = {
+        batch: learn_dictionary(replace(config, dictionary_batch=batch))[0]["dictionary"]
+        for batch in (None, 400, 500, 2048)
+    }
     assert Path(made[2048]).name.endswith(fingerprint(request)[:12])
     assert made[None] == made[400] and Path(made[400]).name.endswith(fingerprint(request | {"batch": 400})[:12])
     assert len(set(made.values())) == 3
@@ -214,16 +227,19 @@ def test_hidden_goes_before_teacher_and_corpus(tmp_path):
     assert learn_dictionary(other)[0] == first | {"finished_before": True}
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"dictionary_epochs": 0}, "--dictionary-epochs must be positive and finite, found 0."),
-    ({"dictionary_epochs": float("inf")}, "--dictionary-epochs must be"),
-    ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
-    ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
-    ({"seed": -1}, "--seed must not be negative, found -1."),
-    ({"lam": 5e-5}, r"found 0.0001: .* Give --tolerance as well, below --lam\."),
-    ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.0001\."),
-    ({"dictionary_batch": 0}, "--dictionary-batch must be positive, found 0."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dictionary_epochs": 0}, "--dictionary-epochs must be positive and finite, found 0."),
+        ({"dictionary_epochs": float("inf")}, "--dictionary-epochs must be"),
+        ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
+        ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
+        ({"seed": -1}, "--seed must not be negative, found -1."),
+        ({"lam": 5e-5}, r"found 0.0001: .* Give --tolerance as well, below --lam\."),
+        ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.0001\."),
+        ({"dictionary_batch": 0}, "--dictionary-batch must be positive, found 0."),
+    ],
+)
 def test_settings_that_cannot_be_are_refused_with_their_flag(wrong, message):
     with pytest.raises(ValueError, match=message):
         EncodeConfig(**wrong)

@@ -155,9 +155,16 @@ def peaked_teacher(tmp_path_factory, teacher_directory):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, peaked_teacher):
     return EncodeLogitsConfig(
-        teacher=str(peaked_teacher), corpus=(str(english_text),), top_n=12, max_length=32, max_tokens=40_000,
-        unit_tokens=10_000, batch_tokens=2048, device="cpu", output=tmp_path_factory.mktemp("logits"),
-    )  # fmt: skip
+        teacher=str(peaked_teacher),
+        corpus=(str(english_text),),
+        top_n=12,
+        max_length=32,
+        max_tokens=40_000,
+        unit_tokens=10_000,
+        batch_tokens=2048,
+        device="cpu",
+        output=tmp_path_factory.mktemp("logits"),
+    )
 
 
 @pytest.fixture(scope="module")

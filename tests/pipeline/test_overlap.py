@@ -228,13 +228,15 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
     store = TargetStore(job, "store", job.target({}, {}, k=48), {})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        list(units.write_units(
-            [(unit, [0]) for unit in job.plan.units],
-            job.windows,
-            coder,
-            place.max_length,
-            lambda unit, output: store.writer(unit, {}),
-        ))  # fmt: skip
+        list(
+            units.write_units(
+                [(unit, [0]) for unit in job.plan.units],
+                job.windows,
+                coder,
+                place.max_length,
+                lambda unit, output: store.writer(unit, {}),
+            )
+        )
     assert not list(store.files.units.iterdir())
 
 

@@ -21,10 +21,20 @@ from shards.reader import Store
 def place(tmp_path_factory, english_text, teacher_directory):
     """Settings of two layers and two sizes of dictionary."""
     return EncodeConfig(
-        teacher=str(teacher_directory), layer=(1, 3), k=(40, 48), corpus=(str(english_text),), lam=0.1, top_n=8,
-        max_length=32, max_tokens=20_000, unit_tokens=8_000, dictionary_tokens=4_000, batch_tokens=2048, device="cpu",
+        teacher=str(teacher_directory),
+        layer=(1, 3),
+        k=(40, 48),
+        corpus=(str(english_text),),
+        lam=0.1,
+        top_n=8,
+        max_length=32,
+        max_tokens=20_000,
+        unit_tokens=8_000,
+        dictionary_tokens=4_000,
+        batch_tokens=2048,
+        device="cpu",
         output=tmp_path_factory.mktemp("together"),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

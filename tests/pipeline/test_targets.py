@@ -53,10 +53,20 @@ def place(tmp_path_factory, english_text, teacher_directory):
     atoms = np.random.default_rng(0).normal(size=(300, 32)).astype(np.float32)
     Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
     return EncodeConfig(
-        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), dictionary=directory / "dictionary",
-        k=300, lam=0.1, top_n="all", max_length=48, max_tokens=4_000, unit_tokens=2_000, batch_tokens=1024,
-        device="cpu", output=directory / "runs",
-    )  # fmt: skip
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        dictionary=directory / "dictionary",
+        k=300,
+        lam=0.1,
+        top_n="all",
+        max_length=48,
+        max_tokens=4_000,
+        unit_tokens=2_000,
+        batch_tokens=1024,
+        device="cpu",
+        output=directory / "runs",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +89,12 @@ def hidden_of(place, batch, coded_WL, layer=2, **inputs):
     """Unit-length hidden states of transformers' full model at the coded tokens."""
     model = AutoModel.from_pretrained(place.teacher, dtype=torch.float32).eval()
     with torch.no_grad():
-        states = model(torch.from_numpy(batch.ids).long(), torch.from_numpy(batch.documents >= 0).long(),
-                       output_hidden_states=True, **inputs).hidden_states[layer]  # fmt: skip
+        states = model(
+            torch.from_numpy(batch.ids).long(),
+            torch.from_numpy(batch.documents >= 0).long(),
+            output_hidden_states=True,
+            **inputs,
+        ).hidden_states[layer]
     hidden_Md = states.numpy()[coded_WL]
     return hidden_Md / np.linalg.norm(hidden_Md, axis=1, keepdims=True)
 
@@ -97,8 +111,18 @@ def common(place):
 def test_settings_of_before_name_what_they_named(plain):
     """Nothing that 1837c65 made is renamed: no key of a later setting is in the target's settings or the plan's."""
     assert set(plain.fingerprinted) == {
-        "kind", "format", "windowing", "teacher", "layer", "dictionary", "k", "lam", "top_n", "tolerance", "dtype",
-    }  # fmt: skip
+        "kind",
+        "format",
+        "windowing",
+        "teacher",
+        "layer",
+        "dictionary",
+        "k",
+        "lam",
+        "top_n",
+        "tolerance",
+        "dtype",
+    }
     assert set(plain.fingerprinted["windowing"]) <= {"tokenizer", "packing", "max_length", "held_out", "version"}
 
 
@@ -149,8 +173,17 @@ def test_fista_works_on_workers(place, tmp_path):
 
 
 def test_fista_of_several_layers_and_k_goes_on_where_it_stopped(place, tmp_path):
-    given = replace(place, solver="fista", solver_steps=3, layer=(1, 2), k=(36, 40), dictionary=None,
-                    dictionary_tokens=500, dictionary_epochs=0.5, output=tmp_path)  # fmt: skip
+    given = replace(
+        place,
+        solver="fista",
+        solver_steps=3,
+        layer=(1, 2),
+        k=(36, 40),
+        dictionary=None,
+        dictionary_tokens=500,
+        dictionary_epochs=0.5,
+        output=tmp_path,
+    )
     first = encode_lsp(given)
     before = [shards(report["store"]) for report in first]
     assert len({report["store"] for report in first}) == 4
@@ -163,8 +196,9 @@ def test_fista_of_several_layers_and_k_goes_on_where_it_stopped(place, tmp_path)
 def test_an_estimate_encodes_as_the_command_would(place, monkeypatch):
     monkeypatch.setattr(estimating, "SECONDS", 0.1)
     given = replace(place, documents_apart=True, dtype="float16")
-    cd, fista = (encode_lsp(replace(given, dry_run=True, **solver))[0]
-                 for solver in ({}, {"solver": "fista", "solver_steps": 3}))  # fmt: skip
+    cd, fista = (
+        encode_lsp(replace(given, dry_run=True, **solver))[0] for solver in ({}, {"solver": "fista", "solver_steps": 3})
+    )
     assert fista["bytes_per_token"] > 1.2 * cd["bytes_per_token"]
 
 
@@ -213,13 +247,16 @@ def test_a_sweep_passes_all_on():
         _encoding(SweepConfig(layer=(1, 2), top_n=0))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"solver_steps": 50}, "--solver-steps 50 belongs to --solver fista"),
-    ({"solver": "fista", "tolerance": 1e-5}, "--tolerance 1e-05 belongs to --solver cd"),
-    ({"solver": "fista", "solver_steps": 0}, "--solver-steps must be positive, found 0"),
-    ({"packing": "pairs", "documents_apart": True}, "with --packing pairs a window holds two sentences"),
-    ({"top_n": 300}, "between 1 and 255, or be `all`, found 300"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"solver_steps": 50}, "--solver-steps 50 belongs to --solver fista"),
+        ({"solver": "fista", "tolerance": 1e-5}, "--tolerance 1e-05 belongs to --solver cd"),
+        ({"solver": "fista", "solver_steps": 0}, "--solver-steps must be positive, found 0"),
+        ({"packing": "pairs", "documents_apart": True}, "with --packing pairs a window holds two sentences"),
+        ({"top_n": 300}, "between 1 and 255, or be `all`, found 300"),
+    ],
+)
 def test_settings_that_contradict_each_other(place, change, message):
     with pytest.raises(ValueError, match=message):
         replace(place, **change)
@@ -318,8 +355,9 @@ def test_logits_of_documents_apart_are_those_of_separate_passes(place):
 
 
 def test_the_dictionary_is_learned_from_documents_apart(place, tmp_path):
-    given = LearnConfig(**common(place) | {"output": tmp_path}, layer=2, k=40, dictionary_tokens=2_000,
-                        dictionary_epochs=1)  # fmt: skip
+    given = LearnConfig(
+        **common(place) | {"output": tmp_path}, layer=2, k=40, dictionary_tokens=2_000, dictionary_epochs=1
+    )
     (as_one,), (apart,) = learn_dictionary(given), learn_dictionary(replace(given, documents_apart=True))
     assert as_one["dictionary"] != apart["dictionary"] and as_one["objective"] != apart["objective"]
 
@@ -338,8 +376,9 @@ def test_training_says_when_store_and_student_do_not_see_alike(place, plain, cap
     for store, apart, said in [
         (plain, True, "targets come from a teacher that saw the whole window"),
         (Store.open(report["store"]), False, "a teacher that saw each document alone"),
-        (plain, False, None), (Store.open(report["store"]), True, None),
-    ]:  # fmt: skip
+        (plain, False, None),
+        (Store.open(report["store"]), True, None),
+    ]:
         caplog.clear()
         student_task(StudentConfig(store=store.path, encoder="bert-1x32", documents_apart=apart), store)
         assert [said in record.message for record in caplog.records] == ([True] if said else [])
@@ -391,14 +430,27 @@ def test_a_teacher_of_one_token_type_reads_pairs_as_before(place, sentences, tmp
     teacher = tmp_path / "teacher"
     AutoTokenizer.from_pretrained(place.teacher).save_pretrained(teacher)
     tiny_model("bert", "masked-lm", type_vocab_size=1, vocab_size=600).save_pretrained(teacher)
-    given = replace(place, teacher=str(teacher), corpus=(sentences[0],), packing="pairs", max_length=32,
-                    max_tokens=None, output=tmp_path)  # fmt: skip
+    given = replace(
+        place,
+        teacher=str(teacher),
+        corpus=(sentences[0],),
+        packing="pairs",
+        max_length=32,
+        max_tokens=None,
+        output=tmp_path,
+    )
     assert "segments" not in Store.open(encode_lsp(given)[0]["store"]).fingerprinted
 
 
 def test_the_dictionary_of_pairs_is_learned_with_segments(place, sentences, tmp_path, monkeypatch):
-    given = LearnConfig(**common(place) | {"output": tmp_path, "corpus": (sentences[0],), "max_length": 32},
-                        packing="pairs", layer=2, k=40, dictionary_tokens=1_000, dictionary_epochs=1)  # fmt: skip
+    given = LearnConfig(
+        **common(place) | {"output": tmp_path, "corpus": (sentences[0],), "max_length": 32},
+        packing="pairs",
+        layer=2,
+        k=40,
+        dictionary_tokens=1_000,
+        dictionary_epochs=1,
+    )
     (with_segments,) = learn_dictionary(given)
     monkeypatch.setattr("pipeline.teacher.cut._segments", lambda model: 1)
     (without,) = learn_dictionary(given)
@@ -479,8 +531,11 @@ def overflowing(place, tmp_path):
 def test_an_overflow_of_float16_ends_the_run_and_quarantines_nothing(place, overflowing):
     logits = replace(EncodeLogitsConfig(**common(place)), **overflowing)
     dictionary = LearnConfig(**common(place) | overflowing, layer=2, k=40, dictionary_tokens=1_000)
-    for command, config in ((encode_lsp, replace(place, **overflowing)), (encode_logits, logits),
-                            (learn_dictionary, dictionary)):  # fmt: skip
+    for command, config in (
+        (encode_lsp, replace(place, **overflowing)),
+        (encode_logits, logits),
+        (learn_dictionary, dictionary),
+    ):
         with pytest.raises(PrecisionError, match="not finite in float16.*--dtype bfloat16.*--dtype float32"):
             command(replace(config, dtype="float16"))
     assert not list(overflowing["output"].glob("stores/*/units/*"))

@@ -244,10 +244,20 @@ def test_a_teacher_that_cannot_keep_documents_apart_says_so(tmp_path):
         check_documents_apart(tmp_path)
 
 
-@pytest.mark.parametrize(("family", "types"), [
-    ("bert", 2), ("electra", 2), ("roberta", 2), ("xlm-roberta", 1), ("deberta", 0), ("distilbert", 0),
-    ("modernbert", 0), ("mpnet", 0), ("eurobert", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "types"),
+    [
+        ("bert", 2),
+        ("electra", 2),
+        ("roberta", 2),
+        ("xlm-roberta", 1),
+        ("deberta", 0),
+        ("distilbert", 0),
+        ("modernbert", 0),
+        ("mpnet", 0),
+        ("eurobert", 0),
+    ],
+)
 def test_segments_change_what_a_teacher_with_token_types_reads(family, types, tmp_path):
     model = tiny_model(family, **({"type_vocab_size": types} if types else {}))
     model.save_pretrained(tmp_path)

@@ -162,9 +162,14 @@ def test_a_second_name_of_a_shard_frees_nothing(store, dead_pid, monkeypatch):
 def test_what_is_not_recognised_is_not_touched(store, dead_pid, monkeypatch, tmp_path):
     runs = store.path.parent.parent
     others = [
-        runs / ".cache.tmp", runs / f".x.{dead_pid}.zzz.tmp", runs / "a.tmp", runs / f"x-{0:012}.tar",
-        store.units / "notes.txt", store.units / "mine.tar", store.path / ".learning",
-    ]  # fmt: skip
+        runs / ".cache.tmp",
+        runs / f".x.{dead_pid}.zzz.tmp",
+        runs / "a.tmp",
+        runs / f"x-{0:012}.tar",
+        store.units / "notes.txt",
+        store.units / "mine.tar",
+        store.path / ".learning",
+    ]
     for path in others:
         path.write_bytes(b"x")
     outside = tmp_path / "outside"

@@ -26,9 +26,16 @@ def encoded(path, top_n):
     rng = np.random.default_rng(3)
     settings = {"kind": "lsp", "k": K, "top_n": top_n}
     special = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
-    target = {"target": fingerprint(settings), "settings": settings, "lineage": {"teacher_name": "none"},
-              "k": K, "vocab_size": 1000, "max_length": LENGTH, "weight_octaves": LSP_OCTAVES,
-              "special_ids": special}  # fmt: skip
+    target = {
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {"teacher_name": "none"},
+        "k": K,
+        "vocab_size": 1000,
+        "max_length": LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": special,
+    }
     files = StoreFiles(path)
     files.create(target)
     units = tuple(PlannedUnit(f"{number:032}", split, "text", 0, 9) for number, split in enumerate(UNITS))
@@ -42,8 +49,9 @@ def encoded(path, top_n):
                 indices = np.concatenate([np.sort(rng.choice(K, n, replace=False)) for n in nnz]).astype(np.int32)
                 values = (rng.gamma(0.7, size=len(indices)) + 1e-3).astype(np.float32)
                 rows = distributions(SimpleNamespace(indptr=indptr, indices=indices, values=values), top_n)
-                writer.write_block(**block, nnz=np.diff(rows.indptr), indices=rows.indices, weights=rows.weights,
-                                   tail=rows.tail)  # fmt: skip
+                writer.write_block(
+                    **block, nnz=np.diff(rows.indptr), indices=rows.indices, weights=rows.weights, tail=rows.tail
+                )
     return Store.open(path)
 
 
@@ -53,8 +61,11 @@ def source(tmp_path_factory):
 
 
 def columns_of(store):
-    return [{name: array.copy() for name, array in columns.items()}
-            for record in store.records() for _, columns in blocks(store.files, record)]  # fmt: skip
+    return [
+        {name: array.copy() for name, array in columns.items()}
+        for record in store.records()
+        for _, columns in blocks(store.files, record)
+    ]
 
 
 def test_it_equals_encoding_with_the_smaller_n(source, tmp_path):

@@ -19,8 +19,13 @@ from shards.source import Remote, Source
 from shards.verify import verify
 
 SECRET = "hunter2"
-WHERE = {"target": r"target\.json", "plan": r"plans/\w+\.json", "record": r"units/\w+\.json", "block": r"\.tar",
-         "listing": r"plans/$"}  # fmt: skip
+WHERE = {
+    "target": r"target\.json",
+    "plan": r"plans/\w+\.json",
+    "record": r"units/\w+\.json",
+    "block": r"\.tar",
+    "listing": r"plans/$",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +115,8 @@ def test_the_time_is_by_the_bytes_that_came(made, options):
         began = time.monotonic()
         with pytest.raises(RemoteError, match="less than 40 bytes a second"):
             Source(f"{web.url}/lsp", Remote(attempts=1, timeout=0.5, rate=40.0)).read(
-                [("target.json", None, None)], lambda *_: None)  # fmt: skip
+                [("target.json", None, None)], lambda *_: None
+            )
         assert 0.9 < time.monotonic() - began < 20
 
 
@@ -118,8 +124,12 @@ def test_the_time_is_by_the_bytes_that_came(made, options):
 
 
 def files_with(text, *directories):
-    return [path for directory in directories for path in Path(directory).rglob("*")
-            if path.is_file() and text.encode() in path.read_bytes()]  # fmt: skip
+    return [
+        path
+        for directory in directories
+        for path in Path(directory).rglob("*")
+        if path.is_file() and text.encode() in path.read_bytes()
+    ]
 
 
 def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_path, monkeypatch):

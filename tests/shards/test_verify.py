@@ -238,9 +238,16 @@ def test_a_shard_of_another_target_is_found_by_its_meta(store, tmp_path):
 
 
 META = ShardMeta("t", "u", k=300, vocab_size=1000, max_length=8)
-BLOCK = {"ids": [5, 6, 7, 8], "lengths": [3, 1], "run_starts": [0, 2], "run_records": [0, 1],
-         "nnz": [2, 0, 1, 3], "indices": [4, 9, 2, 0, 1, 299], "weights": [0.5, 0.5, 1, 0.5, 0.25, 0.25],
-         "tail": [0, 0, 0, 0.0]}  # fmt: skip
+BLOCK = {
+    "ids": [5, 6, 7, 8],
+    "lengths": [3, 1],
+    "run_starts": [0, 2],
+    "run_records": [0, 1],
+    "nnz": [2, 0, 1, 3],
+    "indices": [4, 9, 2, 0, 1, 299],
+    "weights": [0.5, 0.5, 1, 0.5, 0.25, 0.25],
+    "tail": [0, 0, 0, 0.0],
+}
 
 
 def packed(**changes):

@@ -27,9 +27,19 @@ def begun(ids_store, tmp_path_factory):
     """(config, directory) of a run that was stopped after step 5 of 8, with a checkpoint of that step."""
     place = tmp_path_factory.mktemp("begun")
     config = StudentConfig(
-        store=ids_store.path, objective="mlm", encoder="bert-1x32", max_steps=8, batch_windows=12, micro_batch=4,
-        seed=1, eval_windows=20, save_every=2, eval_every=0, device="cpu", output=place / "run",
-    )  # fmt: skip
+        store=ids_store.path,
+        objective="mlm",
+        encoder="bert-1x32",
+        max_steps=8,
+        batch_windows=12,
+        micro_batch=4,
+        seed=1,
+        eval_windows=20,
+        save_every=2,
+        eval_every=0,
+        device="cpu",
+        output=place / "run",
+    )
 
     def stop(*_, step, **__):
         if step == 5:
@@ -49,8 +59,9 @@ def run(begun, tmp_path):
 
 def assert_finished(run, begun):
     result = train(run)
-    ours, theirs = (load_file(path / "export" / "model.safetensors")
-                    for path in (run.output, begun.output.parent / "unbroken"))  # fmt: skip
+    ours, theirs = (
+        load_file(path / "export" / "model.safetensors") for path in (run.output, begun.output.parent / "unbroken")
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and result["steps"] == 8
     return result
 
@@ -61,11 +72,14 @@ def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
     lines = log.read_bytes().splitlines(keepends=True)
     third = lines[3]
     damaged = {
-        "start": b"z" + third[1:], "key": third.replace(b'"step"', b'"stfp"'),
+        "start": b"z" + third[1:],
+        "key": third.replace(b'"step"', b'"stfp"'),
         "utf-8": third[:9] + b"\xe9" + third[10:],
-        "value": third.replace(b'"step": 3', b'"step": "3'), "line end": third[:-1] + b"*", "cut": third[:20] + b"\n",
+        "value": third.replace(b'"step": 3', b'"step": "3'),
+        "line end": third[:-1] + b"*",
+        "cut": third[:20] + b"\n",
         "not ours": b"[" * 5000 + b"\n",
-    }[where]  # fmt: skip
+    }[where]
     assert damaged != third and json.loads(third)["step"] == 3
     log.write_bytes(b"".join([*lines[:3], damaged, *lines[4:]]))
     assert_finished(run, begun)
@@ -73,7 +87,8 @@ def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
     assert set(log_of(run.output)) == set(range(1, 9)) - lost
     assert "1 damaged lines are passed over (line 4)" in caplog.text
     assert (run.output / "log.damaged").read_bytes().rstrip(b"\n") == (
-        damaged + lines[4] if where == "line end" else damaged).rstrip(b"\n")  # fmt: skip
+        damaged + lines[4] if where == "line end" else damaged
+    ).rstrip(b"\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"steps": 8}', b"[]", b"\xff\xfe"])

@@ -14,9 +14,12 @@ PADDED = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
 
 SIZE = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 RELATIVE = {
-    "relative_attention": True, "position_biased_input": False, "type_vocab_size": 0, "pos_att_type": ["c2p", "p2c"],
+    "relative_attention": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pos_att_type": ["c2p", "p2c"],
     "max_position_embeddings": LENGTH,
-}  # fmt: skip
+}
 
 
 def models(**settings):
@@ -60,10 +63,14 @@ def test_tables_as_long_as_the_window_and_longer(longest):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_relative_positions": 5}, {"relative_attention": False, "position_biased_input": True},
-     {"talking_head": True}, {"pos_att_type": []}],
+    [
+        {"max_relative_positions": 5},
+        {"relative_attention": False, "position_biased_input": True},
+        {"talking_head": True},
+        {"pos_att_type": []},
+    ],
     ids=["distant", "absolute", "talking", "unused"],
-)  # fmt: skip
+)
 def test_what_cannot_be_shifted_runs_as_in_transformers(settings):
     stock, ours = models(**settings)
     ids = torch.randint(5, 60, (2, LENGTH), generator=torch.Generator().manual_seed(1))

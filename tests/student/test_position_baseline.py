@@ -29,9 +29,18 @@ def positional_store(path, windows=(300, 40)):
     rng = np.random.default_rng(5)
     files, specials = StoreFiles(path), SPECIAL | {"all": sorted(SPECIAL.values())}
     settings = {"teacher": "none", "k": K, "made": "by position"}
-    files.create({"settings": settings, "target": fingerprint(settings), "lineage": {}, "k": K,
-                  "vocab_size": len(SPECIAL) + WORDS, "max_length": LENGTH, "special_ids": specials,
-                  "weight_octaves": LSP_OCTAVES})  # fmt: skip
+    files.create(
+        {
+            "settings": settings,
+            "target": fingerprint(settings),
+            "lineage": {},
+            "k": K,
+            "vocab_size": len(SPECIAL) + WORDS,
+            "max_length": LENGTH,
+            "special_ids": specials,
+            "weight_octaves": LSP_OCTAVES,
+        }
+    )
     write_tokenizer(files.tokenizer, WORDS)
     units = []
     for split, count in zip(("train", "held_out"), windows, strict=True):
@@ -54,9 +63,16 @@ def columns(rng, windows):
             indices += sorted(row)
             weights += [row[lsp] for lsp in sorted(row)]
     starts = np.arange(windows) * LENGTH
-    return {"ids": words.ravel(), "lengths": np.full(windows, LENGTH), "run_starts": starts,
-            "run_records": np.arange(windows), "nnz": np.array(nnz), "indices": np.array(indices),
-            "weights": np.array(weights), "tail": np.zeros(words.size, np.float32)}  # fmt: skip
+    return {
+        "ids": words.ravel(),
+        "lengths": np.full(windows, LENGTH),
+        "run_starts": starts,
+        "run_records": np.arange(windows),
+        "nnz": np.array(nnz),
+        "indices": np.array(indices),
+        "weights": np.array(weights),
+        "tail": np.zeros(words.size, np.float32),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +87,15 @@ def all_rows(split):
 
 
 def held_out_of(store, objective, **given):
-    return HeldOut(store, store.split("train"), objective, windows=99, masking=build_masking(StudentConfig(), store),
-                   micro_batch=16, **given)  # fmt: skip
+    return HeldOut(
+        store,
+        store.split("train"),
+        objective,
+        windows=99,
+        masking=build_masking(StudentConfig(), store),
+        micro_batch=16,
+        **given,
+    )
 
 
 def test_the_marginals_are_means_shrunk_towards_the_mean_of_all(store):
@@ -112,8 +135,10 @@ def test_a_position_says_what_it_should_and_shuffled_ones_say_nothing(store):
 def test_rare_groups_do_not_overfit():
     rng, count = np.random.default_rng(1), 400
     columns = rng.integers(0, 50, count)
-    halves = [mass_by_group(rng.integers(0, 200, count), np.arange(count + 1), columns, np.ones(count), 200, 50)
-              for _ in range(2)]  # fmt: skip
+    halves = [
+        mass_by_group(rng.integers(0, 200, count), np.arange(count + 1), columns, np.ones(count), 200, 50)
+        for _ in range(2)
+    ]
     gain_K, pseudo_count = cross_fitted_gain(*halves)
     assert gain_K.sum() > -1e-3 and pseudo_count > 30
     unshrunk = cross_fitted_gain(*halves, pseudo_counts=(0.1,))[0].sum()

@@ -27,8 +27,11 @@ NOT_BUILT = {"funnel", "perceiver", "tapas"}
 def position_tables(model):
     """Row of the padding (None: there is none) of every table of absolute positions of tokens."""
     named = ((name.split("."), module) for name, module in model.named_modules())
-    return [getattr(module, "padding_idx", None) for path, module in named
-            if path[-1] == "position_embeddings" and path[0] == "embeddings"]  # fmt: skip
+    return [
+        getattr(module, "padding_idx", None)
+        for path, module in named
+        if path[-1] == "position_embeddings" and path[0] == "embeddings"
+    ]
 
 
 def test_the_families_are_those_that_transformers_has():

@@ -21,9 +21,17 @@ from student.trainer import train
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
-    "encoder": "bert-2x32", "max_steps": 12, "batch_windows": 13, "micro_batch": 3, "lr": 1e-3, "seed": 1,
-    "eval_windows": 20, "save_every": 3, "eval_every": 4, "device": "cpu",
-}  # fmt: skip
+    "encoder": "bert-2x32",
+    "max_steps": 12,
+    "batch_windows": 13,
+    "micro_batch": 3,
+    "lr": 1e-3,
+    "seed": 1,
+    "eval_windows": 20,
+    "save_every": 3,
+    "eval_every": 4,
+    "device": "cpu",
+}
 EXACT = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
 
 
@@ -36,9 +44,13 @@ def launch(*command, launcher=TORCHRUN):
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     settings |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return subprocess.Popen(
-        [sys.executable, "-m", *launcher, *map(str, command)], cwd=ROOT, env=os.environ | settings, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-m", *launcher, *map(str, command)],
+        cwd=ROOT,
+        env=os.environ | settings,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def run_jobs(directory, jobs):

@@ -109,9 +109,12 @@ def under_limit(config, most_bytes):
     recipe.write_text("train-student: {}")
     process = subprocess.run(
         [sys.executable, "cli.py", "train-student", "--recipe", str(recipe), *command],
-        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
-    )  # fmt: skip
+    )
     return process.stderr, process.returncode
 
 

@@ -129,10 +129,19 @@ def test_an_encoder_without_segments_is_told_none(pairs_store, settings, tmp_pat
     assert "segments" not in read_json(settings["output"] / "config.json")["settings"]
 
 
-@pytest.mark.parametrize(("family", "types"), [
-    ("bert", 2), ("roberta", 2), ("deberta", 0), ("deberta-v2", 0), ("electra", 2), ("distilbert", 0),
-    ("modernbert", 0),
-], indirect=["family"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "types"),
+    [
+        ("bert", 2),
+        ("roberta", 2),
+        ("deberta", 0),
+        ("deberta-v2", 0),
+        ("electra", 2),
+        ("distilbert", 0),
+        ("modernbert", 0),
+    ],
+    indirect=["family"],
+)
 def test_which_families_know_segments(family, types, lsp_store):
     assert token_types(encoder_config(StudentConfig(encoder=str(family)), lsp_store)) == types
 

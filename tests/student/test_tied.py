@@ -88,8 +88,10 @@ def test_as_many_parameters_as_the_official_model(lsp_store):
 
 
 def test_encoder_and_lsp_rows_begin_alike(lsp_store):
-    models = [build_student(StudentConfig(encoder="bert-2x32"), lsp_store, objective)
-              for objective in (Mtl(lsp_store), NaiveMlsm(lsp_store), Mlsm(lsp_store))]  # fmt: skip
+    models = [
+        build_student(StudentConfig(encoder="bert-2x32"), lsp_store, objective)
+        for objective in (Mtl(lsp_store), NaiveMlsm(lsp_store), Mlsm(lsp_store))
+    ]
     mtl, naive, mlsm = models
     assert len({weights_fingerprint(model.encoder) for model in models}) == 1
     assert torch.equal(mtl.output_Kd, naive.output_Kd) and mtl.output_Kd.shape == (LSPS, 32)

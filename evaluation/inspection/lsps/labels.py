@@ -14,8 +14,7 @@ from common.disk import read_file
 from common.errors import InspectionError
 from common.invocation import program
 
-PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",
-            "diagnostics/*/layer-*-k*/labels.json")  # fmt: skip
+PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json", "diagnostics/*/layer-*-k*/labels.json")
 
 
 def find_labels(fingerprint, place):

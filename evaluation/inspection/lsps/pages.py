@@ -122,8 +122,17 @@ def _carry(old, new, k):
 def _write_lists(view, directory):
     directory.mkdir()
     lines = [view.row(lsp) for lsp in range(view.sample.k)]
-    rows = [[round(line["density"], 6), round(line["mean_weight"], 4), line["words"], round(line["information"], 6),
-             int(line["positional"]), _listed_words(view, lsp)] for lsp, line in enumerate(lines)]  # fmt: skip
+    rows = [
+        [
+            round(line["density"], 6),
+            round(line["mean_weight"], 4),
+            line["words"],
+            round(line["information"], 6),
+            int(line["positional"]),
+            _listed_words(view, lsp),
+        ]
+        for lsp, line in enumerate(lines)
+    ]
     labels = [short(label) for label in view.labels] if view.labels else None
     _write_script(directory / "lsps.js", "LSPS", {"rows": rows, "labels": labels})
     _write_script(directory / "words.js", "WORDS", _frequent_words(view))
@@ -142,10 +151,13 @@ def _frequent_words(view):
     numbers = range(min(MOST_WORDS, int((counts >= LEAST_COUNT).sum())))
     lsps_CT, weights_CT = words.profiles(view.sample, view.words, numbers, WORD_LSPS)
     return [
-        [view.words.texts[number], int(counts[number]),
-         [[int(lsp), round(float(weight), 3)] for lsp, weight in zip(*row, strict=True) if weight >= 0.0005]]
+        [
+            view.words.texts[number],
+            int(counts[number]),
+            [[int(lsp), round(float(weight), 3)] for lsp, weight in zip(*row, strict=True) if weight >= 0.0005],
+        ]
         for number, *row in zip(numbers, lsps_CT, weights_CT, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _write_script(path, name, value):
@@ -155,17 +167,26 @@ def _write_script(path, name, value):
 def _write_pages(view, directory, facts):
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
-                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    pages = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     teacher = "/".join(Path(str(facts["teacher_name"])).parts[-2:])  # not the path to it: pages are passed on
     names = {"name": printable(Path(facts["store"]).name), "teacher": printable(teacher)}
     index = pages.get_template("index.html").render(**names, facts=facts)
     (directory / "index.html").write_text(index, encoding="utf-8", errors="backslashreplace")
     template = pages.get_template("lsp.html")
     (directory / "lsp").mkdir()
-    shared = {"k": facts["k"], "coded": facts["coded"], "counted": view.counted_together,
-              "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
-              "cosine": lambda other: f"{other['cosine']:.2f}"}  # fmt: skip
+    shared = {
+        "k": facts["k"],
+        "coded": facts["coded"],
+        "counted": view.counted_together,
+        "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
+        "cosine": lambda other: f"{other['cosine']:.2f}",
+    }
     for lsp in range(facts["k"]):
         figures = view.lsp(lsp)
         heaviest = max([context["weight"] for context in figures["top"]], default=1.0)

@@ -55,8 +55,12 @@ def position_profiles(sample):
     token_E = np.repeat(np.arange(len(sample)), np.diff(sample.indptr))
     profile_KB, nats_K = _information(sample, bin_N, token_E, len(starts_B))
     rng = np.random.default_rng(SEED)
-    null_RK = np.stack([_information(sample, bin_N[_rotated(sample.window_N, rng)], token_E, len(starts_B))[1]
-                        for _ in range(ROTATIONS)])  # fmt: skip
+    null_RK = np.stack(
+        [
+            _information(sample, bin_N[_rotated(sample.window_N, rng)], token_E, len(starts_B))[1]
+            for _ in range(ROTATIONS)
+        ]
+    )
     above_K = nats_K - null_RK.mean(0)
     positional_K = above_K >= np.maximum(POSITIONAL_NATS, DEVIATIONS * null_RK.std(0, ddof=1))
     return PositionProfiles(profile_KB, np.maximum(above_K, 0), positional_K, starts_B)

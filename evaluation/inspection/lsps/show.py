@@ -79,8 +79,9 @@ def _text(settings, store, progress):
     rows = _teacher_rows(settings, store)
     tokens = texts.compare(student, settings.text, rows)
     view = StoreView(store, min(settings.samples, NAMED_BY), settings.diagnostic, progress)
-    lsps = {lsp for token in tokens for name in ("teacher", "student")
-            for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]}  # fmt: skip
+    lsps = {
+        lsp for token in tokens for name in ("teacher", "student") for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]
+    }
     return {
         "view": "text",
         "text": settings.text,
@@ -104,8 +105,9 @@ def _similar_to_text(settings, view):
     number = settings.similar_to
     if not (number.isdecimal() and int(number) < len(rows.texts)):
         numbered = " ".join(f"{i}:{token}" for i, token in enumerate(rows.texts))
-        raise InspectionError(f"--similar-to with --text is the number of one of its tokens, found {number!r}; they "
-                              f"are {numbered}")  # fmt: skip
+        raise InspectionError(
+            f"--similar-to with --text is the number of one of its tokens, found {number!r}; they are {numbered}"
+        )
     return view.similar(rows.texts[int(number)], *rows.row(int(number)))
 
 
@@ -120,8 +122,13 @@ def _dictionary(settings):
     near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
     figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON
-    return {"view": "dictionary", "dictionary": str(path), **figures, **_atoms(near, norms_K),
-            "lsps": [_atom(lsp, near, norms_K, labels) for lsp in settings.lsp]}  # fmt: skip
+    return {
+        "view": "dictionary",
+        "dictionary": str(path),
+        **figures,
+        **_atoms(near, norms_K),
+        "lsps": [_atom(lsp, near, norms_K, labels) for lsp in settings.lsp],
+    }
 
 
 def _atoms(near, norms_K):
@@ -131,18 +138,27 @@ def _atoms(near, norms_K):
     once = atoms < found_Kn.ravel()
     order = np.argsort(-cosines_Kn.ravel()[once], kind="stable")[:CLOSEST_PAIRS]
     pairs = zip(atoms[once][order], found_Kn.ravel()[once][order], cosines_Kn.ravel()[once][order], strict=True)
-    return {"norms": np.quantile(norms_K, [0, 0.5, 1]).tolist(),
-            "nearest_cosines": np.quantile(cosines_Kn[:, 0], [0, 0.5, 1]).tolist(),
-            "closest": [[int(first), int(second), float(cosine)] for first, second, cosine in pairs]}  # fmt: skip
+    return {
+        "norms": np.quantile(norms_K, [0, 0.5, 1]).tolist(),
+        "nearest_cosines": np.quantile(cosines_Kn[:, 0], [0, 0.5, 1]).tolist(),
+        "closest": [[int(first), int(second), float(cosine)] for first, second, cosine in pairs],
+    }
 
 
 def _atom(lsp, near, norms_K, labels):
     if not 0 <= lsp < len(norms_K):
         raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {len(norms_K) - 1}")
     label = labels[lsp] if labels else None
-    return {"lsp": lsp, "norm": float(norms_K[lsp]), "label": short(label), "senses": label,
-            "nearest": [{"lsp": int(other), "cosine": float(cosine)}
-                        for other, cosine in zip(near[0][lsp], near[1][lsp], strict=True)]}  # fmt: skip
+    return {
+        "lsp": lsp,
+        "norm": float(norms_K[lsp]),
+        "label": short(label),
+        "senses": label,
+        "nearest": [
+            {"lsp": int(other), "cosine": float(cosine)}
+            for other, cosine in zip(near[0][lsp], near[1][lsp], strict=True)
+        ],
+    }
 
 
 # -- a student --------------------------------------------------------------------------------------------
@@ -152,14 +168,24 @@ def _student(settings):
     _refuse(settings, "a student", ("word", "similar_to", "html", "student", "teacher", "diagnostic"))
     model = texts.load_student(settings.store)
     if settings.text is not None:
-        return {"view": "text", "text": settings.text, "student": str(settings.store),
-                "tokens": texts.compare(model, settings.text)}  # fmt: skip
+        return {
+            "view": "text",
+            "text": settings.text,
+            "student": str(settings.store),
+            "tokens": texts.compare(model, settings.text),
+        }
     outputs_Kd = unit(model.student.output_matrix.detach().float().numpy())
     near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)
-    return {"view": "student", "student": str(settings.store), "k": len(norms_K), "width": outputs_Kd.shape[1],
-            "dictionary": model.facts.get("dictionary"), "trained_from": model.facts.get("store"),
-            **_atoms(near, norms_K),
-            "lsps": [_atom(lsp, near, norms_K, None) for lsp in settings.lsp]}  # fmt: skip
+    return {
+        "view": "student",
+        "student": str(settings.store),
+        "k": len(norms_K),
+        "width": outputs_Kd.shape[1],
+        "dictionary": model.facts.get("dictionary"),
+        "trained_from": model.facts.get("store"),
+        **_atoms(near, norms_K),
+        "lsps": [_atom(lsp, near, norms_K, None) for lsp in settings.lsp],
+    }
 
 
 def _refuse(settings, what, names):

@@ -116,8 +116,10 @@ def compare(model, text, teacher=None, top=5):
     """
     predicted = model.lsp([text])[0] if model else None
     if model and teacher and predicted.tokens != teacher.texts:
-        raise InspectionError("the student's tokenizer cuts the text in other tokens than the store's. Give the store "
-                              "that the student was trained from.")  # fmt: skip
+        raise InspectionError(
+            "the student's tokenizer cuts the text in other tokens than the store's. Give the store "
+            "that the student was trained from."
+        )
     tokens = [{"text": token} for token in (teacher.texts if teacher else predicted.tokens)]
     for t, token in enumerate(tokens):
         if teacher:

@@ -113,17 +113,30 @@ class StoreView:
         """What the store is and what of it was read."""
         settings = self.store.settings
         names = ("teacher_name", "layer", "lam", "top_n")
-        return {"store": str(self.store.path), "k": self.sample.k, **{name: settings.get(name) for name in names},
-                "sampled": len(self.sample), "coded": self.sample.coded, "tokens": self.sample.of,
-                "dead": int((self.entries.counts == 0).sum()), "labelled": self.labels is not None}  # fmt: skip
+        return {
+            "store": str(self.store.path),
+            "k": self.sample.k,
+            **{name: settings.get(name) for name in names},
+            "sampled": len(self.sample),
+            "coded": self.sample.coded,
+            "tokens": self.sample.of,
+            "dead": int((self.entries.counts == 0).sum()),
+            "labelled": self.labels is not None,
+        }
 
     def row(self, lsp):
         """An LSP in one line of a table."""
-        return {"lsp": lsp, "density": float(self.densities[lsp]), "mean_weight": float(self.entries.mean_weights[lsp]),
-                "words": self.name(lsp), "label": short(self.label(lsp)),
-                "information": float(self.information[lsp]), "positional": bool(self.profiles.positional_K[lsp]),
-                "position_nats": float(self.profiles.nats_K[lsp]),
-                "profile": [round(float(value), 3) for value in self.profiles.profile_KB[lsp]]}  # fmt: skip
+        return {
+            "lsp": lsp,
+            "density": float(self.densities[lsp]),
+            "mean_weight": float(self.entries.mean_weights[lsp]),
+            "words": self.name(lsp),
+            "label": short(self.label(lsp)),
+            "information": float(self.information[lsp]),
+            "positional": bool(self.profiles.positional_K[lsp]),
+            "position_nats": float(self.profiles.nats_K[lsp]),
+            "profile": [round(float(value), 3) for value in self.profiles.profile_KB[lsp]],
+        }
 
     def label(self, lsp):
         """Its label; None without one."""
@@ -145,9 +158,13 @@ class StoreView:
         shown = alive[np.argsort(-self.information[alive], kind="stable")][:rows]
         deciles = np.quantile(self.densities, np.linspace(0, 1, 11)).tolist()
         positional_K, mass_K = self.profiles.positional_K, self.entries.counts * self.entries.mean_weights
-        return {**self.facts(), "density_deciles": deciles, "positional": int(positional_K.sum()),
-                "positional_mass": float(mass_K[positional_K].sum() / max(mass_K.sum(), 1e-30)),
-                "rows": [self.row(int(lsp)) for lsp in shown]}  # fmt: skip
+        return {
+            **self.facts(),
+            "density_deciles": deciles,
+            "positional": int(positional_K.sum()),
+            "positional_mass": float(mass_K[positional_K].sum() / max(mass_K.sum(), 1e-30)),
+            "rows": [self.row(int(lsp)) for lsp in shown],
+        }
 
     def lsp(self, lsp):
         """Everything of one LSP."""
@@ -159,13 +176,17 @@ class StoreView:
             "tokens": int(self.entries.counts[lsp]),
             "typical": self.typical(lsp),
             "senses": self.label(lsp),
-            "co_firing": [{"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
-                          for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)],
+            "co_firing": [
+                {"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
+                for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)
+            ],
             "nearest": self._near(lsp),
             "top": self._contexts(statistics.top_tokens(self.sample, tokens), lsp),
-            "quantiles": [{"from": least, "to": largest, "samples": self._contexts(some, lsp)}
-                          for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)],
-        }  # fmt: skip
+            "quantiles": [
+                {"from": least, "to": largest, "samples": self._contexts(some, lsp)}
+                for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)
+            ],
+        }
 
     def _contexts(self, tokens, lsp):
         return lsp_contexts(self.sample, self.vocabulary, tokens, lsp)
@@ -173,8 +194,10 @@ class StoreView:
     def _near(self, lsp):
         if self.dictionary is None:
             return []
-        return [{"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
-                for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)]  # fmt: skip
+        return [
+            {"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
+            for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)
+        ]
 
     def word(self, word):
         """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
@@ -185,9 +208,14 @@ class StoreView:
                 "--samples, or --text with the word in a sentence."
             )
         tokens = np.flatnonzero(np.isin(self.words.word_N, numbers))
-        return {"word": word, **self.facts(), "count": int(self.words.counts_U[numbers].sum()),
-                "forms": [[self.words.texts[number], int(self.words.counts_U[number])] for number in numbers],
-                "lsps": self._lsps_of(tokens), "contexts": self._occurrences(tokens)}  # fmt: skip
+        return {
+            "word": word,
+            **self.facts(),
+            "count": int(self.words.counts_U[numbers].sum()),
+            "forms": [[self.words.texts[number], int(self.words.counts_U[number])] for number in numbers],
+            "lsps": self._lsps_of(tokens),
+            "contexts": self._occurrences(tokens),
+        }
 
     def _lsps_of(self, tokens):
         """The mean distribution over some tokens, and the share of them that have each LSP."""
@@ -197,16 +225,25 @@ class StoreView:
             mass_K[lsps] += weights
             having_K[lsps] += 1
         largest = np.argsort(-mass_K, kind="stable")[:WORD_LSPS]
-        return [{**self.row(int(lsp)), "weight": float(mass_K[lsp] / len(tokens)),
-                 "share": float(having_K[lsp] / len(tokens))} for lsp in largest if mass_K[lsp] > 0]  # fmt: skip
+        return [
+            {
+                **self.row(int(lsp)),
+                "weight": float(mass_K[lsp] / len(tokens)),
+                "share": float(having_K[lsp] / len(tokens)),
+            }
+            for lsp in largest
+            if mass_K[lsp] > 0
+        ]
 
     def _occurrences(self, tokens):
         """Some occurrences, evenly over the sample: one a document, or more where there are few documents."""
         documents, windows = self.sample.document_N[tokens], self.sample.window_N[tokens]
         first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
-        return [{**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
-                for token in tokens[first]]  # fmt: skip
+        return [
+            {**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
+            for token in tokens[first]
+        ]
 
     def _largest(self, lsps, weights, top=5):
         order = np.argsort(-weights, kind="stable")[:top]
@@ -235,16 +272,23 @@ class StoreView:
             raise InspectionError(f"{self.store.path} has no dictionary, by which LSPs are compared. Copy it again.")
         index = TokenIndex(self.sample, self.dictionary.atoms_Kd, self.progress)
         sample = self.sample
-        near = [(int(token), float(cosine))
-                for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True)
-                if (sample.window_N[token], sample.position_N[token]) != leave_out]  # fmt: skip
+        near = [
+            (int(token), float(cosine))
+            for token, cosine in zip(*index.search(lsps, weights, 5 * SIMILAR_TOKENS), strict=True)
+            if (sample.window_N[token], sample.position_N[token]) != leave_out
+        ]
         tokens = np.array([token for token, _ in near], np.int64)
         shown = statistics.first_of_each(sample.document_N[tokens], sample.window_N[tokens], SIMILAR_TOKENS)
-        return {"token": text, **self.facts(), "indexed": len(index.tokens),
-                "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
-                "similar": [{**context(sample, self.vocabulary, token), "cosine": cosine,
-                             "lsps": self._largest(*sample.row(token))}
-                            for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])]}  # fmt: skip
+        return {
+            "token": text,
+            **self.facts(),
+            "indexed": len(index.tokens),
+            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
+            "similar": [
+                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": self._largest(*sample.row(token))}
+                for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])
+            ],
+        }
 
 
 def _place(text):

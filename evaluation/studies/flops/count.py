@@ -48,13 +48,18 @@ def _counted(setting, settings):
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut = f"mlsm-{setting.layer}"
     return {
-        "setting": plain(settings) | {
-            "vocabulary": setting.vocabulary, "tokens": setting.tokens, "masked": setting.masked,
+        "setting": plain(settings)
+        | {
+            "vocabulary": setting.vocabulary,
+            "tokens": setting.tokens,
+            "masked": setting.masked,
             "attention_apart": setting.teacher.is_analytic,
         },
         "table3": columns,
-        "table3_as_printed": {name: {row: as_printed(row, flops) for row, flops in rows.items() if " " in row}
-                              for name, rows in columns.items()},
+        "table3_as_printed": {
+            name: {row: as_printed(row, flops) for row, flops in rows.items() if " " in row}
+            for name, rows in columns.items()
+        },
         "percent_of_mlm": {name: rows["percent_of_mlm"] for name, rows in columns.items() if name != "mlm"},
         "in_full": full,
         "with_our_solver": _with_our_solver(setting, full),
@@ -63,7 +68,7 @@ def _counted(setting, settings):
         "offline": {str(reuse): _offline(setting, reuse, full) for reuse in settings.reuse},
         "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
         "run": {name: run * rows["total"] for name, rows in full.items()},
-    }  # fmt: skip
+    }
 
 
 def as_printed(row: str, flops: float) -> str:
@@ -111,17 +116,24 @@ def _offline(setting, reuse, full):
 def _measured(setting, progress):
     """Rows of what, by formula (None where there is none), measured; forward passes over the batch."""
     windows, length, tokens = setting.windows, setting.length, setting.tokens
-    encoders = [(f"student {setting.student.name}", setting.student),
-                (f"teacher {setting.teacher.name}", setting.teacher),
-                (f"teacher, {setting.layer} layers", setting.teacher.cut(setting.layer))]  # fmt: skip
+    encoders = [
+        (f"student {setting.student.name}", setting.student),
+        (f"teacher {setting.teacher.name}", setting.teacher),
+        (f"teacher, {setting.layer} layers", setting.teacher.cut(setting.layer)),
+    ]
     rows = []
     for done, (what, encoder) in enumerate(encoders):
         formula = encoder.forward(windows, length).total if encoder.is_analytic else None
         rows.append({"what": what, "formula": formula, "measured": encoder.measured(windows, length)})
         progress("measure", done + 1, len(encoders) + 1, unit="models")
     head = setting.student.head(tokens, setting.k)
-    rows.append({"what": f"head, {setting.k:,} logits", "formula": head,
-                 "measured": measured_head(setting.student, tokens, setting.k)})  # fmt: skip
+    rows.append(
+        {
+            "what": f"head, {setting.k:,} logits",
+            "formula": head,
+            "measured": measured_head(setting.student, tokens, setting.k),
+        }
+    )
     masked = windows * round(setting.mask_rate * (length - 2))
     computed = measured_student(setting.student, windows, length, masked, setting.k)
     rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})

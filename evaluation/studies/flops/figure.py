@@ -38,6 +38,8 @@ def draw(result, directory):
     axes.set_title("dashed: teacher and solver at every step", fontsize=9)
     axes.legend(loc="upper left", fontsize=8)
     header = ["R", "offline", "online_our_solver", *online]
-    rows = [[f"{r:.4g}", *(f"{value:.3f}" for value in (percent, ours, *online.values()))]
-            for r, percent in zip(reuse, offline, strict=True)]  # fmt: skip
+    rows = [
+        [f"{r:.4g}", *(f"{value:.3f}" for value in (percent, ours, *online.values()))]
+        for r, percent in zip(reuse, offline, strict=True)
+    ]
     return save_figure(figure, directory / "cost_per_run", header, rows)

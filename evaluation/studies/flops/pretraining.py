@@ -38,8 +38,16 @@ class Setting(NamedTuple):
         """The setting of a CountFlopsConfig. Raises FlopsError on names and layers that there are not."""
         student, teacher = Encoder.find(config.student), Encoder.find(config.teacher)
         teacher.cut(config.layer)
-        return cls(student, teacher, config.vocabulary or teacher.vocabulary, config.k, config.layer, config.windows,
-                   config.length, config.mask_rate)  # fmt: skip
+        return cls(
+            student,
+            teacher,
+            config.vocabulary or teacher.vocabulary,
+            config.k,
+            config.layer,
+            config.windows,
+            config.length,
+            config.mask_rate,
+        )
 
     @property
     def tokens(self) -> int:

@@ -34,10 +34,30 @@ from student.resolve import resolve
 logger = logging.getLogger(__name__)
 ENCODING = ("layer", "k", "teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "lam", "top_n",
             "dictionary_tokens", "seed", "device", "output")  # fmt: skip
-TRAINING = ("encoder", "dropout", "max_steps", "batch_windows", "micro_batch", "lr", "warmup", "save_every", "seed",
-            "device")  # fmt: skip
-COLUMNS = ("layer", "k", "mass_kept", "held_out_kl", "marginal_kl", "improvement", "tokens_per_second", "student_flops",
-           "encoding_flops", "f1")  # fmt: skip
+TRAINING = (
+    "encoder",
+    "dropout",
+    "max_steps",
+    "batch_windows",
+    "micro_batch",
+    "lr",
+    "warmup",
+    "save_every",
+    "seed",
+    "device",
+)
+COLUMNS = (
+    "layer",
+    "k",
+    "mass_kept",
+    "held_out_kl",
+    "marginal_kl",
+    "improvement",
+    "tokens_per_second",
+    "student_flops",
+    "encoding_flops",
+    "f1",
+)
 
 
 def sweep(settings: SweepConfig, progress=silent) -> dict:
@@ -66,8 +86,12 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
         logger.info(line)
     rows = _rows(settings, parts, f1_of, progress)
     directory = settings.output / "sweeps" / f"{settings.over}-{fingerprint([row['run'] for row in rows])[:8]}"
-    result = begun | {"rows": rows, "directory": str(directory), "caption": caption_of(settings, rows),
-                      "finished_before": all(row["finished_before"] for row in rows)}  # fmt: skip
+    result = begun | {
+        "rows": rows,
+        "directory": str(directory),
+        "caption": caption_of(settings, rows),
+        "finished_before": all(row["finished_before"] for row in rows),
+    }
     _write(result, directory)
     return result
 

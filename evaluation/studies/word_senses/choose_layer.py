@@ -55,8 +55,10 @@ def choose_layer(config, progress=silent):
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
     directory = _directory(job, teacher, data_digits)
-    wanted = {(entry.layer, entry.k): directory / f"layer-{entry.layer}-k{entry.k}"
-              for entry in wanted_dictionaries(job, teacher)}  # fmt: skip
+    wanted = {
+        (entry.layer, entry.k): directory / f"layer-{entry.layer}-k{entry.k}"
+        for entry in wanted_dictionaries(job, teacher)
+    }
     lacking = {key: path for key, path in wanted.items() if not path.is_dir()}
     if lacking:
         _diagnose(job, teacher, directory, lacking)
@@ -118,8 +120,10 @@ def _diagnose(job, teacher, directory, lacking):
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors") as place:
         layers = sorted({layer for layer, _ in lacking})
-        centers = {vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
-                   for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])}  # fmt: skip
+        centers = {
+            vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
+            for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])
+        }
         vectors = WordVectors(place, job, teacher, layers, data, centers)
         vectors.make()
         for done, ((layer, k), path) in enumerate(lacking.items()):
@@ -142,10 +146,12 @@ def _dictionaries(job, teacher, lacking):
     seconds, new = time.perf_counter() - started, sum(not report["finished_before"] for report in reports)
     return {
         (report["layer"], report["k"]): (
-            Dictionary.load(report["dictionary"]), None if report["finished_before"] else seconds / new,
+            Dictionary.load(report["dictionary"]),
+            None if report["finished_before"] else seconds / new,
         )
-        for report in reports if (report["layer"], report["k"]) in lacking
-    }  # fmt: skip
+        for report in reports
+        if (report["layer"], report["k"]) in lacking
+    }
 
 
 # -- the pass over the annotated text ----------------------------------------------------------------------
@@ -184,8 +190,12 @@ class WordVectors:
         found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
-            np.savez(file, seconds=seconds, deepest=self.teacher.layer,
-                     **{str(name): rows_nd.astype(np.float16) for name, rows_nd in found.items()})  # fmt: skip
+            np.savez(
+                file,
+                seconds=seconds,
+                deepest=self.teacher.layer,
+                **{str(name): rows_nd.astype(np.float16) for name, rows_nd in found.items()},
+            )
 
     def _path(self, number):
         return self.place / f"part-{number:05}.npz"
@@ -260,11 +270,16 @@ def diagnose_layer(vectors, name, atoms_Kd, data, config):
             phi, phi_npmi = sums, association
         for rule, found in answer(association, data.questions, codes[data.training :]).items():
             right[f"{name}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
-            scores[f"{name}-{rule}"] = {group: float(right_Q[in_group].mean()) if in_group.any() else None
-                                        for group, in_group in data.groups.items()}  # fmt: skip
+            scores[f"{name}-{rule}"] = {
+                group: float(right_Q[in_group].mean()) if in_group.any() else None
+                for group, in_group in data.groups.items()
+            }
             scores[f"{name}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
-    costs = {"coding_seconds": coded - clock, "scoring_seconds": time.perf_counter() - coded,
-             "nnz_per_word": codes.nnz / codes.shape[0]}  # fmt: skip
+    costs = {
+        "coding_seconds": coded - clock,
+        "scoring_seconds": time.perf_counter() - coded,
+        "nnz_per_word": codes.nnz / codes.shape[0],
+    }
     return LayerFindings(phi, phi_npmi, right, scores, costs)
 
 
@@ -287,13 +302,20 @@ def _save(found, teacher, layer, dictionary, data, directory):
         "dictionary": dictionary.fingerprint,
         "lsps_used": int((np.diff(found.phi.tocsc().indptr) > 0).sum()),
         "scores": found.scores,
-        "first_sense": {group: float(data.questions.first_sense_Q()[chosen].mean()) if chosen.any() else None
-                        for group, chosen in data.groups.items()},
+        "first_sense": {
+            group: float(data.questions.first_sense_Q()[chosen].mean()) if chosen.any() else None
+            for group, chosen in data.groups.items()
+        },
         "counts": data.counts() | {group: int(chosen.sum()) for group, chosen in data.groups.items()},
         "costs": found.costs,
-    }  # fmt: skip
-    labels = {"dictionary": dictionary.fingerprint, "teacher": teacher.fingerprint, "layer": layer, "k": k,
-              "lsps": name_lsps(found.phi, found.npmi, data.synsets, data.wordnet)}  # fmt: skip
+    }
+    labels = {
+        "dictionary": dictionary.fingerprint,
+        "teacher": teacher.fingerprint,
+        "layer": layer,
+        "k": k,
+        "lsps": name_lsps(found.phi, found.npmi, data.synsets, data.wordnet),
+    }
     sparse.save_npz(directory / "phi.npz", found.phi)
     np.save(directory / "right.npy", np.array([found.right[name] for name in found.scores]))
     (directory / "synsets.json").write_text(json.dumps(data.synsets))

@@ -79,8 +79,13 @@ def recommend(entries, correct):
             break
     share = right_Q.mean()
     standard_error = float(np.sqrt(share * (1 - share) / len(right_Q)))
-    return {"k": k, "layer": best["layer"], "f1": best["f1"], "standard_error": standard_error,
-            "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p}}  # fmt: skip
+    return {
+        "k": k,
+        "layer": best["layer"],
+        "f1": best["f1"],
+        "standard_error": standard_error,
+        "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p},
+    }
 
 
 def mcnemar(left_Q, right_Q):
@@ -109,11 +114,15 @@ def finetuning_averages(path):
         except (KeyError, TypeError, ValueError):
             layer, average = None, math.nan
         if not math.isfinite(average):
-            raise WsdDataError(f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
-                               f"average, a number; found {dict(row)}.")  # fmt: skip
+            raise WsdDataError(
+                f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
+                f"average, a number; found {dict(row)}."
+            )
         if layer in found:
-            raise WsdDataError(f"--finetuning {path}, line {number}: layer {layer} a second time. Give one average a "
-                               "layer, of students of one k.")  # fmt: skip
+            raise WsdDataError(
+                f"--finetuning {path}, line {number}: layer {layer} a second time. Give one average a "
+                "layer, of students of one k."
+            )
         found[layer] = average
     if not found:
         raise WsdDataError(f"--finetuning {path}: expected a line layer,average and one line a layer; found none.")
@@ -131,8 +140,7 @@ def correlate(entries, averages):
         return {"layers": layers}
     f1 = np.array([100 * entry["f1"] for entry in entries if entry["layer"] in averages])
     average = np.array([averages[layer] for layer in layers])
-    return {"layers": layers, "raw": coefficients(f1, average),
-            "rounded": coefficients(f1.round(1), average.round(1))}  # fmt: skip
+    return {"layers": layers, "raw": coefficients(f1, average), "rounded": coefficients(f1.round(1), average.round(1))}
 
 
 def coefficients(left, right):

@@ -63,25 +63,40 @@ class WsdData(NamedTuple):
         synsets = sorted({synset for _, synset in pairs})
         row_of = {synset: row for row, synset in enumerate(synsets)}
         return cls(
-            wordnet, list(chain(training, *tests)), len(words[0]), np.array([word for word, _ in pairs]),
-            np.array([row_of[synset] for _, synset in pairs]), synsets, _questions(test, wordnet, row_of),
+            wordnet,
+            list(chain(training, *tests)),
+            len(words[0]),
+            np.array([word for word, _ in pairs]),
+            np.array([row_of[synset] for _, synset in pairs]),
+            synsets,
+            _questions(test, wordnet, row_of),
             _groups(test, [len(found) for found in words[1:]]),
-        )  # fmt: skip
+        )
 
     def counts(self):
         """How many there are of what, for the result."""
-        return {"training_words": self.training, "test_words": len(self.groups["ALL"]),
-                "synsets_seen": len(self.synsets), "sentences": len(self.sentences)}  # fmt: skip
+        return {
+            "training_words": self.training,
+            "test_words": len(self.groups["ALL"]),
+            "synsets_seen": len(self.synsets),
+            "sentences": len(self.sentences),
+        }
 
     def warn_of_differences(self):
         """Warn where the data is not what the framework's authors counted."""
         first_sense = self.questions.first_sense_Q().mean()
-        found = {"training": self.training, "test": len(self.groups["ALL"]),
-                 "first sense F1": round(100 * first_sense, 1)}  # fmt: skip
+        found = {
+            "training": self.training,
+            "test": len(self.groups["ALL"]),
+            "first sense F1": round(100 * first_sense, 1),
+        }
         for name, expected in EXPECTED.items():
             if found[name] != expected:
-                warnings.warn(f"{name}: {found[name]:,} in this data, {expected:,} in the framework as published. "
-                              "Figures do not compare with published ones.", stacklevel=2)  # fmt: skip
+                warnings.warn(
+                    f"{name}: {found[name]:,} in this data, {expected:,} in the framework as published. "
+                    "Figures do not compare with published ones.",
+                    stacklevel=2,
+                )
 
 
 def spread(sentences, limit):
@@ -93,8 +108,11 @@ def spread(sentences, limit):
 
 def _questions(test, wordnet, row_of):
     candidates = [wordnet.candidates(instance.lemma, instance.pos) for instance in test]
-    pairs = [(key in instance.gold, row_of.get(synset, -1))
-             for instance, senses in zip(test, candidates, strict=True) for key, synset in senses]  # fmt: skip
+    pairs = [
+        (key in instance.gold, row_of.get(synset, -1))
+        for instance, senses in zip(test, candidates, strict=True)
+        for key, synset in senses
+    ]
     starts_Q = np.concatenate([[0], np.cumsum([len(senses) for senses in candidates])]).astype(np.int64)
     return Questions(starts_Q, np.array([row for _, row in pairs], np.int64), np.array([right for right, _ in pairs]))
 

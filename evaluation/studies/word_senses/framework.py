@@ -86,11 +86,14 @@ def _read_keys(path, wordnet):
             instance, *keys = line.split() or [""]
             if not keys or instance in found:
                 trouble = f"{instance} a second time" if keys else repr(line[:60])
-                raise WsdDataError(f"{path}, line {number}: expected an instance's id and its sense keys, "
-                                   f"found {trouble}.")  # fmt: skip
+                raise WsdDataError(
+                    f"{path}, line {number}: expected an instance's id and its sense keys, found {trouble}."
+                )
             if unknown := [key for key in keys if key not in wordnet.synset_of]:
-                raise WsdDataError(f"{path}, line {number}: the sense key {unknown[0]} is not in {wordnet.path}. "
-                                   "Both must be of one version of WordNet (3.0).")  # fmt: skip
+                raise WsdDataError(
+                    f"{path}, line {number}: the sense key {unknown[0]} is not in {wordnet.path}. "
+                    "Both must be of one version of WordNet (3.0)."
+                )
             found[instance] = tuple(keys)
     except UnicodeDecodeError as error:
         raise WsdDataError(f"{path}: expected UTF-8 text, but {error}.") from None
@@ -113,8 +116,10 @@ class _Reader:
             with open(self.path, "rb") as file:
                 self.parser.ParseFile(file)
         except expat.ExpatError as error:
-            raise WsdDataError(f"{self.path}, line {error.lineno}: expected XML, found "
-                               f"{expat.ErrorString(error.code)}. Fetch the file again.") from None  # fmt: skip
+            raise WsdDataError(
+                f"{self.path}, line {error.lineno}: expected XML, found "
+                f"{expat.ErrorString(error.code)}. Fetch the file again."
+            ) from None
         if not any(sentence.instances for sentence in self.sentences):
             raise self._error("expected <sentence> elements with instances, found none")
         return self.sentences

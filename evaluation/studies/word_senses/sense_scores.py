@@ -71,8 +71,9 @@ def normalised(codes):
     """The codes with rows that sum to 1; empty ones stay empty."""
     sums = np.asarray(codes.sum(1, dtype=np.float64)).ravel()
     scale = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)
-    return sparse.csr_array((codes.data * np.repeat(scale, np.diff(codes.indptr)), codes.indices, codes.indptr),
-                            codes.shape)  # fmt: skip
+    return sparse.csr_array(
+        (codes.data * np.repeat(scale, np.diff(codes.indptr)), codes.indices, codes.indptr), codes.shape
+    )
 
 
 def npmi(phi):
@@ -93,8 +94,19 @@ def answer(npmi_SK, questions, codes):
     Returns  dict of rule to Answers
     """
     chosen, backed_off = np.zeros((2, len(RULES), codes.shape[0]), np.int64)
-    _answer(npmi_SK.indptr, npmi_SK.indices, npmi_SK.data, codes.indptr, codes.indices, codes.data.astype(np.float64),
-            np.zeros(codes.shape[1]), questions.starts_Q, questions.rows_C, chosen, backed_off)  # fmt: skip
+    _answer(
+        npmi_SK.indptr,
+        npmi_SK.indices,
+        npmi_SK.data,
+        codes.indptr,
+        codes.indices,
+        codes.data.astype(np.float64),
+        np.zeros(codes.shape[1]),
+        questions.starts_Q,
+        questions.rows_C,
+        chosen,
+        backed_off,
+    )
     return {rule: Answers(chosen[i], backed_off[i].astype(bool)) for i, rule in enumerate(RULES)}
 
 

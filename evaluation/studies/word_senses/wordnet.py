@@ -44,8 +44,10 @@ class WordNet:
                 try:
                     wordnet._add(*line.decode().split())
                 except (ValueError, IndexError, TypeError):
-                    raise WsdDataError(f"{path}, line {number}: expected a sense key, a synset's offset, the number of "
-                                       f"the sense and a count; found {line[:80].rstrip()!r}.") from None  # fmt: skip
+                    raise WsdDataError(
+                        f"{path}, line {number}: expected a sense key, a synset's offset, the number of "
+                        f"the sense and a count; found {line[:80].rstrip()!r}."
+                    ) from None
         if not wordnet.synset_of:
             raise WsdDataError(f"{path}: expected WordNet's sense index, found an empty file.")
         for senses in wordnet._keys_of.values():

@@ -106,11 +106,16 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
         settings |= {"paradigms": names}
         parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
     return {
-        "schema": records.SCHEMA, "suite": "blimp", "seed": None, "diverged": False, "collapsed": False, "head": None,
+        "schema": records.SCHEMA,
+        "suite": "blimp",
+        "seed": None,
+        "diverged": False,
+        "collapsed": False,
+        "head": None,
         "settings": settings,
         "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
-    } | records.describe(directory)  # fmt: skip
+    } | records.describe(directory)
 
 
 def _finished(record: dict, config: BlimpConfig):

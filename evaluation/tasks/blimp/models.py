@@ -64,9 +64,13 @@ def _stock(directory: Path):
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
             model, report = model_class.from_pretrained(
-                directory, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                directory,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
                 output_loading_info=True,
-            )  # fmt: skip
+            )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise BlimpError(
             f"{directory}: its weights cannot be loaded: {describe(error)}. Give a model saved as safetensors."

@@ -178,8 +178,9 @@ class Scorer:
     def encode(self, sentences: list[str]) -> list[Encoded]:
         """Sentences with the special tokens that the tokenizer adds, or [CLS] and [SEP] where it adds none."""
         batch = self._tokenizer(sentences, return_special_tokens_mask=True, return_attention_mask=False)
-        rows = zip(batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))),
-                   strict=True)  # fmt: skip
+        rows = zip(
+            batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))), strict=True
+        )
         encoded = [self._framed(*row) for row in rows]
         longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
         if longest is not None and len(longest.ids) > self._models[0].room:

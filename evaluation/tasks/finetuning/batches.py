@@ -111,10 +111,14 @@ def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_t
     finally:
         inner.no_truncation()
     return Encoded(
-        lengths_N, np.concatenate(ids), np.concatenate(types) if takes_types else None,
-        words_N if labels_words else None, [example.label for example in examples], tokenizer.pad_token_id,
+        lengths_N,
+        np.concatenate(ids),
+        np.concatenate(types) if takes_types else None,
+        words_N if labels_words else None,
+        [example.label for example in examples],
+        tokenizer.pad_token_id,
         cut / len(examples),
-    )  # fmt: skip
+    )
 
 
 def order(task, epoch, count):

@@ -53,8 +53,11 @@ def _tests_there_are():
     """Which tasks have a labelled test set, in which files, for an error."""
     from evaluation.tasks.finetuning.tasks import TASKS
 
-    known = [f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
-             for name, task in TASKS.items() if task.test]  # fmt: skip
+    known = [
+        f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
+        for name, task in TASKS.items()
+        if task.test
+    ]
     return f"Those are read from files of --data-dir, of {' and '.join(known)}; other test sets have no public labels."
 
 

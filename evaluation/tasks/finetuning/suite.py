@@ -164,8 +164,10 @@ def settle(settings, candidates):
     if short := [f"{name} ({most})" for name, most in trained.items() if most < length]:
         logger.warning(
             "--max-length %d is longer than the windows that these were pre-trained on: %s. What lies beyond is read "
-            "with positions that were never trained.", length, ", ".join(short),
-        )  # fmt: skip
+            "with positions that were never trained.",
+            length,
+            ", ".join(short),
+        )
     segments = settings.segments
     if segments == "auto":
         segments = "always" if all(candidate.has_trained_segments for candidate in candidates) else "never"
@@ -174,8 +176,9 @@ def settle(settings, candidates):
             untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
             logger.info(
                 "no model is told which sentence of a pair a token is of: no lineage says that the second segment was "
-                "trained of %s. To tell all that have segments:  --segments always", ", ".join(untrained),
-            )  # fmt: skip
+                "trained of %s. To tell all that have segments:  --segments always",
+                ", ".join(untrained),
+            )
     return replace(settings, max_length=length, segments=segments)
 
 

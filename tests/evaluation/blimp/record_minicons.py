@@ -46,10 +46,12 @@ def main():
     from pipeline.teacher import BUNDLED
 
     scores = {
-        metric: [{"sentence": text, "tokens": tokens}
-                 for text, tokens in zip(SENTENCES, minicons_scores(BUNDLED, SENTENCES, metric), strict=True)]
+        metric: [
+            {"sentence": text, "tokens": tokens}
+            for text, tokens in zip(SENTENCES, minicons_scores(BUNDLED, SENTENCES, metric), strict=True)
+        ]
         for metric in ("original", "within-word-l2r")
-    }  # fmt: skip
+    }
     versions = {name: importlib.metadata.version(name) for name in ("minicons", "transformers", "torch")}
     path = Path(__file__).with_name("minicons_scores.json")
     path.write_text(json.dumps({"versions": versions, "scores": scores}, indent=1, ensure_ascii=False) + "\n")

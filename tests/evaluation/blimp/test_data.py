@@ -47,9 +47,16 @@ def test_a_subset_is_the_same_pairs_in_whatever_order_they_lie():
 
 
 @pytest.mark.parametrize(
-    "line", ['{"sentence_good": "a"}', '{"sentence_good": "a", "sentence_bad": 1}', '["a", "b"]', '{"sentence_good": ',
-             '{"sentence_good": "a", "sentence_bad": " "}', ""]
-)  # fmt: skip
+    "line",
+    [
+        '{"sentence_good": "a"}',
+        '{"sentence_good": "a", "sentence_bad": 1}',
+        '["a", "b"]',
+        '{"sentence_good": ',
+        '{"sentence_good": "a", "sentence_bad": " "}',
+        "",
+    ],
+)
 def test_a_malformed_line_is_named(line, directory):
     file = directory / "wh_island.jsonl"
     lines = file.read_text().splitlines()

@@ -42,8 +42,9 @@ def data(tmp_path_factory):
     """67 paradigms of four pairs in the language of tiny_store; the last pair of `causative` is one sentence twice."""
     directory, draw = tmp_path_factory.mktemp("data"), random.Random(0)
     for name in PARADIGMS:
-        pairs = [[" ".join(f"w{draw.randrange(50)}" for _ in range(draw.choice([3, 5]))) for _ in range(2)]
-                 for _ in range(4)]  # fmt: skip
+        pairs = [
+            [" ".join(f"w{draw.randrange(50)}" for _ in range(draw.choice([3, 5]))) for _ in range(2)] for _ in range(4)
+        ]
         if name == "causative":
             pairs[3][1] = pairs[3][0]
         lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]
@@ -124,8 +125,10 @@ def test_the_same_command_again_loads_nothing(config, monkeypatch):
 
 def test_another_metric_or_part_is_another_record(config):
     whole = evaluate(config)["records"][0]
-    parts = [evaluate(replace(config, **change))["records"][0]
-             for change in ({"per_paradigm": 2}, {"metric": "within-word-l2r"})]  # fmt: skip
+    parts = [
+        evaluate(replace(config, **change))["records"][0]
+        for change in ({"per_paradigm": 2}, {"metric": "within-word-l2r"})
+    ]
     assert [part["task"] for part in parts] == ["blimp-2", "blimp-within-word-l2r"]
     assert parts[0]["data"]["n_eval"] == 134
     assert parts[1]["figures"] == whole["figures"]  # a vocabulary of whole words
@@ -199,9 +202,18 @@ def store(tmp_path_factory):
 
 def settings(store, **changes):
     return {
-        "store": store.path, "max_steps": 4, "batch_windows": 4, "micro_batch": 4, "seed": 1, "save_every": 3,
-        "eval_every": 0, "eval_windows": 4, "checkpoints": (0.5, 1.0), "device": "cpu", "keep_last": 2,
-    } | changes  # fmt: skip
+        "store": store.path,
+        "max_steps": 4,
+        "batch_windows": 4,
+        "micro_batch": 4,
+        "seed": 1,
+        "save_every": 3,
+        "eval_every": 0,
+        "eval_windows": 4,
+        "checkpoints": (0.5, 1.0),
+        "device": "cpu",
+        "keep_last": 2,
+    } | changes
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +235,10 @@ def test_a_run_and_its_checkpoints_are_scored(run, config, data):
     assert result["records"][0]["figures"] == expected_figures(run / "export", data)
     every = evaluate(replace(config, models=(str(run), config.models[0]), step="all"))["records"]
     assert [(record["model"], record["step"], record["fraction"]) for record in every] == [
-        ("mlm-run-step-00000002", 2, 0.5), ("mlm-run-step-00000004", 4, 1.0), ("tiny-bert", None, None),
-    ]  # fmt: skip
+        ("mlm-run-step-00000002", 2, 0.5),
+        ("mlm-run-step-00000004", 4, 1.0),
+        ("tiny-bert", None, None),
+    ]
     assert every[0]["figures"] == expected_figures(run / "checkpoints/step-00000002", data)
     one = evaluate(replace(config, models=(str(run),), step="2"))
     assert one["already_finished"] == [True] and one["records"] == every[:1]

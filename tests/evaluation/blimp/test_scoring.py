@@ -41,8 +41,10 @@ def by_definition(model, rows):
 
 def rows_of(ids, hide):
     """Rows of a sentence whose first and last ids are special; hide(place) lists the places to mask."""
-    return [([4 if at in hide(place) else id for at, id in enumerate(ids)], place, ids[place])
-            for place in range(1, len(ids) - 1)]  # fmt: skip
+    return [
+        ([4 if at in hide(place) else id for at, id in enumerate(ids)], place, ids[place])
+        for place in range(1, len(ids) - 1)
+    ]
 
 
 def framed(sentence):
@@ -108,8 +110,10 @@ def test_a_word_is_hidden_from_the_token_on_to_its_end(metric, english, teacher_
         return range(place, stop)
 
     mask = tokenizer.mask_token_id
-    rows = [([mask if at in hide(place) else id for at, id in enumerate(ids)], place, ids[place])
-            for place in range(1, len(ids) - 1)]  # fmt: skip
+    rows = [
+        ([mask if at in hide(place) else id for at, id in enumerate(ids)], place, ids[place])
+        for place in range(1, len(ids) - 1)
+    ]
     expected = by_definition(model, rows)
     ours = StockMaskedLm(AutoModelForMaskedLM.from_pretrained(teacher_directory))
     ours._model.get_output_embeddings().bias.data.copy_(model.get_output_embeddings().bias)
@@ -215,8 +219,10 @@ def test_tokens_score_as_minicons_recorded_them(metric, bundled):
 
 
 def test_the_recorded_sentences_tell_the_metrics_apart():
-    original, l2r = (np.concatenate([entry["tokens"] for entry in RECORDED["scores"][metric]])
-                     for metric in ("original", "within-word-l2r"))  # fmt: skip
+    original, l2r = (
+        np.concatenate([entry["tokens"] for entry in RECORDED["scores"][metric]])
+        for metric in ("original", "within-word-l2r")
+    )
     assert (np.abs(original - l2r) > 0.1).sum() > 10
 
 

@@ -120,8 +120,11 @@ def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):
     ks = {float(row["x"]) for row in table(settings.output / "figure-05-lsps.csv") if row["panel"] == "average"}
     assert ks == {768, 1536, 3072, 6144, 12288}  # with the paper's
     averages = {model["model"]: model["average"] for model in result["models"]}
-    weights = {float(row["x"]): float(row["value"]) for row in table(settings.output / "figure-08-mlm-weight.csv")
-               if row["series"] == "mean" and row["source"] == "measured"}  # fmt: skip
+    weights = {
+        float(row["x"]): float(row["value"])
+        for row in table(settings.output / "figure-08-mlm-weight.csv")
+        if row["series"] == "mean" and row["source"] == "measured"
+    }
     assert weights == {0.0: averages["mlsm-l10"]} | {k: averages[f"mtl-{k:g}"] for k in (1.0, 2.0)}
     _check_checkpoints(settings.output, averages)
     blimp = table(settings.output / "figure-09-blimp.csv")
@@ -188,8 +191,11 @@ def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
 
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    records = [a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
-               for i in range(15) for task in ("rte", "mrpc")]  # fmt: skip
+    records = [
+        a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
+        for i in range(15)
+        for task in ("rte", "mrpc")
+    ]
     result, settings = compared(tmp_path, records)
     said = comparison(result, settings).partition("Tables:")[0]
     tables = [line for line in said.splitlines() if line.startswith("  ") and line.strip()[0].isdigit()]

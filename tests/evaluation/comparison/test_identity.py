@@ -18,10 +18,20 @@ from terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
 TARGET = {
-    "kind": "lsp", "format": 2, "windowing": {"max_length": 128}, "teacher": "f" * 64, "teacher_name": "bert",
-    "layer": 10, "dictionary": "d" * 64, "k": 3072, "lam": 0.05, "top_n": 32, "tolerance": 1e-3, "dtype": "float32",
+    "kind": "lsp",
+    "format": 2,
+    "windowing": {"max_length": 128},
+    "teacher": "f" * 64,
+    "teacher_name": "bert",
+    "layer": 10,
+    "dictionary": "d" * 64,
+    "k": 3072,
+    "lam": 0.05,
+    "top_n": 32,
+    "tolerance": 1e-3,
+    "dtype": "float32",
     "dictionary_settings": LEARNED,
-}  # fmt: skip
+}
 OTHER = TARGET | {"dictionary": "e" * 64}
 SETTINGS = {"objective": "mlsm", "encoder": "deberta-base", "lr": 1e-4, "dropout": 0.1, "max_steps": 1000, "seed": 42}
 LOGITS = {name: TARGET[name] for name in ("windowing", "teacher", "teacher_name", "dtype")}
@@ -31,10 +41,14 @@ LOGITS |= {"kind": "logits", "format": 2, "k": 28996, "top_n": 64, "octaves": 4}
 def identity(objective="mlsm", target=TARGET, kept=0.99, **settings):
     known = SETTINGS | {"objective": objective} | settings
     return {
-        "objective": objective, "settings": known, "plan": "p" * 32, "windowing": {"max_length": 128},
-        "target": json.dumps(target, sort_keys=True), "target_settings": target,
+        "objective": objective,
+        "settings": known,
+        "plan": "p" * 32,
+        "windowing": {"max_length": 128},
+        "target": json.dumps(target, sort_keys=True),
+        "target_settings": target,
         "tail": {"mass_kept": kept, "mass_dropped": 1 - kept},
-    }  # fmt: skip
+    }
 
 
 def of_layer(layer, **changes):
@@ -162,9 +176,10 @@ def test_runs_of_other_settings_are_other_families():
 def study(identities, seeds=1):
     table = published.scores(1)
     return [
-        record for (name, layer), known in identities.items()
+        record
+        for (name, layer), known in identities.items()
         for record in of_table(name, table[layer], seeds, layer=layer, identity=known)
-    ]  # fmt: skip
+    ]
 
 
 def compared(directory, records):

@@ -124,7 +124,11 @@ def test_win_rates_by_hand():
     ]
     rates = {(row["model"], row["task"]): row for row in win_rates(models_of(mine + theirs)[0])}
     assert {key: (row["wins"], row["losses"], row["ties"]) for key, row in rates.items()} == {
-        ("a", "mrpc"): (2, 1, 1), ("a", "rte"): (1, 0, 0), ("a", "all"): (3, 1, 1),
-        ("b", "mrpc"): (1, 2, 1), ("b", "rte"): (0, 1, 0), ("b", "all"): (1, 3, 1),
-    }  # fmt: skip
+        ("a", "mrpc"): (2, 1, 1),
+        ("a", "rte"): (1, 0, 0),
+        ("a", "all"): (3, 1, 1),
+        ("b", "mrpc"): (1, 2, 1),
+        ("b", "rte"): (0, 1, 0),
+        ("b", "all"): (1, 3, 1),
+    }
     assert rates["a", "all"]["rate"] == 0.7 and rates["a", "all"]["step"] == 1000

@@ -27,8 +27,10 @@ SCORES = published.scores(1)[10]
 
 def test_the_average_is_unweighted_over_figures_each_the_mean_over_its_seeds():
     records = [
-        a_record("a", "mrpc", 0, [0.8, 0.9]), a_record("a", "mrpc", 1, [0.6, 0.7]), a_record("a", "rte", 0, [0.5]),
-    ]  # fmt: skip
+        a_record("a", "mrpc", 0, [0.8, 0.9]),
+        a_record("a", "mrpc", 1, [0.6, 0.7]),
+        a_record("a", "rte", 0, [0.5]),
+    ]
     (model,), _ = models_of(records)
     assert model.figures == pytest.approx({("mrpc", "accuracy"): 0.7, ("mrpc", "f1"): 0.8, ("rte", "accuracy"): 0.5})
     assert average(model) == pytest.approx(2 / 3)
@@ -138,21 +140,28 @@ def test_runs_that_diverged_or_collapsed_count_and_are_told_apart():
     records.append(a_record("a", "rte", 2, [0.3], collapsed="every prediction is entailment"))
     (model,), _ = models_of(records)
     assert model.failed == {
-        ("rte", 1): "diverged: the loss is not finite", ("rte", 2): "collapsed: every prediction is entailment",
-    }  # fmt: skip
+        ("rte", 1): "diverged: the loss is not finite",
+        ("rte", 2): "collapsed: every prediction is entailment",
+    }
     assert average(model) == pytest.approx(0.3)
 
 
 def test_checkpoints_are_one_family_and_names_say_what_differs():
-    records = [a_record(f"l{layer}-{step}", "rte", 0, [0.5], layer=layer, step=step) for layer in (8, 10)
-               for step in (200, 100)]  # fmt: skip
+    records = [
+        a_record(f"l{layer}-{step}", "rte", 0, [0.5], layer=layer, step=step)
+        for layer in (8, 10)
+        for step in (200, 100)
+    ]
     records += [a_record("mlm", "rte", 0, [0.5], objective="mlm", layer=None, k=None)]
     records += [a_record(name, "rte", 0, [0.5], objective=None) for name in ("bert", "roberta")]
     found = {name: [model.label for model in group] for name, group in families(models_of(records)[0]).items()}
     assert found == {
-        "MLSM, l 8": ["l8-100", "l8-200"], "MLSM, l 10": ["l10-100", "l10-200"], "MLM": ["mlm"],
-        "bert": ["bert"], "roberta": ["roberta"],
-    }  # fmt: skip
+        "MLSM, l 8": ["l8-100", "l8-200"],
+        "MLSM, l 10": ["l10-100", "l10-200"],
+        "MLM": ["mlm"],
+        "bert": ["bert"],
+        "roberta": ["roberta"],
+    }
 
 
 def test_blimp_is_averaged_over_paradigms_that_all_have():
@@ -179,8 +188,11 @@ def test_how_far_and_how_many():
     (model,), _ = models_of([a_record("a", "rte", 0, [0.5], fraction=0.125)])
     assert checkpoint_name(model) == "12.5%"
     assert [out_of(*case) for case in (([70, 70], 70), ([42, 70], 70), ([98], 70), ([], 70))] == [
-        "n = 70 of 70", "n = 42 to 70 of 70", "n = 98 (paper: 70)", "n = 0 of 70",
-    ]  # fmt: skip
+        "n = 70 of 70",
+        "n = 42 to 70 of 70",
+        "n = 98 (paper: 70)",
+        "n = 0 of 70",
+    ]
     assert len(SUITE) == 14
 
 

@@ -21,9 +21,15 @@ from terminal.finetuning import summary
 def settings(teacher_directory, miniatures, tmp_path):
     """One model, RTE, one seed, one epoch."""
     return FinetuneConfig(
-        models=(str(teacher_directory),), tasks=("rte",), seeds=1, data_dir=miniatures, output=tmp_path / "out",
-        epochs=1, lr=1e-3, device="cpu",
-    )  # fmt: skip
+        models=(str(teacher_directory),),
+        tasks=("rte",),
+        seeds=1,
+        data_dir=miniatures,
+        output=tmp_path / "out",
+        epochs=1,
+        lr=1e-3,
+        device="cpu",
+    )
 
 
 def copied(directory, place, config=None, lineage=None):

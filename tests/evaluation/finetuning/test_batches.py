@@ -31,9 +31,14 @@ def test_batches_are_what_the_tokenizer_pads(tokenizer, teacher_directory, minia
     rows = np.array([5, 0, 17])
     inputs, labels = encoded.batch(rows)
     oracle = AutoTokenizer.from_pretrained(teacher_directory)(
-        [examples[row].first for row in rows], [examples[row].second for row in rows],
-        truncation="longest_first", max_length=20, padding=True, return_token_type_ids=True, return_tensors="pt",
-    )  # fmt: skip
+        [examples[row].first for row in rows],
+        [examples[row].second for row in rows],
+        truncation="longest_first",
+        max_length=20,
+        padding=True,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
     assert inputs.keys() == oracle.keys()
     assert all(torch.equal(inputs[name], oracle[name]) for name in oracle)
     assert labels.tolist() == [examples[row].label for row in rows] and labels.dtype == torch.int64

@@ -19,10 +19,17 @@ from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 # Of the data's README: examples of training and development sets; 226 of BiMPM's 10,000 are in QQP's training part.
 COUNTS = {
-    "cola": (8551, 1043), "conll2003": (14041, 3250), "mnli": (8999, 1000, 1000), "mrpc": (3668, 408),
-    "qnli": (8999, 5463), "qqp": (8999, 9774), "rte": (2490, 277), "sst2": (67349, 872), "stsb": (5749, 1500),
+    "cola": (8551, 1043),
+    "conll2003": (14041, 3250),
+    "mnli": (8999, 1000, 1000),
+    "mrpc": (3668, 408),
+    "qnli": (8999, 5463),
+    "qqp": (8999, 9774),
+    "rte": (2490, 277),
+    "sst2": (67349, 872),
+    "stsb": (5749, 1500),
     "wic": (5428, 638),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TASKS)

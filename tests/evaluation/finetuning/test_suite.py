@@ -29,9 +29,15 @@ ROOT = Path(__file__).resolve().parents[3]
 def settings(teacher_directory, miniatures, tmp_path):
     """One model, two tasks, two seeds, one epoch."""
     return FinetuneConfig(
-        models=(str(teacher_directory),), tasks=("mrpc", "conll2003"), seeds=2, data_dir=miniatures, output=tmp_path,
-        epochs=1, lr=1e-3, device="cpu",
-    )  # fmt: skip
+        models=(str(teacher_directory),),
+        tasks=("mrpc", "conll2003"),
+        seeds=2,
+        data_dir=miniatures,
+        output=tmp_path,
+        epochs=1,
+        lr=1e-3,
+        device="cpu",
+    )
 
 
 def command(settings):
@@ -90,8 +96,10 @@ def test_a_second_time_it_is_finished(settings):
     assert files == {file: file.stat().st_mtime_ns for file in settings.output.rglob("*") if file.is_file()}
     (model,) = first["models"]
     assert {name: len(values) for name, values in model["figures"].items()} == {
-        "conll2003 f1": 2, "mrpc accuracy": 2, "mrpc f1": 2,
-    }  # fmt: skip
+        "conll2003 f1": 2,
+        "mrpc accuracy": 2,
+        "mrpc f1": 2,
+    }
     assert model["average"] is None  # of fourteen figures only
 
 
@@ -99,9 +107,11 @@ def test_killed_and_continued_it_equals_the_unbroken(settings, tmp_path_factory)
     settings = replace(settings, seeds=3)
     unbroken = replace(settings, output=tmp_path_factory.mktemp("unbroken"))
     process = subprocess.Popen(
-        command(settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        command(settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 120
     while not (kept := list(settings.output.glob("evaluations/*/finetune/*.json"))):
         assert process.poll() is None and time.monotonic() < deadline
@@ -201,10 +211,21 @@ def test_one_model_twice_is_refused(settings):
 
 def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(settings, tmp_path):
     run = tmp_path / "run"
-    train(StudentConfig(
-        store=write_store(tmp_path / "store", k=24).path, encoder="bert-2x32", max_steps=2, batch_windows=2,
-        micro_batch=2, eval_every=0, eval_windows=2, checkpoints=(0.5, 1.0), save_every=0, device="cpu", output=run,
-    ))  # fmt: skip
+    train(
+        StudentConfig(
+            store=write_store(tmp_path / "store", k=24).path,
+            encoder="bert-2x32",
+            max_steps=2,
+            batch_windows=2,
+            micro_batch=2,
+            eval_every=0,
+            eval_windows=2,
+            checkpoints=(0.5, 1.0),
+            save_every=0,
+            device="cpu",
+            output=run,
+        )
+    )
     settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", max_length=16)
     every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
     assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]

@@ -76,8 +76,10 @@ def test_unrounded_percentages(paper):
 def test_what_the_table_leaves_out(paper):
     full, mlm = full_table(paper), table(paper)["mlm"]["total"]
     assert full["mlsm-10"][FISTA] == fista_flops(0.15 * 128 * 128, 3072, 768) == pytest.approx(2.32e12, rel=1e-3)
-    student = [sum(flops for part, flops in full[name].items() if part.startswith("student")) / mlm
-               for name in ("mlm", "mlsm-10")]  # fmt: skip
+    student = [
+        sum(flops for part, flops in full[name].items() if part.startswith("student")) / mlm
+        for name in ("mlm", "mlsm-10")
+    ]
     assert [round(share, 3) for share in student] == [0.831, 0.805]
     assert "teacher, attention" not in full["mlm"] and full["kd"]["teacher, attention"] == 12 * 4 * 128 * 768 * 128**2
     for rows in full.values():
@@ -179,8 +181,10 @@ def test_the_command_counts_tells_and_draws(tmp_path):
     assert "MLSM12" in text and "The paper's totals" not in text and "8,192" in text
     assert all(row["formula"] in (None, row["measured"]) for row in result["measured"])
     assert sorted(path.name for path in (tmp_path / "flops").iterdir()) == [
-        "cost_per_run.csv", "cost_per_run.png", "cost_per_run.svg",
-    ]  # fmt: skip
+        "cost_per_run.csv",
+        "cost_per_run.png",
+        "cost_per_run.svg",
+    ]
     first, *_, last = (tmp_path / "flops" / "cost_per_run.csv").read_text().splitlines()[1:]
     assert float(first.split(",")[1]) == pytest.approx(result["offline"]["1"]["percent_of_mlm"], abs=1e-3)
     assert last.startswith("100,")

@@ -16,9 +16,14 @@ from shards.reader import Store
 
 WORDS = 60
 HOSTILE = {
-    7: "<script>window.hacked=1</script>", 8: "<img/src=x/onerror=window.hacked=1>", 9: "{{7*7}}", 10: "</script>",
-    11: "__proto__", 12: "\"'><b>", 13: "&lt;",
-}  # fmt: skip
+    7: "<script>window.hacked=1</script>",
+    8: "<img/src=x/onerror=window.hacked=1>",
+    9: "{{7*7}}",
+    10: "</script>",
+    11: "__proto__",
+    12: "\"'><b>",
+    13: "&lt;",
+}
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +67,12 @@ def _write_labels(directory, fingerprint, k):
         ],
         "lexnames": [["noun.act", 0.6], ["noun.group", 0.4]],
     }
-    senses[5] = {"synsets": [{"synset": "x", "lemmas": ["<script>window.hacked=1</script>"], "lexname": "<b>",
-                              "npmi": 0.1, "mass": 1.0}], "lexnames": [["<i>", 1.0]]}  # fmt: skip
+    senses[5] = {
+        "synsets": [
+            {"synset": "x", "lemmas": ["<script>window.hacked=1</script>"], "lexname": "<b>", "npmi": 0.1, "mass": 1.0}
+        ],
+        "lexnames": [["<i>", 1.0]],
+    }
     directory.mkdir(parents=True)
     content = {"dictionary": fingerprint, "teacher": "none", "layer": 3, "k": k, "lsps": senses}
     (directory / "labels.json").write_text(json.dumps(content))
@@ -78,8 +87,17 @@ def hostile_view(hostile_store):
 def coded_store(tmp_path_factory, english_text, teacher_directory):
     """A store of 48 LSPs of layer 2 of the tiny teacher, in windows of 32 tokens of English."""
     settings = EncodeConfig(
-        teacher=str(teacher_directory), layer=(2,), corpus=(str(english_text),), k=48, lam=0.1, max_length=32,
-        max_tokens=10_000, unit_tokens=5_000, dictionary_tokens=3_000, batch_tokens=2048, device="cpu",
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        k=48,
+        lam=0.1,
+        max_length=32,
+        max_tokens=10_000,
+        unit_tokens=5_000,
+        dictionary_tokens=3_000,
+        batch_tokens=2048,
+        device="cpu",
         output=tmp_path_factory.mktemp("coded") / "runs",
-    )  # fmt: skip
+    )
     return Store.open(encode_lsp(settings)[0]["store"])

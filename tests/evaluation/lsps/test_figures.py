@@ -207,8 +207,9 @@ def test_tokens_of_a_profile_are_those_of_brute_force(view, dense_NK):
 def test_contexts_are_the_text_with_its_weights(view, dense_NK):
     lsp = int(np.argmax(view.densities))
     for shown in view.lsp(lsp)["top"]:
-        token = int(np.flatnonzero((view.sample.window_N == shown["window"])
-                                   & (view.sample.position_N == shown["position"]))[0])  # fmt: skip
+        token = int(
+            np.flatnonzero((view.sample.window_N == shown["window"]) & (view.sample.position_N == shown["position"]))[0]
+        )
         first, last = view.sample.bounds(token, 12)
         assert "".join(text for text, _ in shown["text"]) == view.vocabulary.joined(view.sample.ids_N[first:last])
         marks = [weight for text, weight in shown["text"] if weight]

@@ -117,8 +117,11 @@ def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path,
 
 def everything(directory):
     """Every file below a directory: bytes, or where a link points."""
-    return {path.relative_to(directory).as_posix(): os.readlink(path) if path.is_symlink() else path.read_bytes()
-            for path in directory.rglob("*") if path.is_symlink() or path.is_file()}  # fmt: skip
+    return {
+        path.relative_to(directory).as_posix(): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
@@ -136,8 +139,11 @@ def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
     # A page of ours that the new view lacks goes; that view.json claims the user's files makes none of them ours.
     (place / "lsp" / "24.html").write_text("ours")
     mark = json.loads((place / "view.json").read_text())
-    mark["files"] |= {"lsp/24.html": file_sha256(place / "lsp" / "24.html"), "notes/none": None,
-                      "notes/thesis.tex": file_sha256(place / "notes" / "thesis.tex")}  # fmt: skip
+    mark["files"] |= {
+        "lsp/24.html": file_sha256(place / "lsp" / "24.html"),
+        "notes/none": None,
+        "notes/thesis.tex": file_sha256(place / "notes" / "thesis.tex"),
+    }
     (place / "view.json").write_text(json.dumps(mark))
     report = pages.write(hostile_view, place)
     assert everything(place) == fresh | mine and (place / "notes" / "empty").is_dir()
@@ -296,8 +302,10 @@ def test_hostile_words_are_found_as_words(opened, query):
 @pytest.mark.parametrize("width", [375, 1200])
 def test_no_page_is_wider_than_the_screen(opened, width):
     browser = opened("index.html")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": width, "height": 812, "deviceScaleFactor": 1, "mobile": width < 500})  # fmt: skip
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 812, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
     for page, query in (("index.html", ""), ("index.html", "?q=script"), ("lsp/3.html", ""), ("lsp/5.html", "")):
         opened(page, query)
         if query:

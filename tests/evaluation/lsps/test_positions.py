@@ -23,11 +23,29 @@ def made_up():
     window_N = np.repeat(np.arange(WINDOWS), LENGTH - 2)
     ids_N = rng.integers(0, WORDS, len(position_N))
     run_N = np.abs(position_N - np.repeat(rng.integers(1, LENGTH - 1, WINDOWS), LENGTH - 2)) < 6
-    weights_NK = np.stack([2.0 * (position_N <= 10), ids_N % 2 == 0, ids_N % 2 == 1, np.full(len(ids_N), 0.7), run_N,
-                           np.zeros(len(ids_N))], axis=1)  # fmt: skip
+    weights_NK = np.stack(
+        [
+            2.0 * (position_N <= 10),
+            ids_N % 2 == 0,
+            ids_N % 2 == 1,
+            np.full(len(ids_N), 0.7),
+            run_N,
+            np.zeros(len(ids_N)),
+        ],
+        axis=1,
+    )
     rows = sparse.csr_array(weights_NK / weights_NK.sum(1, keepdims=True))
-    return Sample(ids_N.astype(np.int32), window_N, position_N, window_N, rows.indptr.astype(np.int64),
-                  rows.indices.astype(np.uint16), rows.data.astype(np.float32), K, len(ids_N))  # fmt: skip
+    return Sample(
+        ids_N.astype(np.int32),
+        window_N,
+        position_N,
+        window_N,
+        rows.indptr.astype(np.int64),
+        rows.indices.astype(np.uint16),
+        rows.data.astype(np.float32),
+        K,
+        len(ids_N),
+    )
 
 
 def test_profiles_are_mean_weights_by_part_of_the_window(made_up):
@@ -52,8 +70,9 @@ def test_runs_at_random_places_are_no_positions(made_up):
     """They would be with a null that shuffles single tokens, where few windows have the LSP."""
     few = made_up.window_N < 12
     rows = made_up.rows(np.flatnonzero(few))
-    sample = Sample(made_up.ids_N[few], made_up.window_N[few], made_up.position_N[few], made_up.window_N[few], *rows, K,
-                    1)  # fmt: skip
+    sample = Sample(
+        made_up.ids_N[few], made_up.window_N[few], made_up.position_N[few], made_up.window_N[few], *rows, K, 1
+    )
     assert not position_profiles(sample).positional_K[4]
 
 

@@ -53,8 +53,11 @@ def test_pages_of_a_store(coded_store, tmp_path):
 
 
 def test_an_error_is_one_line(coded_store, tmp_path):
-    errors = [line for line in mlsm(tmp_path, coded_store.path, "--word", "zyzzyva", code=2).stderr.splitlines()
-              if line.startswith("mlsm: error:")]  # fmt: skip
+    errors = [
+        line
+        for line in mlsm(tmp_path, coded_store.path, "--word", "zyzzyva", code=2).stderr.splitlines()
+        if line.startswith("mlsm: error:")
+    ]
     assert len(errors) == 1 and "'zyzzyva' is not among" in errors[0] and "--samples" in errors[0]
 
 
@@ -74,8 +77,12 @@ def test_lsps_words_and_places(coded_store):
     assert result["count"] == sum(count for _, count in result["forms"]) > 3 and "Some occurrences" in text
     place = f"{result['contexts'][0]['window']}:{result['contexts'][0]['position']}"
     assert "Tokens most like it" in shown(store=store, similar_to=place)[1]
-    for wrong, said in (("7", "is WINDOW:TOKEN"), ("999999:1", "windows, from 0 on"), ("0:77", "tokens, from 0 on"),
-                        ("0:0", "has no LSPs")):  # fmt: skip
+    for wrong, said in (
+        ("7", "is WINDOW:TOKEN"),
+        ("999999:1", "windows, from 0 on"),
+        ("0:77", "tokens, from 0 on"),
+        ("0:0", "has no LSPs"),
+    ):
         with pytest.raises(InspectionError, match=said):
             shown(store=store, similar_to=wrong)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
@@ -135,11 +142,14 @@ def test_a_student_alone(coded_store, tmp_path):
         shown(store=str(export), html=tmp_path / "pages")
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"word": "a", "lsp": (1,)}, "different things to show"),
-    ({"student": "x"}, "are for a text"),
-    ({"samples": 0}, "at least one token"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"word": "a", "lsp": (1,)}, "different things to show"),
+        ({"student": "x"}, "are for a text"),
+        ({"samples": 0}, "at least one token"),
+    ],
+)
 def test_settings_that_contradict_each_other(settings, said):
     with pytest.raises(ValueError, match=said):
         LspConfig(**settings)

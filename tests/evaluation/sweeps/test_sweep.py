@@ -145,8 +145,11 @@ def test_documents_that_could_not_be_coded_are_told(result, capsys):
 
 def test_a_figure_that_is_not_there_is_a_gap_and_a_zero_is_a_zero(result, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(sweeping, "save_figure", lambda figure, *_: drawn.extend(
-        axes.lines[0].get_ydata().tolist() for axes in figure.axes))  # fmt: skip
+    monkeypatch.setattr(
+        sweeping,
+        "save_figure",
+        lambda figure, *_: drawn.extend(axes.lines[0].get_ydata().tolist() for axes in figure.axes),
+    )
     first, second = result["rows"]
     rows = [first | {"improvement": None, "f1": 0.0}, second | {"improvement": 0.25, "f1": None}]
     sweeping._write(result | {"rows": rows}, tmp_path)
@@ -232,10 +235,14 @@ def test_what_cannot_be_swept_says_so(settings, tmp_path):
             sweep(replace(settings, diagnostic=tmp_path / name))
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"lr": -1.0}, "lr must be a positive number"), ({"encoder": "/nowhere/bert"}, "no configuration found"),
-    ({"lam": -1.0}, "lam"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a positive number"),
+        ({"encoder": "/nowhere/bert"}, "no configuration found"),
+        ({"lam": -1.0}, "lam"),
+    ],
+)
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_students_that_cannot_be_trained_are_refused_before_encoding(settings, tmp_path, wrong, message, dry_run):
     with pytest.raises(ValueError, match=message):

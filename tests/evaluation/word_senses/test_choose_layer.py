@@ -34,10 +34,18 @@ def settings(tmp_path_factory, teacher_directory, english_text):
     """Of a command that takes a second: three layers, two k."""
     directory = tmp_path_factory.mktemp("senses")
     return {
-        "wsd_data": write_miniature(directory / "wsd"), "teacher": str(teacher_directory),
-        "corpus": (str(english_text),), "k": (16, 24), "lam": 0.1, "max_length": 32, "max_tokens": 20_000,
-        "dictionary_tokens": 1000, "dictionary_epochs": 1.0, "batch_tokens": 64, "output": directory / "runs",
-    }  # fmt: skip
+        "wsd_data": write_miniature(directory / "wsd"),
+        "teacher": str(teacher_directory),
+        "corpus": (str(english_text),),
+        "k": (16, 24),
+        "lam": 0.1,
+        "max_length": 32,
+        "max_tokens": 20_000,
+        "dictionary_tokens": 1000,
+        "dictionary_epochs": 1.0,
+        "batch_tokens": 64,
+        "output": directory / "runs",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +75,11 @@ def test_the_files_of_a_layer(settings, result):
     directory = Path(result["directory"]) / "layer-2-k24"
     labels = json.loads((directory / "labels.json").read_text())
     assert {name: labels[name] for name in ("layer", "k", "teacher", "dictionary")} == {
-        "layer": 2, "k": 24, "teacher": result["teacher"]["fingerprint"], "dictionary": entry["dictionary"],
-    }  # fmt: skip
+        "layer": 2,
+        "k": 24,
+        "teacher": result["teacher"]["fingerprint"],
+        "dictionary": entry["dictionary"],
+    }
     (atoms,) = (d for d in (settings["output"] / "dictionaries").glob("*-l2-k24-*"))
     assert Dictionary.load(atoms).fingerprint == labels["dictionary"]
     phi = sparse.load_npz(directory / "phi.npz").toarray()
@@ -207,14 +218,21 @@ def test_what_is_refused(settings, change, error, message):
 
 def test_flags_and_the_summary(settings, result, tmp_path):
     (tmp_path / "averages.csv").write_text("layer,average\n1,70.1\n2,71.3\n3,70.9\n")
-    given = [f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
-             for name, value in settings.items()]  # fmt: skip
+    given = [
+        f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in settings.items()
+    ]
     argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
     config, _ = parse("choose-layer", cli.VERBS["choose-layer"], argv)[:2]
     assert config.layer == "all"
     shown = layers(choose_layer(config), config)
-    for words in ("was finished already", "Best on this part at k = 16:  --layer", "first sense: 75.0%",
-                  "layers 1, 2, 3", result["directory"]):  # fmt: skip
+    for words in (
+        "was finished already",
+        "Best on this part at k = 16:  --layer",
+        "first sense: 75.0%",
+        "layers 1, 2, 3",
+        result["directory"],
+    ):
         assert words in shown
     assert "Recommended" not in shown
     demonstration, recipe = parse("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])[:2]

@@ -20,12 +20,26 @@ def test_the_real_data_has_the_published_counts():
     assert data.training == 226_036 and len(data.training_words) == 226_695 and len(data.wordnet.synset_of) == 206_941
     sizes = {name: int(data.groups[name].sum()) for name in data.groups}
     assert sizes == {
-        "ALL": 7253, "semeval2007": 455, "senseval3": 1850, "senseval2": 2282, "semeval2013": 1644,
-        "semeval2015": 1022, "NOUN": 4300, "VERB": 1652, "ADJ": 955, "ADV": 346,
-    }  # fmt: skip
+        "ALL": 7253,
+        "semeval2007": 455,
+        "senseval3": 1850,
+        "senseval2": 2282,
+        "semeval2013": 1644,
+        "semeval2015": 1022,
+        "NOUN": 4300,
+        "VERB": 1652,
+        "ADJ": 955,
+        "ADV": 346,
+    }
     first = {name: round(100 * data.questions.first_sense_Q()[data.groups[name]].mean(), 1) for name in ("ALL", *SETS)}
-    assert first == {"ALL": 65.2, "semeval2007": 55.2, "senseval3": 66.2, "senseval2": 66.8, "semeval2013": 63.0,
-                     "semeval2015": 67.8}  # fmt: skip
+    assert first == {
+        "ALL": 65.2,
+        "semeval2007": 55.2,
+        "senseval3": 66.2,
+        "senseval2": 66.8,
+        "semeval2013": 63.0,
+        "semeval2015": 67.8,
+    }
     assert (np.diff(data.questions.starts_Q) > 0).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -54,13 +68,17 @@ def test_a_miniature_by_hand(tmp_path):
 def test_wordnet_by_hand(tmp_path):
     wordnet = WordNet.load(write_miniature(tmp_path / "wsd") / "wordnet3.0/index.sense")
     assert wordnet.candidates("big", "ADJ") == [
-        ("big%3:00:01::", "01382086-a"), ("big%5:00:00:important:00", "01275562-s"),
-    ]  # fmt: skip
+        ("big%3:00:01::", "01382086-a"),
+        ("big%5:00:00:important:00", "01275562-s"),
+    ]
     assert wordnet.candidates("big", "NOUN") == []
     assert wordnet.lemmas("01275562-s") == ["big", "great"]  # tagged 20 and 14 times
     assert [wordnet.lexname(s) for s in ("02084071-n", "02343595-v", "01275562-s", "00011093-r")] == [
-        "noun.animal", "verb.possession", "adj.all", "adv.all",
-    ]  # fmt: skip
+        "noun.animal",
+        "verb.possession",
+        "adj.all",
+        "adv.all",
+    ]
 
 
 def damaged(root, name, old, new):
