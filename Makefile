@@ -3,7 +3,7 @@
 #             only wait for one another)
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
-# make lint   ruff alone
+# make lint   ruff and mypy
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,6 +25,7 @@ fuzz: .venv/installed-test
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
 
 # torch first and pinned: an unpinned one may pull gigabytes of GPU packages
 .venv/installed: setup.cfg constraints.txt
