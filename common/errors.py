@@ -5,6 +5,7 @@ ValueErrors and files that could not be written are OSErrors, so that a Python c
 Light to import: the command line names these classes before any library is loaded.
 """
 
+MOST_CHARACTERS = 4_000  # of a message: a damaged file can hold a name of megabytes
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
@@ -26,6 +27,11 @@ class MlsmError(Exception):
     """What all errors of this project derive from."""
 
     exit_code = EXIT_INPUT
+
+    def __str__(self) -> str:
+        """The message; of a very long one the beginning and the end, which says what to do next."""
+        message, half = super().__str__(), MOST_CHARACTERS // 2
+        return message if len(message) <= MOST_CHARACTERS else f"{message[:half]} ... {message[-half:]}"
 
 
 # -- stores ------------------------------------------------------------------------------------------------

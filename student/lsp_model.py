@@ -225,7 +225,9 @@ def load_tensors(file) -> dict:
 def load_tokenizer(source, revision: str | None = None):
     """The tokenizer of an export; code that it brings is not run."""
     with utf8_name(source) as place:
-        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+    tokenizer("a", verbose=False)  # some damage, such as a maximum length that is no number, shows only here
+    return tokenizer
 
 
 def load_encoder(source, revision: str | None = None) -> nn.Module:

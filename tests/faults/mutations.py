@@ -647,9 +647,11 @@ def craft_atoms(dice, scene):
             return None
         payload, what = dice.choice([change_array, _change_header])(dice, path.read_bytes(), scene)
         record = json.loads(path.with_name("dictionary.json").read_bytes())
-        if not isinstance(record, dict):
+        target = scene.root / "target.json"
+        values = json.loads(target.read_bytes()) if target.is_file() else None
+        if not isinstance(record, dict) or not isinstance((values or {"settings": {}})["settings"], dict):
             return None
-    except (ValueError, RecursionError):
+    except (ValueError, LookupError, TypeError, RecursionError):  # an earlier mutation may have spoilt them
         return None
     path.unlink()
     path.write_bytes(payload)
@@ -659,9 +661,7 @@ def craft_atoms(dice, scene):
     except Exception:  # whatever np.load makes of it
         pass
     write_sealed(scene.root, path.with_name("dictionary.json"), record)
-    target = scene.root / "target.json"
-    if target.is_file() and dice.random() < 0.8:
-        values = json.loads(target.read_bytes())
+    if values and dice.random() < 0.8:
         values["settings"]["dictionary"] = record["fingerprint"]
         write_sealed(scene.root, target, values, follow=True)
     return f"{scene.said(path)}, sealed: {what}"

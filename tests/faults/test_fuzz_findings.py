@@ -252,6 +252,7 @@ EXPORTS = {
     "a list": lambda export: (export / "config.json").write_text("[]"),
     "family": set_value("config.json", model_type=["bert"]),
     "no text": lambda export: (export / "tokenizer_config.json").write_bytes(b'{"a": "\xff"}'),
+    "longest text": set_value("tokenizer_config.json", model_max_length="a/b"),
     "token": set_value("tokenizer_config.json", unk_token=2**63),
     "width": set_value("config.json", intermediate_size="wide"),
     "heads": set_value("config.json", num_attention_heads=12),

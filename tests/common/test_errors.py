@@ -1,0 +1,8 @@
+from common.errors import MOST_CHARACTERS, RecordError
+
+
+def test_a_very_long_message_keeps_its_beginning_and_its_end():
+    message = str(RecordError(f"rte.json: field task: found {'x' * 70_000!r}. Evaluate again."))
+    assert message.startswith("rte.json: field task: found 'xxx") and message.endswith("xxx'. Evaluate again.")
+    assert len(message) < MOST_CHARACTERS + 10
+    assert str(RecordError("short.")) == "short."
