@@ -25,7 +25,10 @@ def describe_foreign_settings(config):
             f"config.json asks for position_embedding_type {positions!r}, which transformers no longer computes: it "
             "would take absolute positions instead. Take a model with absolute positions."
         )
-    entries = [entry for entry in _flat((getattr(config, "auto_map", None) or {}).values()) if entry is not None]
+    named = getattr(config, "auto_map", None) or {}
+    entries = [
+        str(entry) for entry in _flat(named.values() if isinstance(named, dict) else [named]) if entry is not None
+    ]
     taken_over = TAKEN_OVER.get(config.model_type, ())  # of an entry such as `owner/name--modeling_x.XModel`
     own = [entry for entry in entries if entry.rpartition("--")[2].partition(".")[0] not in taken_over]
     if own:

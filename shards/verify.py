@@ -350,8 +350,10 @@ def _check_group(shard, group, meta, record, entries):
             raise ShardError(f"sums {', '.join(sorted(columns))}, which are not those of k = {meta.k}")
         if len(columns["token_counts"]) != meta.vocab_size or columns["token_counts"].sum() != record.tokens:
             raise ShardError(f"token counts do not add up to {record.tokens}")
-        if meta.k and (len(columns["mass"]) != meta.k or not np.isfinite(columns["mass"]).all()):
-            raise ShardError(f"the mass of the LSPs is not that of k = {meta.k}")
+        if meta.k:
+            mass_k = columns["mass"]
+            if len(mass_k) != meta.k or not (np.isfinite(mass_k) & (mass_k >= 0)).all():
+                raise ShardError(f"the sums of mass are not {meta.k} finite numbers from 0, one for each LSP")
     else:
         raise ShardError("not a part of a shard")
 

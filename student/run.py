@@ -62,13 +62,18 @@ class Run:
         self.result_file = self.directory / "result.json"
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
+        if self.checkpoint_directory.is_symlink():
+            raise RunError(
+                f"{self.checkpoint_directory} is a link: checkpoints would be written and removed in another place. Put"
+                f" the directory itself there, or give an --output where there is room for the run."
+            )
         place = Path(config.root) if config.output is None else self.directory
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         self.norm_in_blocks = True
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, encoder_config):
             # As config.json says: with its spelling of the settings, and with the norm that the run was begun with.
-            self.identity = {name: found[name] for name in identity}
+            self.identity = {name: found.get(name, value) for name, value in identity.items()}
             self.norm_in_blocks = found.get("gradient_norm") == "blocks"
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None

@@ -136,6 +136,8 @@ def test_sums_that_are_no_numbers_from_0(files, value):
     craft(files, next(unit.id for unit in store.plan.units if unit.split == "train"), change)
     with pytest.raises(ShardError, match="sums called mass are not all finite numbers from 0"):
         Store.open(files.path).split("train").mean_distribution()
+    [damage] = verify(files.path, full=True)["damaged"]
+    assert "sums of mass are not 24 finite numbers from 0" in damage["problem"]
 
 
 def append_padding(parts):
@@ -328,6 +330,13 @@ def test_a_configuration_that_transformers_cannot_read(subjects, field):
     assert len(str(caught.value)) < 1000
 
 
+def test_an_auto_map_that_is_no_mapping_still_names_code(subjects):
+    file = subjects / "export" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": "own.Model"}))
+    with pytest.raises(ModelError, match="config.json names code of its own"):
+        Backbone(subjects / "export")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -394,6 +403,24 @@ def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, 
     write_sealed(run.output, path, json.loads(path.read_text()) | {field: value})
     assert train(run)["steps"] == 4
     assert f"step-00000003 is damaged (state.json: field {field}: expected {expected}" in caplog.text
+
+
+def test_a_field_without_a_value_that_a_description_lacks(run):
+    file = run.output / "config.json"
+    kept = json.loads(file.read_text())
+    assert kept.pop("encoder") is None
+    file.write_text(json.dumps(kept))
+    assert train(run)["steps"] == 4
+
+
+def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_path):
+    outside = tmp_path / "outside"
+    (run.output / "checkpoints").rename(outside)
+    (run.output / "checkpoints").symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(RunError, match="checkpoints is a link"):
+        train(run)
+    assert sorted(outside.rglob("*")) == before
 
 
 def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
