@@ -181,6 +181,7 @@ def _check_figure(figure, field, where):
     _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
     for name, (holds, expected) in _FIGURE_FIELDS.items():
         _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
+    _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
 
 
 def _check_metrics(record, where):

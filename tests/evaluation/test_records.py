@@ -84,6 +84,7 @@ MALFORMED = [
     ({"seed": True}, "seed"),
     ({"figures": [{"metric": "accuracy", "value": 86, "n": 408}]}, "figures[0].value"),
     ({"figures": [{"metric": "accuracy", "value": float("nan"), "n": 408}]}, "figures[0].value"),
+    ({"figures": [{"metric": "accuracy", "value": 0.5, "n": 408, "ties": "few"}]}, "figures[0].ties"),
     ({"figures": [{"metric": "accuracy", "value": 0.5, "n": 408}]}, "figures"),
     ({"figures": []}, "figures"),
     ({"diverged": True}, "diverged"),
