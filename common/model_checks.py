@@ -1,16 +1,21 @@
-"""Whether transformers computes the model that a checkpoint was trained as.
+"""Whether transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
 
 transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
 another model than the checkpoint's. These functions name both, and whoever loads a model refuses it. They look at names
 only. Left out: weights that the model lacks (the loading report of transformers names them as missing).
 """
 
+import json
 import re
+from pathlib import Path
+
+from common.disk import read_file
 
 # Families whose checkpoints were published with code of their own before transformers took that same code over.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 # Buffers that older versions of transformers saved; every model computes them anew.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
+MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
@@ -43,6 +48,23 @@ def describe_foreign_settings(config):
 def _flat(values):
     for value in values:
         yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def check_token_ids(directory: Path) -> None:
+    """Raise ValueError where a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
+
+    The tokenizers library makes room for every id up to the largest, and ends the whole process where memory runs out.
+    """
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return
+    values = json.loads(read_file(file))
+    model = values.get("model") if isinstance(values, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [added.get("id") for added in values.get("added_tokens") or [] if isinstance(added, dict)] if model else []
+    if largest := max((id for id in ids if isinstance(id, int) and id >= MOST_TOKEN_IDS), default=None):
+        raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
 
 
 def unused_encoder_weights(unexpected, model):

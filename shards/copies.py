@@ -24,6 +24,7 @@ from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
 from common.invocation import program
+from common.model_checks import check_token_ids
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
@@ -182,6 +183,7 @@ def load_tokenizer(contents):
 
     with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
         write_files(Path(directory), contents)
+        check_token_ids(Path(directory))
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 

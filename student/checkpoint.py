@@ -159,6 +159,10 @@ def restore(path: Path, model, optimizer) -> None:
         load_weights(path, model)
         state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
         optimizer.load_state_dict(state)
+        for weight, moments in optimizer.state.items():
+            shapes = {name: moment.shape for name, moment in moments.items()}
+            if shapes != {"step": torch.Size([]), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}:
+                raise ValueError(f"AdamW's state of a weight of shape {tuple(weight.shape)} has {shapes}")
     except Exception as error:  # of torch, its unpickler and safetensors, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(

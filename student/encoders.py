@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
-from common.model_checks import describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_token_ids, describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 
@@ -211,6 +211,7 @@ def _suggestion(encoder: str) -> str:
 def vocabulary_of(directory) -> dict[str, int]:
     """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
     try:
+        check_token_ids(Path(directory))
         with utf8_name(directory) as place:
             return AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
     except Exception as error:  # of transformers and tokenizers, of many classes

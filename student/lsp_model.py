@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
+from common.model_checks import check_token_ids
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from student.encoders import without_pooler
@@ -224,6 +225,7 @@ def load_tensors(file) -> dict:
 
 def load_tokenizer(source, revision: str | None = None):
     """The tokenizer of an export; code that it brings is not run."""
+    check_token_ids(Path(source))
     with utf8_name(source) as place:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
     tokenizer("a", verbose=False)  # some damage, such as a maximum length that is no number, shows only here

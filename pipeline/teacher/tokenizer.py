@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from common.errors import TeacherError, describe
+from common.model_checks import check_token_ids
 from common.paths import utf8_name
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
@@ -27,6 +28,7 @@ def load_tokenizer(name_or_path):
             "Copy the files of the tokenizer that this model was trained with into that directory."
         )
     try:
+        check_token_ids(directory)
         with quiet_transformers(), utf8_name(directory) as place:
             tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included

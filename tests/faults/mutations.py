@@ -404,7 +404,7 @@ def write_sealed(root, path, values, follow=False):
 
 
 def _follow(root, target_id):
-    for path in sorted(root.glob("units/*.json")):
+    for path in sorted(root.glob("units/*.json")) if not (root / "units").is_symlink() else ():
         record = json.loads(path.read_bytes()) if path.is_file() and not path.is_symlink() else None
         if isinstance(record, dict):
             write_sealed(root, path, record | {"target": target_id})

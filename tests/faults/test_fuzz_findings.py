@@ -256,6 +256,7 @@ EXPORTS = {
     "family": set_value("config.json", model_type=["bert"]),
     "no text": lambda export: (export / "tokenizer_config.json").write_bytes(b'{"a": "\xff"}'),
     "longest text": set_value("tokenizer_config.json", model_max_length="a/b"),
+    "huge id": set_value("tokenizer.json", added_tokens=[{"id": 4_000_000_000, "content": "[X]"}]),
     "token": set_value("tokenizer_config.json", unk_token=2**63),
     "width": set_value("config.json", intermediate_size="wide"),
     "heads": set_value("config.json", num_attention_heads=12),
@@ -422,6 +423,20 @@ def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_pat
     with pytest.raises(RunError, match="checkpoints is a link"):
         train(run)
     assert sorted(outside.rglob("*")) == before
+
+
+@pytest.mark.parametrize("lost", ["exp_avg_sq", "step"])
+def test_an_optimiser_without_a_moment(run, lost):
+    path = run.output / "checkpoints" / "step-00000003"
+    file = path / "resume" / "optimizer.pt"
+    kept = torch.load(file, weights_only=True)
+    kept["state"][3]["other"] = kept["state"][3].pop(lost)
+    torch.save(kept, file)
+    state = json.loads((path / "state.json").read_text())
+    state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    write_sealed(run.output, path / "state.json", state)
+    with pytest.raises(RunError, match="step-00000003 is as it was written, but does not fit"):
+        train(run)
 
 
 def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
