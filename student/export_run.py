@@ -14,11 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
 from transformers import AutoConfig
 
 from common.disk import read_file
 from common.durable import publish_directory
-from common.errors import RunError, ShardError, StoreError, WriteError
+from common.errors import RunError, ShardError, StoreError, WriteError, describe
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
 from common.progress import silent
@@ -168,7 +169,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, store: str | 
 def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
     """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was put beside it since.
 
-    Raises  RunError where a file has changed since the checkpoint was looked at
+    Raises  RunError where a file has changed since the checkpoint was looked at, or weights cannot be read
     """
     contents = {}
     for name, expected in state["files"].items():
@@ -176,6 +177,14 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
             contents[name] = read_file(path / name)
             if hashlib.sha256(contents[name]).hexdigest() != expected:
                 raise RunError(f"{path / name} changed while it was read. Run the same command again.")
+            if name.endswith(".safetensors"):
+                try:
+                    load_safetensors(contents[name])
+                except SafetensorError as error:
+                    raise RunError(
+                        f"{path / name} has the right hash, but holds no weights ({describe(error)}). Nothing was"
+                        f" exported. Give the step of another checkpoint."
+                    ) from error
     return contents
 
 

@@ -425,6 +425,17 @@ def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_pat
     assert sorted(outside.rglob("*")) == before
 
 
+def test_a_kept_checkpoint_whose_weights_are_none_is_not_exported(run, tmp_path):
+    path = run.output / "checkpoints" / "step-00000002"
+    (path / "model.safetensors").write_bytes(Pickle(tmp_path).dumps())
+    state = json.loads((path / "state.json").read_text())
+    state["files"]["model.safetensors"] = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+    write_sealed(run.output, path / "state.json", state)
+    with pytest.raises(RunError, match="model.safetensors has the right hash, but holds no weights"):
+        export_run(ExportConfig(run=run.output, checkpoint="2", output=tmp_path / "out", store=run.store))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("lost", ["exp_avg_sq", "step"])
 def test_an_optimiser_without_a_moment(run, lost):
     path = run.output / "checkpoints" / "step-00000003"
