@@ -16,6 +16,7 @@ TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 # Buffers that older versions of transformers saved; every model computes them anew.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
+_LEAST_BYTES_PER_LAYER = 250  # its names in the header of a safetensors file
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
@@ -65,6 +66,28 @@ def check_token_ids(directory: Path) -> None:
     ids += [added.get("id") for added in values.get("added_tokens") or [] if isinstance(added, dict)] if model else []
     if largest := max((id for id in ids if isinstance(id, int) and id >= MOST_TOKEN_IDS), default=None):
         raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
+
+
+def check_size(model_class, config, directory, **options) -> None:
+    """Raise ValueError where a config.json describes more parameters than the files of weights have bytes.
+
+    transformers would make room for them, and fill it with random numbers, before it says that they are missing.
+
+    model_class, config, options  a class of transformers, and what it is built with
+    directory                     with *.safetensors; without any there is nothing to compare
+    """
+    import torch  # here, since the rest of this file is light to import
+
+    size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    layers = getattr(config, "num_hidden_layers", 0)
+    if not size:
+        return
+    if layers * _LEAST_BYTES_PER_LAYER > size:
+        raise ValueError(f"config.json says {layers:,} layers, and the weights have {size:,} bytes")
+    with torch.device("meta"):  # shapes without memory
+        parameters = sum(weight.numel() for weight in model_class(config, **options).parameters())
+    if parameters > size:
+        raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
 
 
 def unused_encoder_weights(unexpected, model):

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
-from common.model_checks import check_token_ids, describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_size, check_token_ids, describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 
@@ -123,6 +123,7 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     try:
+        check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
         with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
             encoder, report = AutoModel.from_pretrained(
                 place,

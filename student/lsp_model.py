@@ -23,14 +23,14 @@ from typing import Literal, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
-from common.model_checks import check_token_ids
+from common.model_checks import check_size, check_token_ids
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from student.encoders import without_pooler
@@ -235,6 +235,7 @@ def load_tokenizer(source, revision: str | None = None):
 def load_encoder(source, revision: str | None = None) -> nn.Module:
     """The encoder of an export without a pooler, float32; code and pickles that it brings are not run."""
     hf_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **without_pooler(hf_config))
     with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
         encoder, report = AutoModel.from_pretrained(
             place,

@@ -19,7 +19,7 @@ from transformers import MODEL_MAPPING, AutoConfig
 from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError, describe
-from common.model_checks import describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
 from pipeline.solvers import onednn
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
@@ -248,6 +248,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
     """
     require_weight_files(directory, name)
     try:
+        check_size(model_class, config, directory, **options)
         with quiet_transformers(), utf8_name(directory) as place:
             model, report = model_class.from_pretrained(
                 place,

@@ -258,6 +258,8 @@ EXPORTS = {
     "longest text": set_value("tokenizer_config.json", model_max_length="a/b"),
     "huge id": set_value("tokenizer.json", added_tokens=[{"id": 4_000_000_000, "content": "[X]"}]),
     "token": set_value("tokenizer_config.json", unk_token=2**63),
+    "vocabulary": set_value("config.json", vocab_size=1 << 24),
+    "layers": set_value("config.json", num_hidden_layers=10**9),
     "width": set_value("config.json", intermediate_size="wide"),
     "heads": set_value("config.json", num_attention_heads=12),
     "head": cut_head,
