@@ -45,7 +45,7 @@ class OpenStore:
 
     @contextmanager
     def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
-        """The UnitWriter of a unit; the end of the block commits it, if the source is unchanged and not too much failed."""
+        """The UnitWriter of a unit; the block's end commits, if the source is unchanged and not too much failed."""
         target = self.target
         meta = ShardMeta(
             target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]

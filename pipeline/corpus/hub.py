@@ -143,7 +143,8 @@ def _listing(dataset, revision, path):
         else:
             found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
             if not any(isinstance(entry, RepoFile) for entry in found):
-                found = [entry for entry in list_files(path or None) if _is_text(PurePosixPath(entry.path))]
+                named = ((entry, PurePosixPath(entry.path)) for entry in list_files(path or None))
+                found = [entry for entry, name in named if kind_of(name) in KINDS and not is_hidden(name)]
         return commit, [entry for entry in found if isinstance(entry, RepoFile)]
     except EntryNotFoundError:
         return commit, []
@@ -151,11 +152,6 @@ def _listing(dataset, revision, path):
         raise FileNotFoundError(
             "no such dataset or revision on the Hub, or none that you may read. Check the name or log in: hf auth login"
         ) from None
-
-
-def _is_text(path):
-    """Whether a directory's file is taken, as its name says."""
-    return kind_of(path) in KINDS and not is_hidden(path)
 
 
 def _globbed(pattern: str) -> Callable:

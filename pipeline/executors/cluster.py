@@ -79,7 +79,7 @@ def _settings(workers):
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
-        "distributed.scheduler.worker-saturation": 1.0,  # after the start one task a worker: that one is blamed for its death
+        "distributed.scheduler.worker-saturation": 1.0,  # one task a worker, on which its death is blamed
         "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
     }
