@@ -116,7 +116,7 @@ class WorkersConfig(CorpusConfig):
                 "cluster. Give one of them."
             )
         if self.scheduler is not None and "://" not in self.scheduler:
-            raise ValueError(f"--scheduler {self.scheduler} is no address. Give one such as tcp://host:8786.")
+            raise ValueError(f"--scheduler {self.scheduler} is not an address. Give one such as tcp://host:8786.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +221,9 @@ class DictionaryConfig(TeacherConfig):
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
     dictionary_batch: int | None = None
-    """Vectors between two updates of the atoms; when not given by the size of the sample: 400 up to 51,200 vectors,
-    2,048 from 262,144 on, in between so many that a pass has 128 updates. On a small sample, small minibatches learn
-    better atoms and take longer."""
+    """Vectors between two updates of the atoms. By default it follows from the size of the sample: 400 for up to 51,200
+    vectors, 2,048 from 262,144 on, and in between as many as make 128 updates a pass. On a small sample, small
+    minibatches learn better atoms and take longer."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -326,7 +326,7 @@ def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str
         example = "google-bert/bert-base-cased"
         raise ValueError(
             f"--corpus {' '.join(corpus)} is text of your own, and no --{name} is given. Give a Hub id, such as "
-            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, for a try."
+            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, to try it out."
         )
     return given if given is not None else "bundled"
 

@@ -187,9 +187,9 @@ def check_same_teacher(teacher: "Teacher", fingerprint: str, dtype: str) -> None
     """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
     found = str(teacher.dtype).removeprefix("torch.")
     if (teacher.fingerprint, found) != (fingerprint, dtype):
-        what = f"computes in {found}, not {dtype}" if found != dtype else f"finds other files at {teacher.name}"
+        what = f"computes in {found}, not {dtype} as" if found != dtype else f"finds other files at {teacher.name} than"
         raise EncodeError(
-            f"a worker {what} as the command that was given. Let all see the same files, and give --dtype and --device."
+            f"a worker {what} the command that was given. Let all see the same files, and give --dtype and --device."
         )
 
 

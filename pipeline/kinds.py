@@ -181,7 +181,7 @@ class Lsp(Kind):
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
         else:
             settings["tolerance"] = config.tolerance  # which FISTA does not have
-        if output.dictionary.center is not None:  # stores that are not centred have no such key, as those of old
+        if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
             settings["center"] = output.dictionary.centering
         settings |= Reading.of(config, teacher).settings()
         lineage = {

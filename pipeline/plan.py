@@ -53,7 +53,7 @@ def windowing(
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":  # a key of its own only then: plans keep the names that they had
+    if held_out_by != "document":  # only then, so that other plans keep the id that they had in earlier versions
         rules["held_out_by"] = held_out_by
     return rules
 
@@ -239,7 +239,9 @@ def _is_by_file(rules):
 
 
 def _files_held_out(sources):
-    """Content hashes of the files that are held out: the hundredth with the lowest ones, and at least the lowest.
+    """Content hashes of the files that are held out: about one file in a hundred, those with the lowest hashes.
+
+    The lowest is always among them.
 
     Raises  CorpusError when all the files have one content
     """
@@ -323,7 +325,7 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
-    if span["dropped"]:  # units of which nothing is left out keep the id that they had before anything could be
+    if span["dropped"]:  # other units keep the id that they had in earlier versions
         address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),

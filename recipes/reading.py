@@ -33,7 +33,8 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
     sections = _sections(path)
     known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
-        raise ValueError(f"recipe {path} says nothing of {verb}. It has sections for: {', '.join(map(str, sections))}")
+        others = ", ".join(map(str, sections))
+        raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         shared = sections.get("encode-lsp") or {}

@@ -106,7 +106,7 @@ def hub_files(pattern: str) -> list[HubFile]:
         raise CorpusError(f"{pattern}: expected {PREFIX}<owner>/<name>[@<revision>]/<file, directory or glob>.")
     dataset, revision, path = form[1], unquote(form[2] or "main"), (form[3] or "").strip("/")
     try:
-        _globbed(path)
+        _compile_glob(path)
     except ValueError as error:
         raise CorpusError(f"{pattern}: {error}.") from None
     try:
@@ -138,7 +138,7 @@ def _listing(dataset, revision, path):
         list_files = partial(api.list_repo_tree, dataset, recursive=True, repo_type="dataset", revision=commit)
         if any(character in path for character in "*?["):
             above_wildcards = re.split(r"[*?\[]", path)[0].rpartition("/")[0]
-            fits = _globbed(path)
+            fits = _compile_glob(path)
             found = [entry for entry in list_files(above_wildcards or None) if fits(entry.path)]
         else:
             found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
@@ -154,7 +154,7 @@ def _listing(dataset, revision, path):
         ) from None
 
 
-def _globbed(pattern: str) -> Callable:
+def _compile_glob(pattern: str) -> Callable:
     from fsspec.utils import glob_translate
 
     return re.compile(glob_translate(pattern)).match

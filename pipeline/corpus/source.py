@@ -115,7 +115,7 @@ class Source:
         return pieces
 
     def decode(self, raw: bytes, position: int, encoding: str = "utf-8") -> tuple[str, bool]:
-        """Pair (text, whether anything was replaced) of bytes that are at the byte `position` of the file."""
+        """Pair (text, whether anything was replaced) of bytes that begin at the byte `position` of the file."""
         try:
             return raw.decode(encoding), False
         except UnicodeDecodeError as error:

@@ -6,9 +6,9 @@ Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], document
 what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
 [CLS] A [SEP] B [SEP], each line in one pair. Left out: which documents there are (documents.py), segment ids.
 
-The tokens of a packed document are those of its whole text as one string. A tokenizer that drops white space and
-reads every word by itself (BERT's) gives them line by line; of any other (byte-level BPE, SentencePiece) a document is
-put together first, and a long one is cut only where the tokenizer is seen to split.
+The tokens of a packed document are those of its whole text as one string. With a tokenizer that drops white space and
+reads every word by itself (BERT's), these are the tokens of its lines. For any other (byte-level BPE, SentencePiece), a
+document is put together first, and a long one is cut only where the tokenizer is seen to split.
 """
 
 import json
@@ -112,7 +112,7 @@ def _documents_in_parts(pieces, backend):
 
 
 def _place_to_cut(text, backend):
-    """The last place, or almost, at which the tokenizer splits whatever comes before and behind; 0 if none is found."""
+    """A place near the end of the text at which the tokenizer splits, whatever is around it; 0 if none is found."""
     places = [match.start() for match in _SINGLE_SPACE.finditer(text, 0, len(text) - CONTEXT_CHARACTERS)]
     for place in reversed(places[-CANDIDATES:]):
         before = text[max(0, place - CONTEXT_CHARACTERS) : place]

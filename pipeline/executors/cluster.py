@@ -74,7 +74,7 @@ _NANNY = {
 
 
 def _settings(workers):
-    """Dask's settings of scheduler, nannies and workers; threads that the environment names already win."""
+    """Dask's settings of scheduler, nannies and workers; the environment's own counts of threads take precedence."""
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
