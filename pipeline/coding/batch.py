@@ -4,7 +4,7 @@ Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidde
 """
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class Output(NamedTuple):
     """What a store wants of the hidden states."""
 
     layer: int
-    dictionary: object
+    dictionary: Any  # a Dictionary; None where a store needs none
 
 
 @dataclass(eq=False)

@@ -10,7 +10,9 @@ A stage only marks a batch with the error that it met. `mend` stands behind the 
 - Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
 
 Left out: what becomes of a document whose windows failed (units.py names it in the record, stores.py limits how many
-may), and text that kills the process (executors/killers.py).
+may), and text that kills the process. executors/killers.py has a search of its own for that, since the two share only
+the recursion: `isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading
+of a teacher and may be chance.
 """
 
 import logging
