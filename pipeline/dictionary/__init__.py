@@ -5,6 +5,6 @@ cpu.py and torch.py one minibatch of it, vectors.py what is learned from, checkp
 """
 
 from pipeline.dictionary.atoms import Dictionary
-from pipeline.dictionary.learning import learn_dictionary, minibatch_size
+from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary, minibatch_size
 
-__all__ = ["Dictionary", "learn_dictionary", "minibatch_size"]
+__all__ = ["Dictionary", "DictionarySettings", "LearningSchedule", "learn_dictionary", "minibatch_size"]

@@ -1,6 +1,6 @@
 """Online dictionary learning: the atoms that make non-negative codes of hidden states sparse and exact.
 
-    dictionary = learn_dictionary(hidden_Nd, k=3072, lam=0.05, seed=0)
+    dictionary = learn_dictionary(hidden_Nd, DictionarySettings(k=3072, lam=0.05, seed=0))
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
 forgetting and the replacement of unused atoms of section 3.4. Here: the order of the work, the evaluation on
@@ -14,6 +14,9 @@ Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K ato
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import objective
 
 ALGORITHM = 1  # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
+FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
@@ -33,61 +37,86 @@ SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below, rounding wou
 logger = logging.getLogger(__name__)
 
 
-def learn_dictionary(
-    hidden_Nd,
-    k,
-    lam,
-    *,
-    seed,
-    held_out_Hd=None,
-    epochs=2.0,
-    init="sample",
-    batch=None,
-    forgetting=4.0,
-    min_improvement=3e-4,
-    evaluate_every=65_536,
-    device="cpu",
-    checkpoint=None,
-    progress=silent,
-):
-    """Learn k atoms from hidden states; rows are scaled to unit length as they are read.
+@dataclass(frozen=True)
+class DictionarySettings:
+    """What is learned.
 
-    hidden_Nd        float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
-    k, lam           number of atoms; penalty of the codes, in units of a correlation
-    seed             of the split, the initialisation and the order
-    held_out_Hd      vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
-    epochs           most passes over the vectors
-    init             "sample": k of the vectors; "kmeans": spherical k-means by faiss
-    batch            vectors of a minibatch; None: minibatch_size of all vectors
-    forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
-    min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
-    evaluate_every   most vectors between evaluations, which come at least once an epoch
-    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
-    checkpoint       directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
-                     interrupted call made again ends with the same bits. It stays at the end, so that nothing is
-                     lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
-                     change in few of the vectors may go unnoticed (TrainingVectors.identity)
-    progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
-    Returns          Dictionary, the evaluated state with the lowest held-out objective
-    Raises           DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    k     number of atoms
+    lam   penalty of the codes, in units of a correlation
+    seed  of the held-out split, of the first atoms and of the order
+    init  the first atoms: "sample", k of the vectors; "kmeans", spherical k-means by faiss
     """
-    vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
+
+    k: int
+    lam: float
+    seed: int
+    init: str = "sample"
+
+
+@dataclass(frozen=True)
+class LearningSchedule:
+    """For how long it is learned, and in which steps.
+
+    epochs           most passes over the vectors
+    batch            vectors of a minibatch; None: minibatch_size of all vectors
+    min_improvement  learning stops when the held-out objective falls by less than this, relative, twice in a row
+    evaluate_every   most vectors between evaluations, which come at least once an epoch
+    """
+
+    epochs: float = 2.0
+    batch: int | None = None
+    min_improvement: float = 3e-4
+    evaluate_every: int = 65_536
+
+
+USUAL_SCHEDULE = LearningSchedule()
+
+
+def learn_dictionary(
+    hidden_Nd: np.ndarray | str | Path,
+    settings: DictionarySettings,
+    schedule: LearningSchedule = USUAL_SCHEDULE,
+    *,
+    held_out_Hd: np.ndarray | None = None,
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    progress: Callable = silent,
+) -> Dictionary:
+    """Learn atoms from hidden states; rows are scaled to unit length as they are read.
+
+    hidden_Nd    float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
+    held_out_Hd  vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
+    device       "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
+    checkpoint   directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
+                 interrupted call made again ends with the same bits. It stays at the end, so that nothing is
+                 lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
+                 change in few of the vectors may go unnoticed (TrainingVectors.identity)
+    progress     called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
+    Returns      Dictionary, the evaluated state with the lowest held-out objective
+    Raises       DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    """
+    vectors = TrainingVectors(hidden_Nd, held_out_Hd, settings.seed)
+    batch = schedule.batch
     if batch is None:
         batch = minibatch_size(len(vectors) + (len(vectors.held_out_Hd) if held_out_Hd is None else 0))
-    settings = {
-        "k": k,
-        "lam": lam,
-        "seed": seed,
-        "epochs": epochs,
-        "init": init,
+    request = _request(settings, schedule, batch)
+    _check(request, vectors)
+    return _Learning(vectors, request, _device(device), progress).run(checkpoint)
+
+
+def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: int) -> dict:
+    """The settings as dictionary.json and the checkpoint hold them; names and order are part of these formats."""
+    return {
+        "k": settings.k,
+        "lam": settings.lam,
+        "seed": settings.seed,
+        "epochs": schedule.epochs,
+        "init": settings.init,
         "batch": batch,
-        "forgetting": forgetting,
-        "min_improvement": min_improvement,
-        "evaluate_every": evaluate_every,
+        "forgetting": FORGETTING,
+        "min_improvement": schedule.min_improvement,
+        "evaluate_every": schedule.evaluate_every,
     }
-    _check(settings, vectors)
-    learning = _Learning(vectors, settings, _device(device), progress)
-    return learning.run(checkpoint)
 
 
 def minibatch_size(vectors):
@@ -188,7 +217,7 @@ class _Learning:
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
         make = CpuLearner
-        arguments = [self.settings["lam"], self.settings["forgetting"]]
+        arguments = [self.settings["lam"], FORGETTING]
         if self.device != "cpu":
             from pipeline.dictionary.torch import TorchLearner
 

@@ -52,8 +52,9 @@ def test_thread_count_does_not_change_the_atoms(tmp_path):
     hidden, _ = planted(width=130)
     np.save(tmp_path / "hidden.npy", hidden)
     code = (
-        "import sys; from pipeline.dictionary import learn_dictionary\n"
-        "print(learn_dictionary(sys.argv[1], 300, 0.05, seed=0, epochs=1, batch=512).fingerprint)"
+        "import sys; from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary\n"
+        "settings, schedule = DictionarySettings(300, 0.05, seed=0), LearningSchedule(epochs=1, batch=512)\n"
+        "print(learn_dictionary(sys.argv[1], settings, schedule).fingerprint)"
     )
     prints = {
         subprocess.run(
