@@ -9,6 +9,7 @@ Shapes: d width, K atoms.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -44,16 +45,16 @@ class Dictionary:
     center: Center | None = None
 
     @property
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
         return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
 
     @property
-    def centering(self):
+    def centering(self) -> str:
         """What --center it has: "none", "mean" or "position"."""
         return "none" if self.center is None else self.center.kind
 
-    def report(self):
+    def report(self) -> dict:
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
 
         An explained variance that there is not is NaN here, a number to whoever prints it.
@@ -69,7 +70,7 @@ class Dictionary:
             "vectors": self.settings.get("vectors"),
         }
 
-    def save(self, directory):
+    def save(self, directory: str | Path) -> None:
         """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
         or not at all.
 
@@ -103,7 +104,7 @@ class Dictionary:
             )
 
     @classmethod
-    def load(cls, directory):
+    def load(cls, directory: str | Path) -> Self:
         """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
         directory = Path(directory)
         try:

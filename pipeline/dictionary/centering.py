@@ -23,6 +23,7 @@ Shapes: N tokens, P positions, d hidden width.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from common.disk import read_file
 from common.durable import appearing_whole
 from common.errors import CenteringError
 from shards.members import read_array
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_TOKENS = 100  # of a position that has a mean of its own
 MOST_LEFT_OUT = 0.1  # share of the sampled tokens that may be at positions without one
@@ -48,14 +52,14 @@ class Center:
     record: dict
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         return self.record["kind"]
 
-    def subtracted(self, rows_Nd, position_N):
+    def subtracted(self, rows_Nd: np.ndarray, position_N: np.ndarray) -> np.ndarray:
         """Rows less the mean of their positions; arrays."""
         return rows_Nd - self.rows_Pd[np.minimum(position_N, len(self.rows_Pd) - 1)]
 
-    def save(self, directory):
+    def save(self, directory: Path) -> None:
         """Write center.json, then center.npy."""
         with appearing_whole(Path(directory) / "center.json") as file:
             file.write(json.dumps(self.record).encode())
@@ -63,7 +67,7 @@ class Center:
             np.save(file, self.rows_Pd)
 
     @classmethod
-    def load(cls, directory, record=None):
+    def load(cls, directory: Path, record: dict | None = None) -> Self:
         """Read it again; the record from center.json where it is not given. Raises what reading raises, ValueError."""
         rows_Pd = read_array("center.npy", read_file(Path(directory) / "center.npy"), "<f4", 2).copy()
         record = record or json.loads((Path(directory) / "center.json").read_text())
@@ -72,7 +76,9 @@ class Center:
         return cls(rows_Pd, record)
 
 
-def centred_unit_rows(rows_Nd, center_Pd, position_N):
+def centred_unit_rows(
+    rows_Nd: "torch.Tensor", center_Pd: "torch.Tensor | None", position_N: "torch.Tensor | None"
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Rows less the mean of their positions, scaled to unit length, in place; tensors on one device.
 
     center_Pd, position_N  None to leave the means where they are
@@ -80,7 +86,7 @@ def centred_unit_rows(rows_Nd, center_Pd, position_N):
     """
     import torch
 
-    if center_Pd is not None:
+    if center_Pd is not None and position_N is not None:
         rows_Nd -= center_Pd[position_N.clamp(max=len(center_Pd) - 1)]
     norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
     not_finite = (~norms_N.isfinite()).sum()
@@ -91,10 +97,10 @@ def centred_unit_rows(rows_Nd, center_Pd, position_N):
 class HiddenSums:
     """Sums of raw hidden states, by position, in float64."""
 
-    def __init__(self, width):
+    def __init__(self, width: int):
         self.sums_Pd, self.tokens_P, self.squares = np.zeros((0, width)), np.zeros(0), 0.0
 
-    def add(self, position_n, rows_nd):
+    def add(self, position_n: np.ndarray, rows_nd: np.ndarray) -> None:
         """Add rows (n, d) at positions int (n)."""
         if not len(rows_nd):
             return
@@ -109,7 +115,7 @@ class HiddenSums:
         self.tokens_P += np.bincount(position_n, minlength=len(self.tokens_P))
         self.squares += float((rows_nd**2).sum())
 
-    def center(self, kind, least_tokens=LEAST_TOKENS):
+    def center(self, kind: str, least_tokens: int = LEAST_TOKENS) -> Center:
         """The Center of all that was added.
 
         kind    "mean" or "position"

@@ -17,8 +17,10 @@ import os
 import shutil
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +30,20 @@ from common.durable import appearing_whole
 FORMAT = 1
 SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
 FILE, LOCK = "learning.npz", "lock"
+State = tuple[dict[str, Any], dict]  # arrays by name, and facts that JSON can hold
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
     """Saves and loads dicts of arrays and of one JSON value each, for one request."""
 
-    def __init__(self, directory, request):
+    def __init__(self, directory: str | Path, request: dict):
         """request  what must be equal to go on, anything that JSON can hold"""
         self.path = Path(directory) / FILE
         self.request = json.dumps({"format": FORMAT, **request}, sort_keys=True)
         self._saved = time.monotonic()
 
-    def load(self):
+    def load(self) -> State | None:
         """The state that was saved last for this request, as (arrays by name, facts); None to start afresh."""
         try:
             with np.load(self.path, allow_pickle=False) as stored:  # its zip entries carry a CRC
@@ -56,12 +59,12 @@ class Checkpoint:
             return None
         return found, facts
 
-    def save_if_due(self, make_state):
+    def save_if_due(self, make_state: Callable[[], State]) -> None:
         """Save what make_state() returns, (arrays by name, facts), if the last save is long enough ago."""
         if time.monotonic() - self._saved >= SECONDS_BETWEEN:
             self.save(*make_state())
 
-    def save(self, arrays, facts):
+    def save(self, arrays: dict[str, Any], facts: dict) -> None:
         """Replace the file, which appears whole. One that cannot be written is a note: learning needs none."""
         self._saved = time.monotonic()
         try:
@@ -77,13 +80,13 @@ class Checkpoint:
             )
 
 
-def forget(directory):
+def forget(directory: Path) -> None:
     """Remove the state in a working directory, if there is one."""
     (directory / FILE).unlink(missing_ok=True)
 
 
 @contextmanager
-def workplace(directory):
+def workplace(directory: Path) -> Iterator[Path]:
     """A directory for the parts of one learning: removed if the block ends well or leaves nothing, else kept.
 
     Temporaries that a killed process left there are removed first, where the lock says that nobody else writes them.
@@ -102,7 +105,7 @@ def workplace(directory):
     shutil.rmtree(directory, ignore_errors=True)  # the lock is closed: NFS keeps an open file's directory
 
 
-def discard(directory):
+def discard(directory: Path) -> None:
     """Remove a working directory that nobody needs any more, unless someone may be working in it."""
     if directory.is_dir():
         with suppress(OSError, ValueError):

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
     }
 
 
-def minibatch_size(vectors):
+def minibatch_size(vectors: int) -> int:
     """Vectors of a minibatch for a sample of so many: with large ones, a small sample updates the atoms too seldom."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
@@ -179,12 +180,16 @@ class _Learning:
                 },
             )
         self._restore(checkpoint and checkpoint.load())
-        while (stopped := self._stop_reason()) is None:
+        stopped = self.evaluation.stop_reason(self.settings["min_improvement"])
+        while stopped is None and self.done < self.total:
             evaluated = self._minibatch()
             if checkpoint and evaluated:
                 checkpoint.save_if_due(self._state)
+            stopped = self.evaluation.stop_reason(self.settings["min_improvement"])
         if checkpoint:
             checkpoint.save(*self._state())
+        if stopped is None:
+            stopped = f"epochs: {self.settings['epochs']:g} passes over {len(self.vectors):,} vectors are done"
         settings = self.settings | {"vectors": len(self.vectors), "held_out": len(self.vectors.held_out_Hd)}
         return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
@@ -200,12 +205,6 @@ class _Learning:
         self.progress("dictionary", self.done, self.total, unit="vectors", **self.evaluation.figures())
         return due
 
-    def _stop_reason(self):
-        epochs, count = self.settings["epochs"], len(self.vectors)
-        if converged := self.evaluation.stop_reason(self.settings["min_improvement"]):
-            return converged
-        return f"epochs: {epochs:g} passes over {count:,} vectors are done" if self.done >= self.total else None
-
     def _state(self):
         """Arrays and facts that _restore goes on from."""
         evaluation = self.evaluation
@@ -216,23 +215,23 @@ class _Learning:
 
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
-        make = CpuLearner
-        arguments = [self.settings["lam"], FORGETTING]
-        if self.device != "cpu":
-            from pipeline.dictionary.torch import TorchLearner
-
-            make = TorchLearner
-            arguments.append(self.device)
         if state is None:
-            atoms_Kd = _initial_atoms(self.vectors, self.settings)
-            self.learner = make(atoms_Kd, *arguments)
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
             return
         arrays, facts = state
-        self.learner = make.from_state(arrays, *arguments)
+        self.learner = self._make_learner(arrays["atoms_Kd"])
+        self.learner.restore(arrays)
         self.done, self.evaluation.history = facts["done"], facts["history"]
         self.evaluation.best_objective = facts["best_objective"]
         self.evaluation.best_atoms_Kd = arrays["best_atoms_Kd"]
         logger.info("dictionary: going on after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
+
+    def _make_learner(self, atoms_Kd):
+        if self.device == "cpu":
+            return CpuLearner(atoms_Kd, self.settings["lam"], FORGETTING)
+        from pipeline.dictionary.torch import TorchLearner
+
+        return TorchLearner(atoms_Kd, self.settings["lam"], FORGETTING, self.device)
 
 
 def _initial_atoms(vectors, settings):
@@ -261,28 +260,27 @@ class _Evaluation:
     def __init__(self, held_out_Hd, lam):
         self.held_out_Hd, self.lam, self.history = held_out_Hd, lam, []
         self.variance = float(held_out_Hd.var(0, dtype=np.float64).sum())
-        self.best_objective, self.best_atoms_Kd = np.inf, None
+        self.best_objective = np.inf
+        self.best_atoms_Kd: Any = None  # an array after the first evaluation, and there is one before the end
 
     def add(self, learner, vectors, epoch):
         """Code the held-out vectors with the learner's atoms."""
         atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
         value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
+        explained = float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
         self.history.append(
             {
                 "vectors": vectors,
                 "epoch": round(epoch, 4),
                 "objective": value,
                 "nnz": len(codes.values) / len(codes),
-                "explained_variance": self._explained(squared_residual),
+                "explained_variance": explained,
                 "dead_atoms": int((learner.uses_K == 0).sum()),
             }
         )
         if value < self.best_objective:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
-
-    def _explained(self, squared_residual):
-        return float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
 
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""
