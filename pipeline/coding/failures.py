@@ -14,7 +14,9 @@ may), and text that kills the process (executors/killers.py).
 """
 
 import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,18 +29,18 @@ MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY
 logger = logging.getLogger(__name__)
 
 
-def may_be_the_texts_fault(error):
+def may_be_the_texts_fault(error: Exception) -> bool:
     """Whether an error may come from the windows at hand, and not from disk, device, dtype or a lack of memory."""
     machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | PrecisionError)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
 
-def ran_out_of_memory(error):
+def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the memory of a GPU is full."""
     return isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in str(error)
 
 
-def isolate(windows, attempt):
+def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple]:
     """Try windows together, and where that fails each half of them, down to single ones.
 
     attempt  function of some of the windows
@@ -62,7 +64,7 @@ def isolate(windows, attempt):
     yield from isolate(windows[half:], attempt)
 
 
-def mend(coder, batches):
+def mend(coder: Any, batches: Iterable) -> Iterator:
     """The batches of a TeacherCoder, each with its codes: those that a stage marked or passed over are coded here."""
     for batch in batches:
         if batch is UNIT_END or batch.idle or batch.codes is not None:
