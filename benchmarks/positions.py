@@ -137,7 +137,7 @@ class _Tokens:
             for start in range(0, len(rows_Nd), ROWS_AT_ONCE):
                 part = slice(start, start + ROWS_AT_ONCE)
                 sums.add(self.position_N[part], rows_Nd[part])
-            rows_Nd = sums.center(kind).subtracted(rows_Nd, self.position_N)
+            rows_Nd = sums.center(kind).subtract_from(rows_Nd, self.position_N)
         return rows_Nd / np.linalg.norm(rows_Nd, axis=1, keepdims=True)
 
     def coded(self, rows_Nd, atoms_Kd, lam):

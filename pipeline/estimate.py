@@ -122,7 +122,7 @@ def _learn_provisional(job, teacher, entry):
         sums = HiddenSums(teacher.hidden_size)
         sums.add(position_N, rows_Nd)
         center = sums.center(config.center, least_tokens=1)
-        parts = [center.subtracted(rows_Nd, position_N)]
+        parts = [center.subtract_from(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
     settings, schedule = DictionarySettings(entry.k, config.lam, config.seed), LearningSchedule(1, MOST_A_BATCH)
     found = learn_dictionary(hidden_Nd, settings, schedule, device=config.device)

@@ -38,7 +38,7 @@ class Reading(NamedTuple):
         return cls(config.documents_apart, tells_segments)
 
     def settings(self) -> dict[str, bool]:
-        """What it adds to the settings that name a store or a dictionary; nothing for windows read as one text."""
+        """What this adds to the settings that name a store or a dictionary: nothing for windows read as one text."""
         return {name: True for name, value in self._asdict().items() if value}
 
 
@@ -102,7 +102,7 @@ class Batch:
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
-    compared   whether it is to say what the teacher's dtype changes
+    compared   whether what the teacher's dtype changes is measured on it (precision.py)
     error      what teacher or solver raised; failures.py says what follows
     idle       whether there is nothing to code, because all of its windows are known to fail
     """
@@ -161,7 +161,7 @@ class Batch:
         return self.only(whole) if whole else replace(self, coded_T=np.zeros_like(self.coded_T), idle=True)
 
     def alone(self, windows: list[int]) -> "Batch":
-        """A smaller batch of these windows, in increasing order; its `coded_T` says nothing."""
+        """A smaller batch of these windows, in increasing order; its `coded_T` is not adapted to them."""
         length, source_W = self.ids_WL.shape[1], torch.tensor(windows)
         window_N, place_N = self.tokens_N // length, self.tokens_N % length
         kept_N = torch.isin(window_N, source_W)

@@ -52,7 +52,7 @@ LAYOUTS = {
 
 
 class IdsCoder:
-    """Nothing but the ids."""
+    """Blocks keep their ids and get nothing else."""
 
     layout = {"read": 2}
     environment: dict = {}

@@ -1,6 +1,6 @@
 """What happens when the coding of a batch fails: second passes over the same text.
 
-A stage only marks a batch with the error that it met. `mend` stands behind the solver and codes such a batch again:
+A stage only marks a batch with the error that it met. `mend`, the stage after the solver, codes such a batch again:
 
 - Where the error may be the text's fault, the windows at which coding fails are found by halving the batch. They keep
   their places without entries, and the batch is coded once more without them, so its bytes follow from the text and
@@ -25,7 +25,12 @@ from common.errors import PrecisionError, describe
 from pipeline.coding.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
-MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")  # in errors of no class of their own
+MACHINE_SIGNS = (
+    "allocate memory",
+    "ALLOC_FAILED",
+    "CUDA error",
+    "OUT_OF_MEMORY",
+)  # in messages of errors that have no class of their own
 logger = logging.getLogger(__name__)
 
 

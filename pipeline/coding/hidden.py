@@ -116,7 +116,7 @@ def hidden_rows(
 
 
 def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tensor | None:
-    """The rows that a dictionary subtracts at each position, on a device; None of one that is not centred."""
+    """The rows that a dictionary subtracts at each position, on a device; None for one that is not centred."""
     return None if dictionary.center is None else torch.from_numpy(dictionary.center.rows_Pd).to(device)
 
 

@@ -5,8 +5,8 @@
 
 The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends
 on which tokens a student masks. It is the softmax of the logits over the head's whole vocabulary, at temperature 1,
-in float32. Of equal logits the lower ids stay. The tail is summed from the dropped logits themselves, since 1 minus
-the kept mass is rounding noise where it is small.
+in float32. Among equal logits the lower ids are kept. The tail is summed from the dropped logits themselves, since 1
+minus the kept mass is rounding noise where it is small.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then

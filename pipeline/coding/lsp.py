@@ -24,7 +24,7 @@ from pipeline.solvers.parallel import one_blas_thread
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
-# Of the solver where precisions are compared, so that it is not its error that is seen.
+# Of the solver where precisions are compared, so that its own error does not show.
 COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
 
 

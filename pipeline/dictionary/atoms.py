@@ -1,4 +1,4 @@
-"""The atoms of a dictionary with how they came about, and their files.
+"""The atoms of a dictionary, how they were learned, and their files.
 
     dictionary.save("atoms")
     dictionary = Dictionary.load("atoms")
@@ -27,7 +27,7 @@ FORMAT = 1  # of the files
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Atoms with how they came about.
+    """Atoms, and how they were learned.
 
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
@@ -51,13 +51,13 @@ class Dictionary:
 
     @property
     def centering(self) -> str:
-        """What --center it has: "none", "mean" or "position"."""
+        """The --center that it was learned with: "none", "mean" or "position"."""
         return "none" if self.center is None else self.center.kind
 
     def report(self) -> dict:
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
 
-        An explained variance that there is not is NaN here, a number to whoever prints it.
+        Where there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
         best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
         if best.get("explained_variance", 0) is None:
@@ -105,7 +105,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
+        """Read what `save` wrote. Raises DictionaryError if it is missing or damaged."""
         directory = Path(directory)
         try:
             record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")

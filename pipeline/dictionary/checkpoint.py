@@ -1,4 +1,4 @@
-"""What an interrupted dictionary learning leaves: a working directory, and the state in one file in it.
+"""What an interrupted dictionary learning leaves behind: a working directory with its state in one file.
 
     with workplace(directory) as place:     # removed at the end, kept after an interruption
 
@@ -7,8 +7,8 @@
     checkpoint.save_if_due(make_state)      # at most once in SECONDS_BETWEEN
 
 The state appears whole or not at all; one that cannot be written does not end the learning. It belongs to a request
-(settings and identity of the vectors): another request never goes on from it. One that is damaged or of another
-request is passed over with a note, and learning starts afresh.
+(settings and identity of the vectors): another request never goes on from it. A state that is
+damaged or belongs to another request is ignored with a note in the log, and learning starts afresh.
 """
 
 import json
@@ -38,7 +38,7 @@ class Checkpoint:
     """Saves and loads dicts of arrays and of one JSON value each, for one request."""
 
     def __init__(self, directory: str | Path, request: dict):
-        """request  what must be equal to go on, anything that JSON can hold"""
+        """request  what must be equal for a learning to go on: anything that JSON can hold"""
         self.path = Path(directory) / FILE
         self.request = json.dumps({"format": FORMAT, **request}, sort_keys=True)
         self._saved = time.monotonic()

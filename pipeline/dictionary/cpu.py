@@ -45,9 +45,10 @@ class CpuLearner:
         self._refresh_gram()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that the next step depends on, as NumPy arrays by name, wherever it is asked for.
+        """Everything that the next step depends on, as NumPy arrays by name.
 
-        learning.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
+        It may be called at any time: uses_K is part of it although it is zero after `replace_unused`, when learning.py
+        calls it.
         """
         return {
             "atoms_Kd": self.atoms_Kd,
@@ -63,11 +64,11 @@ class CpuLearner:
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
     def atoms(self) -> np.ndarray:
-        """The atoms of now, a NumPy array of its own."""
+        """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.copy()
 
     def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
-        """Codes of vectors with the atoms of now."""
+        """Codes of vectors with the current atoms."""
         return nonneg_lasso(hidden_Nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
 
     def step(self, hidden_nd: np.ndarray) -> None:
@@ -156,7 +157,7 @@ def worst_rows(hidden_nd: np.ndarray, atoms_Kd: np.ndarray, codes: Codes, lam: f
 
 @contextmanager
 def worker_threads() -> Iterator[Callable]:
-    """Gives each(work, items), which calls work(item) for all items in our threads; BLAS uses none of its own."""
+    """Gives a function each(work, items), which calls work(item) for all items in our threads; BLAS uses no others."""
     threads = thread_count()
     with one_blas_thread():
         if threads == 1:

@@ -28,13 +28,13 @@ from pipeline.dictionary.cpu import CpuLearner
 from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import objective
 
-ALGORITHM = 1  # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
+ALGORITHM = 1  # raise it when equal settings and vectors give other atoms: older checkpoints are ignored then
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
-BATCHES_A_PASS = 128  # where that leaves a minibatch between them: see docs/benchmarks.md
-SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below, rounding would be what is explained
+BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
+SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +56,7 @@ class DictionarySettings:
 
 @dataclass(frozen=True)
 class LearningSchedule:
-    """For how long it is learned, and in which steps.
+    """How long learning goes on, and in which steps.
 
     epochs           most passes over the vectors
     batch            vectors of a minibatch; None: minibatch_size of all vectors
@@ -121,7 +121,8 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 
 def minibatch_size(vectors: int) -> int:
-    """Vectors of a minibatch for a sample of so many: with large ones, a small sample updates the atoms too seldom."""
+    """Vectors in a minibatch, for a sample of so many vectors: large ones would update the atoms of a small sample too
+    seldom."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
@@ -154,7 +155,7 @@ def _device(device):
 
     if choose_device(device).type == "cpu":
         return "cpu"
-    return "cuda" if device == "auto" else device  # as it was given: a checkpoint of the learning knows it so
+    return "cuda" if device == "auto" else device  # as it was given, because checkpoints record it like that
 
 
 class _Learning:

@@ -52,11 +52,11 @@ class TorchLearner:
         self.used_K, self.steps = self._tensor(state["uses_K"]), int(state["steps"])
 
     def atoms(self) -> np.ndarray:
-        """The atoms of now, a NumPy array of its own."""
+        """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.cpu().numpy().copy()
 
     def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
-        """Codes (NumPy) of vectors with the atoms of now."""
+        """Codes (NumPy) of vectors with the current atoms."""
         return self._code(self._tensor(hidden_Nd), tol).to_host()
 
     def step(self, hidden_nd: np.ndarray) -> None:

@@ -20,7 +20,7 @@ FLOATS = ("float16", "float32", "float64")
 
 
 def open_vectors(path: str | os.PathLike) -> np.ndarray:
-    """The array of a .npy file, memory-mapped. Raises ValueError in one line if it is not one of numbers."""
+    """The array of a .npy file, memory-mapped. Raises ValueError, in one line, if it does not hold numbers."""
     path = Path(path)
     advice = "Write one with: numpy.save(path, array) of shape (vectors, width), float16, float32 or float64"
     if not path.is_file():
@@ -50,7 +50,8 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def refuse_unusable(hidden_Nd: np.ndarray, name: str | Path, rows_at_once: int = 65_536) -> None:
-    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite, all 0."""
+    """Raise ValueError on an array that nothing can be learned from, before hours are spent: one of another type or
+    shape, with rows that are not finite, or of zeros alone."""
     try:
         _check(hidden_Nd)
         is_nothing = len(hidden_Nd) > 0
@@ -103,7 +104,8 @@ class TrainingVectors:
         return self._unit_rows(np.random.default_rng([self.seed, 2]).permutation(self.train_rows)[:count])
 
     def identity(self) -> str:
-        """What tells other vectors apart at little cost: sha256 over type, shape, evenly spread rows, held-out rows.
+        """What distinguishes these vectors from others, at little cost: sha256 over type, shape, evenly spread rows and
+        held-out rows.
 
         It does not notice a change in rows that are not among the IDENTITY_ROWS spread ones or the held-out ones.
         """

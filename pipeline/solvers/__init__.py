@@ -3,7 +3,7 @@
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
 problem.py states the problem and measures solutions; cd_cpu.py and cd_cuda.py solve it; fista.py is the official
-code's solver, whose codes are not optimal. Here the input is checked and a backend chosen, in this one place.
+code's solver, whose codes are not optimal. This is the one place where the input is checked and a backend is chosen.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
@@ -21,7 +21,7 @@ from pipeline.solvers.problem import ROWS_AT_ONCE, Array, Codes, ConvergenceWarn
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
 
 BACKENDS = ("auto", "cpu", "cuda", "fista")
-ROWS_TO_GPU = 1 << 16  # that are copied there at once, where they are not yet
+ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
 
 
 def nonneg_lasso(

@@ -40,7 +40,7 @@ SHARED_BYTES = 40 << 10  # of shared memory for a working set's vectors; beyond:
 FIRST_CAPACITY = 128  # atoms of a working set before its memory grows
 UNASKED_ROUNDS = 3  # rounds before the host asks which tokens are finished
 MAX_ROUNDS = 100
-DEVICE = "cpu" if SIMULATED else "cuda"  # for rows that are on no GPU yet
+DEVICE = "cpu" if SIMULATED else "cuda"  # of rows that are on no GPU yet
 GRID = 128  # launches are multiples of it: Numba warns of less, and keeps a launch
 
 

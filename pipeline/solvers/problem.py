@@ -103,7 +103,8 @@ def duality_gap(hidden_Nd: Array, atoms_Kd: Array, codes: Codes | np.ndarray, la
 
 
 def numpy_rows(array_Nd: Array, rows: slice, dtype: type) -> np.ndarray:
-    """Some rows of a NumPy array or torch tensor, of any float type and strides, as one that may be written to.
+    """Some rows of a NumPy array or torch tensor, of any float type and strides, as a contiguous array that may be
+    written to.
 
     Copies only what is not in this form already.
     """

@@ -126,9 +126,9 @@ class Teacher:
         documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as
                       if each stood alone (common/documents.py). None: a window is read as one text
         segments_WL   int64, token types below `segments`, as in transformers' token_type_ids; all 0 when not given
-        Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor. A
+        Returns       hidden_WLd, meaningless at padding, or hidden_Nd; float32 on self.device, in inference mode. A
                       list of them, in the order of `layers`, when these are given: the same numbers, bit for bit, as
-                      of a teacher that is cut after that layer
+                      those of a teacher that is cut after that layer
         Raises        ValueError on shapes that do not match or windows longer than max_positions
 
         On a GPU the work is queued on the current stream, from pinned arguments without waiting for the copy.
@@ -280,7 +280,7 @@ def load_weights(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_report says it in our words
+                ignore_mismatched_sizes=True,  # check_report explains them better
                 **options,
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included

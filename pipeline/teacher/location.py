@@ -60,7 +60,7 @@ def _from_hub(name):
     except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
         offline = isinstance(error, LocalEntryNotFoundError)
         raise TeacherError(
-            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not to be had from the "
+            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not available from the "
             f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else describe(error)}). "
             f"Give the directory of a model, or where there is a network run: hf download {name}"
         ) from error
