@@ -110,7 +110,7 @@ def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
 
 def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan."""
-    from pipeline.dictionary.learning import MOST_A_BATCH, learn_dictionary
+    from pipeline.dictionary.learning import MOST_A_BATCH, DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
     centred = config.center != "none"
@@ -130,10 +130,10 @@ def _learn_provisional(job, teacher, entry):
         sums = HiddenSums(teacher.hidden_size)
         sums.add(position_N, rows_Nd)
         center = sums.center(config.center, least_tokens=1)
-        parts = [center.subtracted(rows_Nd, position_N)]
+        parts = [center.subtract_from(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
-    settings = {"seed": config.seed, "epochs": 1, "batch": MOST_A_BATCH, "device": config.device}
-    found = learn_dictionary(hidden_Nd, entry.k, config.lam, **settings)
+    settings, schedule = DictionarySettings(entry.k, config.lam, config.seed), LearningSchedule(1, MOST_A_BATCH)
+    found = learn_dictionary(hidden_Nd, settings, schedule, device=config.device)
     return replace(found, center=center)
 
 

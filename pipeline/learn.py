@@ -194,16 +194,14 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
 
 
 def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
+    from pipeline.dictionary import DictionarySettings, LearningSchedule
     from pipeline.dictionary import learn_dictionary as learn
     from pipeline.dictionary.checkpoint import forget
 
     found = learn(
         hidden_Nd,
-        k,
-        config.lam,
-        seed=config.seed,
-        epochs=config.dictionary_epochs,
-        batch=batch,
+        DictionarySettings(k, config.lam, config.seed),
+        LearningSchedule(config.dictionary_epochs, batch),
         device=config.device,
         checkpoint=place,
         progress=progress,

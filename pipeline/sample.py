@@ -95,7 +95,7 @@ def _center_sample(place, kind):
     with growing_rows(place / SAMPLE, shape, np.float16) as add:
         for start in starts:
             rows_n = raw_N[start : start + ROWS_AT_ONCE]
-            rows_nd = center.subtracted(rows_n["row"], rows_n["position"])
+            rows_nd = center.subtract_from(rows_n["row"], rows_n["position"])
             add(rows_nd / np.maximum(np.linalg.norm(rows_nd, axis=1, keepdims=True), 1e-12))
     (place / RAW_SAMPLE).unlink()
 

@@ -1,4 +1,4 @@
-"""What an interrupted dictionary learning leaves: a working directory, and the state in one file in it.
+"""What an interrupted dictionary learning leaves behind: a working directory with its state in one file.
 
     with workplace(directory) as place:     # removed at the end, kept after an interruption
 
@@ -7,8 +7,8 @@
     checkpoint.save_if_due(make_state)      # at most once in SECONDS_BETWEEN
 
 The state appears whole or not at all; one that cannot be written does not end the learning. It belongs to a request
-(settings and identity of the vectors): another request never goes on from it. One that is damaged or of another
-request is passed over with a note, and learning starts afresh.
+(settings and identity of the vectors): another request never goes on from it. A state that is
+damaged or belongs to another request is ignored with a note in the log, and learning starts afresh.
 """
 
 import json
@@ -17,8 +17,10 @@ import os
 import shutil
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +30,20 @@ from common.durable import appearing_whole
 FORMAT = 1
 SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
 FILE, LOCK = "learning.npz", "lock"
+State = tuple[dict[str, Any], dict]  # arrays by name, and facts that JSON can hold
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
     """Saves and loads dicts of arrays and of one JSON value each, for one request."""
 
-    def __init__(self, directory, request):
-        """request  what must be equal to go on, anything that JSON can hold"""
+    def __init__(self, directory: str | Path, request: dict):
+        """request  what must be equal for a learning to go on: anything that JSON can hold"""
         self.path = Path(directory) / FILE
         self.request = json.dumps({"format": FORMAT, **request}, sort_keys=True)
         self._saved = time.monotonic()
 
-    def load(self):
+    def load(self) -> State | None:
         """The state that was saved last for this request, as (arrays by name, facts); None to start afresh."""
         try:
             with np.load(self.path, allow_pickle=False) as stored:  # its zip entries carry a CRC
@@ -56,12 +59,12 @@ class Checkpoint:
             return None
         return found, facts
 
-    def save_if_due(self, make_state):
+    def save_if_due(self, make_state: Callable[[], State]) -> None:
         """Save what make_state() returns, (arrays by name, facts), if the last save is long enough ago."""
         if time.monotonic() - self._saved >= SECONDS_BETWEEN:
             self.save(*make_state())
 
-    def save(self, arrays, facts):
+    def save(self, arrays: dict[str, Any], facts: dict) -> None:
         """Replace the file, which appears whole. One that cannot be written is a note: learning needs none."""
         self._saved = time.monotonic()
         try:
@@ -77,13 +80,13 @@ class Checkpoint:
             )
 
 
-def forget(directory):
+def forget(directory: Path) -> None:
     """Remove the state in a working directory, if there is one."""
     (directory / FILE).unlink(missing_ok=True)
 
 
 @contextmanager
-def workplace(directory):
+def workplace(directory: Path) -> Iterator[Path]:
     """A directory for the parts of one learning: removed if the block ends well or leaves nothing, else kept.
 
     Temporaries that a killed process left there are removed first, where the lock says that nobody else writes them.
@@ -102,7 +105,7 @@ def workplace(directory):
     shutil.rmtree(directory, ignore_errors=True)  # the lock is closed: NFS keeps an open file's directory
 
 
-def discard(directory):
+def discard(directory: Path) -> None:
     """Remove a working directory that nobody needs any more, unless someone may be working in it."""
     if directory.is_dir():
         with suppress(OSError, ValueError):

@@ -13,7 +13,7 @@ from common import device as device_module
 from common.errors import DeviceError, EncodeError
 from pipeline import learn as learning
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, minibatch_size
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary import vectors as training_vectors
@@ -94,7 +94,7 @@ def test_vectors_of_a_file(tmp_path, dtype):
     config = LearnConfig(hidden=tmp_path / "speech.npy", k=30, lam=0.1, seed=3, output=tmp_path / "runs")
     (report,) = learn_dictionary(config)
     found = Dictionary.load(report["dictionary"])
-    assert found.fingerprint == learn(hidden, 30, 0.1, seed=3).fingerprint
+    assert found.fingerprint == learn(hidden, DictionarySettings(30, 0.1, seed=3)).fingerprint
     assert Path(report["dictionary"]).name.startswith("speech-k30-") and report["width"] == 24
 
 
@@ -213,9 +213,10 @@ def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken,
 def test_a_checkpoint_of_another_minibatch_is_not_gone_on_from(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
     hidden = planted(3000)[0]
-    learn(hidden, 10, 0.1, seed=0, batch=2048, epochs=0.5, checkpoint=tmp_path)
+    settings = DictionarySettings(10, 0.1, seed=0)
+    learn(hidden, settings, LearningSchedule(epochs=0.5, batch=2048), checkpoint=tmp_path)
     with caplog.at_level("INFO"):
-        again = learn(hidden, 10, 0.1, seed=0, epochs=0.5, checkpoint=tmp_path)
+        again = learn(hidden, settings, LearningSchedule(epochs=0.5), checkpoint=tmp_path)
     assert "of other settings" in caplog.text and again.settings["batch"] == 400
 
 
