@@ -27,12 +27,8 @@ from common.errors import PrecisionError, describe
 from pipeline.coding.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
-MACHINE_SIGNS = (
-    "allocate memory",
-    "ALLOC_FAILED",
-    "CUDA error",
-    "OUT_OF_MEMORY",
-)  # in messages of errors that have no class of their own
+# In the messages of errors that have no class of their own.
+MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")
 logger = logging.getLogger(__name__)
 
 

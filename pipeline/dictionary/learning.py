@@ -121,8 +121,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 
 def minibatch_size(vectors: int) -> int:
-    """Vectors in a minibatch, for a sample of so many vectors: large ones would update the atoms of a small sample too
-    seldom."""
+    """Vectors in a minibatch, for a sample of so many: large minibatches would update its atoms too seldom."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 

@@ -156,17 +156,8 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
                 return n
             _copy_gram(gram, atoms, code, steps, gram_KK, square_K, old_size, size)
             _load_excess(code, excess, before, atoms, size, grad_K, lam)
-            _minimise(
-                gram,
-                code,
-                excess,
-                steps,
-                direction,
-                image,
-                residual,
-                size,
-                max(np.float32(0.3) * tol, np.float32(INNER) * worst),
-            )
+            inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
+            _minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
             count = _list_moved(code, before, atoms, image, rows, size)
             subtract_rows(grad_K, image, gram_KK, rows, count)
             block_maxima(grad_K, block_max)
