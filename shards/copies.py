@@ -23,7 +23,6 @@ import numpy as np
 from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
-from common.invocation import program
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
@@ -98,15 +97,15 @@ def read_tokenizer(files):
         return contents
     if not _VOCABULARIES & contents.keys():
         raise StoreError(
-            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {_remedy(files)}"
+            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {files.restore_hint()}"
         )
     with foreign_errors(files):
         found, largest = _identity(tuple(contents.items()))
     if found != expected:
         raise StoreError(
             f"{directory} is not the tokenizer of this store: its fingerprint is {found[:12]}, target.json names "
-            f"{expected[:12]}. {_remedy(files)} If that changes nothing, this release of transformers reads the files "
-            "differently than the one that the store was made with."
+            f"{expected[:12]}. {files.restore_hint()} If that changes nothing, this release of transformers reads the "
+            "files differently than the one that the store was made with."
         )
     if largest >= target["vocab_size"]:
         raise StoreError(
@@ -126,7 +125,9 @@ def foreign_errors(files):
         raise
     except BaseException as error:
         problem = " ".join(str(error).split())[:200]
-        raise StoreError(f"{files.tokenizer} cannot be loaded as a tokenizer ({problem}). {_remedy(files)}") from None
+        raise StoreError(
+            f"{files.tokenizer} cannot be loaded as a tokenizer ({problem}). {files.restore_hint()}"
+        ) from None
 
 
 def read_dictionary(files):
@@ -151,11 +152,11 @@ def read_dictionary(files):
             center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
     except ShardError as error:
-        raise StoreError(f"{error}. {_remedy(files)}") from None
+        raise StoreError(f"{error}. {files.restore_hint()}") from None
     check_dictionary(files, found)
     if record["fingerprint"] != found:
         raise StoreError(
-            f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). {_remedy(files)}"
+            f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). {files.restore_hint()}"
         )
     return contents
 
@@ -172,7 +173,7 @@ def check_dictionary(files, found):
     if expected not in (None, found):
         raise StoreError(
             f"{files.dictionary} is not the dictionary of this store: its fingerprint is {found[:12]}, target.json "
-            f"names {expected[:12]}. {_remedy(files)}"
+            f"names {expected[:12]}. {files.restore_hint()}"
         )
 
 
@@ -226,7 +227,7 @@ def _read(files, directory, names):
         if os.path.commonpath([root, real]) != root:
             raise StoreError(
                 f"{path} is a link to {real}, outside of the store, and is not followed. Put the file itself there, or "
-                f"remove the link. {_remedy(files)}"
+                f"remove the link. {files.restore_hint()}"
             )
         try:
             with disk.open_to_read(real) as file:
@@ -235,20 +236,8 @@ def _read(files, directory, names):
         except OSError as error:
             if error.errno in OF_THE_MACHINE:
                 raise
-            raise StoreError(f"{path} cannot be read: {error.strerror}. {_remedy(files)}") from None
+            raise StoreError(f"{path} cannot be read: {error.strerror}. {files.restore_hint()}") from None
         if size > _MOST_BYTES:
-            raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {_remedy(files)}")
+            raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {files.restore_hint()}")
         found[name] = raw
     return found
-
-
-def _remedy(files):
-    if files.remote:
-        return (
-            f"Remove its copy in the cache ({files.units.parent}) and try again; if that does not help, copy the store "
-            "there again."
-        )
-    return (
-        "Run the command that encoded the store again, which restores it "
-        f"({program()} verify-shards names the command)."
-    )

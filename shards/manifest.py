@@ -210,9 +210,6 @@ class UnitRecord:
 class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
-    remote = False
-    how_to_finish = "Run the encoding command that began it again; finished units are kept."
-
     def __init__(self, path):
         self.path = Path(path)
         self.units = self.path / "units"
@@ -241,12 +238,7 @@ class StoreFiles:
 
     def target(self):
         if not self.target_file.is_file():
-            is_damaged = not self.remote and self.units.is_dir() and self.plans.is_dir()
-            is_there = self.remote or self.path.exists()
-            lacking = "it has no target.json" if is_there else "there is no such directory"
-            raise (StoreError if is_damaged else RequestError)(
-                f"{self.path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
-            )
+            raise self.no_target_error()
         target = read_json(self.target_file)
         settings = target.get("settings") if isinstance(target, dict) else None
         settings = settings if isinstance(settings, dict) else {}
@@ -292,9 +284,32 @@ class StoreFiles:
         """A BlockStore, from which the windows of the units in a BlockTable are read."""
         return LocalBlocks(self, table)
 
+    # What differs where a store lies elsewhere: RemoteFiles (remote.py) says the same of one behind a URL.
+
+    def no_target_error(self):
+        """The error where there is no target.json: of a damaged store, or of something that is none."""
+        lacking = "it has no target.json" if self.path.exists() else "there is no such directory"
+        is_damaged = self.units.is_dir() and self.plans.is_dir()
+        return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
+
+    def is_encoded_here(self):
+        """Whether the encoding commands write to this store, so that they can make again what it lacks."""
+        return True
+
     def repair_hint(self):
         """What to do about damage in this store, in words for an error."""
         return repair_hint(self.path)
+
+    def restore_hint(self):
+        """What to do about a damaged copy of the tokenizer or dictionary, in words for an error."""
+        return (
+            "Run the command that encoded the store again, which restores it "
+            f"({program()} verify-shards names the command)."
+        )
+
+    def finish_hint(self):
+        """What to do about units that are missing, in words for an error."""
+        return "Run the encoding command that began it again; finished units are kept."
 
     def missing_units(self, plan):
         """Units of the plan that have no record yet, in order."""
@@ -306,7 +321,7 @@ class StoreFiles:
         if missing := self.missing_units(plan):
             raise StoreError(
                 f"{self.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
-                f"{self.how_to_finish}"
+                f"{self.finish_hint()}"
             )
 
     def publish_plan(self, plan):
@@ -343,6 +358,11 @@ class StoreFiles:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
         self.check_finished(plans[0])
         return plans[0]  # its last unit was committed between the two looks
+
+
+def describe_no_store(path, lacking):
+    """What an error says of something that is not a store."""
+    return f"{path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
 
 
 def is_plan_file(path):

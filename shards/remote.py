@@ -23,10 +23,19 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 
 from common.durable import make_directories, publish_directory
-from common.errors import RefusedError, RemoteError, ShardError, StoreError
+from common.errors import RefusedError, RemoteError, RequestError, ShardError, StoreError
 from shards.cache import CachedBlocks, GroupCache, keep
 from shards.checked_json import parse_json
-from shards.manifest import TARGET_FIELDS, Plan, StoreFiles, UnitRecord, fingerprint, fits_checksum, read_json
+from shards.manifest import (
+    TARGET_FIELDS,
+    Plan,
+    StoreFiles,
+    UnitRecord,
+    describe_no_store,
+    fingerprint,
+    fits_checksum,
+    read_json,
+)
 from shards.source import Remote, RemoteFile, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
@@ -75,9 +84,6 @@ class RemoteFiles(StoreFiles):
     path    the URL; the other paths are the cache's
     Raises  StoreError when there is no store, RemoteError when it cannot be read
     """
-
-    remote = True
-    how_to_finish = "Copy the whole store there, its units before its plan."
 
     def __init__(self, url, options=None):
         self.options = options or Remote()
@@ -269,10 +275,25 @@ class RemoteFiles(StoreFiles):
         self.source.read([(name, None, None)], accept, whole=whole)
         return found[0] if found else None
 
-    # -- shards --------------------------------------------------------------------------------------------
+    # -- what differs from a store of a directory ----------------------------------------------------------
+
+    def no_target_error(self):
+        return RequestError(describe_no_store(self.path, "it has no target.json"))
+
+    def is_encoded_here(self):
+        return False
 
     def repair_hint(self):
         return f"{self.path} is damaged: {copy_again()}"
+
+    def restore_hint(self):
+        return (
+            f"Remove its copy in the cache ({self.units.parent}) and try again; if that does not help, copy the store "
+            "there again."
+        )
+
+    def finish_hint(self):
+        return "Copy the whole store there, its units before its plan."
 
     def open_blocks(self, table):
         """A BlockStore on the cache."""

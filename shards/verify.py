@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,17 +60,25 @@ def verify(path, full=False, repair=False, threads=None, progress=silent):
     Raises    StoreError when this is no store, ShardError when its target is damaged or of another format,
               RemoteError when a URL cannot be read
     """
-    if not is_url(path):
-        return _verify(StoreFiles(path), full, repair, threads, progress)
-    if repair:
+    if repair and is_url(path):
         raise StoreError(f"{redacted(path)} cannot be repaired from here: repair the store that it was copied from.")
-    from shards.remote import Remote, RemoteFiles
+    with _open(path) as files:
+        return _verify(files, full, repair, threads, progress)
+
+
+@contextmanager
+def _open(path):
+    """The store's files: those of its directory, or a copy of its small files that no cache has touched."""
+    if not is_url(path):
+        yield StoreFiles(path)
+        return
+    from shards.remote import Remote, RemoteFiles  # only here: fsspec and aiohttp take a while to import
 
     with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
         url, plan_id = plan_of(path)
         files = RemoteFiles(url, Remote(cache=Path(nowhere)))
         files.copy_small_files(plan_id)
-        return _verify(files, full, repair, threads, progress)
+        yield files
 
 
 def _verify(files, full, repair, threads, progress):
@@ -79,7 +87,7 @@ def _verify(files, full, repair, threads, progress):
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
-    commands = [] if files.remote else remaking_commands(files, target, survey.plans, damaged)
+    commands = remaking_commands(files, target, survey.plans, damaged) if files.is_encoded_here() else []
     return {
         "store": str(files.path),
         "target": target["target"],
