@@ -164,11 +164,6 @@ def open_files(path, remote=None):
     return RemoteFiles(path, remote)
 
 
-def newest_store(root, kinds=("lsp", "ids", "logits")):
-    """The first of `finished_stores`: what a command takes that names no store. Raises as that."""
-    return finished_stores(root, kinds)[0]
-
-
 def finished_stores(root, kinds=("lsp", "ids", "logits")):
     """Paths of the finished stores under `root`, the one first whose text was encoded last.
 
