@@ -14,6 +14,7 @@ import atexit
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -30,7 +31,8 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_temporaries = set()
+TEMPORARY_NAME = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")  # what `temporary_name` gives
+_temporaries: set[tuple[int, Path]] = set()
 
 
 def create(path):

@@ -5,11 +5,12 @@
 Four kinds are recognised, by name and place:
 
     temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
-                    filled or replaced), .<name>.<time in ns>.tmp (dictionaries, by version 0.1)
-    learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
-                    same command would go on from it, so removing one costs the work it holds
-    word vectors    diagnostics/<name>/vectors: the same of an interrupted choose-layer, gigabytes for a large teacher
+                    filled or replaced)
+    work places     directories that a file `lock` marks as such (common/workplaces.py), with what an interrupted
+                    command would go on from: removing one costs the work it holds
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it
+
+and what earlier versions left under other names (EARLIER_PLACES and EARLIER_TEMPORARY).
 
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
 
@@ -17,7 +18,8 @@ Another process, here or on another machine that shares the file system, may be 
     - a shard that appeared within the last minute, even then: its record may be about to follow;
     - a temporary whose process lives on this machine, even then; a process id that has been given to another process
       since does not count, as that process began after the last write;
-    - a directory of learning or of word vectors whose lock is held; shards of a unit whose record cannot be read.
+    - a work place whose lock is held, or which holds a file that is not part of the work;
+    - shards of a unit whose record cannot be read.
 
 Left out: damaged units (verify.py).
 """
@@ -27,28 +29,26 @@ import os
 import re
 import shutil
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import locks
+from common.disk import TEMPORARY_NAME
 from common.errors import ShardError
 from common.invocation import program
+from common.workplaces import is_part, lock_if_free, read_mark
 from shards.manifest import StoreFiles
 
 SAFE_SECONDS = 3600
 COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
-_LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
-_VECTORS_KIND = "word vectors of an interrupted choose-layer, whose work is lost"
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
-_EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # of a dictionary, by version 0.1
-_LEARNING = re.compile(r"\..+\.learning")
-_LEARNING_FILE = re.compile(
-    r"lock|\.?(learning\.npz|(sample|raw|center)\.npy|center\.json)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?"
-)
-_VECTORS_FILE = re.compile(r"lock|part-\d{5}\.npz|\.part-\d{5}\.npz\.tmp")
+_PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
+EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # a dictionary that was being saved
+EARLIER_PLACES = {  # work places without a mark: their paths, and the files that were written there
+    ".?*.learning": "learning.npz sample.npy raw.npy center.npy center.json .part-*.npy"
+    " .learning.npz.tmp .sample.npy.tmp .raw.npy.tmp .center.npy.tmp .center.json.tmp ..part-*.npy.tmp",
+    "diagnostics/*/vectors": "part-?????.npz .part-?????.npz.tmp",
+}
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -87,7 +87,7 @@ def clean(path, dry_run=False, everything=False):
 
 
 def left_overs(path):
-    """Everything of the four kinds under a directory, links not followed."""
+    """Everything of the three kinds under a directory, links not followed."""
     for directory, names, files in os.walk(path):
         here = Path(directory)
         for name in list(names):
@@ -102,20 +102,38 @@ def left_overs(path):
 def _recognise(path):
     if path.is_symlink():
         return None
-    if match := _TEMPORARY.fullmatch(path.name):
+    if match := TEMPORARY_NAME.fullmatch(path.name):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if _EARLIER_TEMPORARY.fullmatch(path.name) and path.is_dir():
+    if not path.is_dir():
+        return None
+    if EARLIER_TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", None)
-    if _LEARNING.fullmatch(path.name) and path.is_dir() and _holds_only(path, _LEARNING_FILE):
-        return LeftOver(path, _LEARNING_KIND, _holder(path))
-    if path.match("diagnostics/*/vectors") and path.is_dir() and _holds_only(path, _VECTORS_FILE):
-        return LeftOver(path, _VECTORS_KIND, _holder(path))
-    return None
+    if (files := _files_of_place(path)) is None:
+        return None
+    if not _holds_only(path, files):
+        return None
+    with lock_if_free(path) as is_free:
+        return LeftOver(path, _PLACE_KIND, None if is_free else "another process is at work in it")
 
 
-def _holds_only(directory, known):
-    """Whether there is nothing in a directory but files of known names and temporaries."""
-    return all(known.fullmatch(name) or _TEMPORARY.fullmatch(name) for name in os.listdir(directory))
+def _holds_only(path, files):
+    """Whether a work place holds nothing but parts of the work, which are no directories, and temporaries."""
+    try:
+        with os.scandir(path) as entries:
+            return all(
+                TEMPORARY_NAME.fullmatch(entry.name)
+                or (is_part(entry.name, files) and not entry.is_dir(follow_symlinks=False))
+                for entry in entries
+            )
+    except FileNotFoundError:  # its command has just ended
+        return False
+
+
+def _files_of_place(path):
+    """The patterns of the names of the files in a work place; None where a directory is none."""
+    if (files := read_mark(path)) is not None:
+        return files
+    return next((files.split() for place, files in EARLIER_PLACES.items() if path.match(place)), None)
 
 
 def _unrecorded_shards(files, names):
@@ -162,26 +180,6 @@ def _began(pid):
         return None
 
 
-def _holder(directory):
-    """Why such a directory is in use: its lock is held, as pipeline/dictionary/checkpoint.py does."""
-    with _locked(directory) as mine:
-        return None if mine else "another process is at work in it"
-
-
-@contextmanager
-def _locked(directory):
-    """Hold the lock of such a directory, if it is free: gives whether it was."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        yield True
-        return
-    try:
-        yield locks.acquire(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _too_young(found, changed, everything):
     age = time.time() - changed
     if found.kind == _SHARD_KIND and age < COMMIT_SECONDS:
@@ -213,11 +211,11 @@ def _remove(found):
             files = StoreFiles(found.path.parent.parent)
             if not any(shard.in_use is None for shard in _unrecorded_shards(files, [found.path.name])):
                 return False
-        if found.kind in (_LEARNING_KIND, _VECTORS_KIND):
-            with _locked(found.path) as mine:
-                if mine:
+        if found.kind == _PLACE_KIND:
+            with lock_if_free(found.path) as is_free:
+                if is_free:
                     shutil.rmtree(found.path)
-                return mine
+                return is_free
         if found.path.is_dir():
             shutil.rmtree(found.path)
         else:
