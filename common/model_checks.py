@@ -1,11 +1,16 @@
 """Whether transformers computes the model that a checkpoint was trained as.
 
 transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
-another model than the checkpoint's. These functions name both, and whoever loads a model refuses it. They look at names
+another model than the checkpoint's. These functions name both, and what loads a model refuses it. They look at names
 only. Left out: weights that the model lacks (the loading report of transformers names them as missing).
 """
 
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Families whose checkpoints were published with code of their own before transformers took that same code over.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
@@ -14,7 +19,7 @@ BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
-def describe_foreign_settings(config):
+def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     """Which setting of a config.json stands for a model that transformers does not compute; None if there is none.
 
     config  a configuration of transformers
@@ -45,11 +50,10 @@ def _flat(values):
         yield from value if isinstance(value, list | tuple) else (value,)
 
 
-def unused_encoder_weights(unexpected, model):
+def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:
     """Names of weights that belong to the model's encoder, in the checkpoint, but have no place in it; sorted.
 
-    Weights of heads, of a pooler, and of layers above the model's last are none of them; nor are buffers of older
-    versions.
+    Left out are the weights of heads, of a pooler and of layers above the model's last, and buffers of older versions.
 
     unexpected  names, as in the loading report of transformers
     model       of transformers, with a head or without
@@ -66,7 +70,7 @@ def unused_encoder_weights(unexpected, model):
     return sorted(found)
 
 
-def describe_unused_weights(unexpected, model):
+def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> str | None:
     """What `unused_encoder_weights` found, in a sentence; None if nothing."""
     if not (names := unused_encoder_weights(unexpected, model)):
         return None

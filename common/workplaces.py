@@ -5,7 +5,7 @@
 A work place stays after an interruption, for the same command to go on from. Its file `lock` is locked while a process
 works there, and marks the directory as a work place: the first line is MARK, the others are the patterns of the names
 that the work gives to files there. By that mark `clean` (shards/clean.py) knows a work place that nobody came back to,
-and a file of somebody else in it, whatever the work is.
+and tells the files of the work from those of somebody else, whatever the work is.
 Left out: what the files hold, and how a work goes on (pipeline/dictionary/checkpoint.py, for one).
 """
 
@@ -60,14 +60,14 @@ def discard(directory: Path) -> None:
                 shutil.rmtree(directory)
 
 
-def read_mark(directory: Path) -> tuple[str, ...] | None:
+def read_mark(directory: Path) -> list[str] | None:
     """The patterns that the mark of a work place lists; None where a directory has no such mark."""
     try:
         with disk.open_to_read(directory / LOCK) as file:
             first, *files = file.read(_LONGEST_MARK).decode().splitlines() or [""]
     except (OSError, UnicodeDecodeError):
         return None
-    return tuple(files) if first == MARK else None
+    return files if first == MARK else None
 
 
 def is_part(name: str, files: Sequence[str]) -> bool:
@@ -101,7 +101,7 @@ def _locked(directory: Path, attempts: int = 2) -> Iterator[tuple[FileIO, bool]]
         directory.mkdir(parents=True, exist_ok=True)
         try:
             lock = open(directory / LOCK, "ab", buffering=0)  # noqa: SIM115 (closed below)
-        except FileNotFoundError:  # whoever finished there removed the directory just now
+        except FileNotFoundError:  # the process that finished there has just removed the directory
             if attempt == attempts:
                 raise
             continue

@@ -283,8 +283,8 @@ def check_report(report, model, name):
                 f"{name}: the checkpoint {trouble} {len(weights)} weights of the model in its config.json "
                 f"({examples}). Use the config.json that was saved with it, or fetch the model again."
             )
-    if trouble := describe_unused_weights(report["unexpected_keys"], model):
-        raise TeacherError(f"{name}: {trouble}")
+    if unused := describe_unused_weights(report["unexpected_keys"], model):
+        raise TeacherError(f"{name}: {unused}")
 
 
 class _OneDnnLinear(torch.nn.Linear):

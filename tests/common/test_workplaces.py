@@ -10,7 +10,7 @@ import pytest
 
 from common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
 
-FILES = ("something", "part-*.npz")
+FILES = ["something", "part-*.npz"]
 
 
 def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
@@ -78,10 +78,10 @@ def test_only_a_free_place_is_discarded(tmp_path):
 
 
 def test_a_place_is_marked_with_the_names_of_its_files(tmp_path):
-    with workplace(tmp_path / "place", ("an older name",)), pytest.raises(ValueError):
+    with workplace(tmp_path / "place", ["an older name"]), pytest.raises(ValueError):
         with workplace(tmp_path / "place", FILES):
             pass  # what another process holds keeps its mark
-        assert read_mark(tmp_path / "place") == ("an older name",)
+        assert read_mark(tmp_path / "place") == ["an older name"]
     with pytest.raises(KeyError), workplace(tmp_path / "place", FILES) as place:
         (place / "something").touch()
         assert read_mark(place) == FILES
