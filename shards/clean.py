@@ -16,8 +16,8 @@ Another process, here or on another machine that shares the file system, may be 
 
     - whatever changed within the last hour (its inode too: a copy that keeps times is new), unless --all is given;
     - a shard that appeared within the last minute, even then: its record may be about to follow;
-    - a temporary whose process lives on this machine, even then; a process id that has been given to another process
-      since does not count, as that process began after the last write;
+    - a temporary whose process lives on this machine, even then. A process that began after the last write is another
+      one, which was given the same number, and does not count;
     - a work place whose lock is held, or which holds a file that is not part of the work;
     - shards of a unit whose record cannot be read.
 
@@ -29,6 +29,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class LeftOver:
     in_use: str | None
 
 
-def clean(path, dry_run=False, everything=False):
+def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> dict:
     """Remove left-overs under a directory.
 
     dry_run     list only
@@ -86,7 +87,7 @@ def clean(path, dry_run=False, everything=False):
     return {"path": str(path), "dry_run": dry_run, "bytes": freed, "removed": removed, "kept": kept}
 
 
-def left_overs(path):
+def left_overs(path: Path) -> Iterator[LeftOver]:
     """Everything of the three kinds under a directory, links not followed."""
     for directory, names, files in os.walk(path):
         here = Path(directory)
@@ -108,9 +109,9 @@ def _recognise(path):
         return None
     if EARLIER_TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", None)
-    if (files := _files_of_place(path)) is None:
-        return None
-    if not _holds_only(path, files):
+    if (files := read_mark(path)) is None:
+        files = next((names.split() for place, names in EARLIER_PLACES.items() if path.match(place)), None)
+    if files is None or not _holds_only(path, files):
         return None
     with lock_if_free(path) as is_free:
         return LeftOver(path, _PLACE_KIND, None if is_free else "another process is at work in it")
@@ -127,13 +128,6 @@ def _holds_only(path, files):
             )
     except FileNotFoundError:  # its command has just ended
         return False
-
-
-def _files_of_place(path):
-    """The patterns of the names of the files in a work place; None where a directory is none."""
-    if (files := read_mark(path)) is not None:
-        return files
-    return next((files.split() for place, files in EARLIER_PLACES.items() if path.match(place)), None)
 
 
 def _unrecorded_shards(files, names):
@@ -156,7 +150,7 @@ def _writer(path, pid):
         return None
     began = _began(pid)
     if began is not None and began > _size_and_change(path)[1] + CLOCK_SECONDS:
-        return None  # the number was given anew
+        return None  # the number now belongs to another process
     return f"process {pid} is alive and may be writing it"
 
 
@@ -174,9 +168,9 @@ def _began(pid):
     """When a process began, in seconds since 1970; None where /proc does not tell."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
-        return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, TypeError):
+        (booted,) = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+        return int(booted) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
         return None
 
 
@@ -205,7 +199,7 @@ def _size_and_change(path):
 
 
 def _remove(found):
-    """Remove it, unless it has gone or come into use meanwhile."""
+    """Remove it, unless it has gone, or has come into use since it was found."""
     try:
         if found.kind == _SHARD_KIND:
             files = StoreFiles(found.path.parent.parent)
