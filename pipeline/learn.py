@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from common.errors import EncodeError
 from common.invocation import program
 from common.progress import silent
+from common.workplaces import discard, workplace
 from pipeline.coding.batch import Reading
 from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
-from pipeline.executors.base import Executor
+from pipeline.executors.base import PART, Executor
 from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
-from pipeline.sample import sample_hidden
+from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from shards import copies
 from shards.manifest import StoreFiles, fingerprint
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pipeline.dictionary import Dictionary
     from pipeline.teacher import Teacher
 
+WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
 FIXED_BATCH = 2048  # vectors of a minibatch, before there was a choice
 logger = logging.getLogger(__name__)
 
@@ -165,7 +167,6 @@ def _provide_from_file(config, progress):
 
 def _report(entry, learned):
     from pipeline.dictionary import Dictionary
-    from pipeline.dictionary.checkpoint import discard
 
     discard(entry.work)
     return Dictionary.load(entry.directory).report() | {
@@ -182,10 +183,8 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
     check_vectors  raises ValueError when the vectors are no longer those that the directories are named by
     Returns        those that were learned here; another process may have finished the others while this one waited
     """
-    from pipeline.dictionary.checkpoint import workplace
-
     with ExitStack() as held:
-        places = [(entry, held.enter_context(workplace(entry.work))) for entry in lacking]
+        places = [(entry, held.enter_context(workplace(entry.work, WORK_FILES))) for entry in lacking]
         places = [(entry, place) for entry, place in places if not entry.directory.is_dir()]
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):

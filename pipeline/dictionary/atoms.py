@@ -47,7 +47,7 @@ class Dictionary:
     @property
     def fingerprint(self) -> str:
         """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
-        return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
+        return dictionary_fingerprint(self.atoms_Kd, (self.center.kind, self.center.rows_Pd) if self.center else None)
 
     @property
     def centering(self) -> str:

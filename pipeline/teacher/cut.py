@@ -308,8 +308,8 @@ def check_report(report: dict, model: "PreTrainedModel", name: str | Path) -> No
                 f"{name}: the checkpoint {trouble} {len(weights)} weights of the model in its config.json "
                 f"({examples}). Use the config.json that was saved with it, or fetch the model again."
             )
-    if trouble := describe_unused_weights(report["unexpected_keys"], model):
-        raise TeacherError(f"{name}: {trouble}")
+    if unused := describe_unused_weights(report["unexpected_keys"], model):
+        raise TeacherError(f"{name}: {unused}")
 
 
 class _OneDnnLinear(torch.nn.Linear):

@@ -11,6 +11,7 @@ from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
 from common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
+from common.workplaces import is_part, read_mark
 from evaluation.inspection.lsps.texts import teacher_lsps
 from evaluation.studies.word_senses.word_vectors import Reading as WordReading
 from evaluation.studies.word_senses.word_vectors import word_vectors
@@ -200,6 +201,8 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
                 lambda path, *a, real=sampling.growing_rows: stop() if path.name == "sample.npy" else real(path, *a),
             )
         encode_lsp(given, progress)
+    left = list((tmp_path / "dictionaries").iterdir())
+    assert all(is_part(path.name, read_mark(work)) for work in left for path in work.iterdir())
     (report,) = encode_lsp(given)
     assert Dictionary.load(report["dictionary"]).fingerprint == dictionary.fingerprint
     assert Store.open(report["store"]).target_id == store.target_id

@@ -1,11 +1,7 @@
 """Dictionary learning that is interrupted: it goes on with the same bits, or starts afresh and says so."""
 
-import errno
-import fcntl
 import json
 import logging
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -181,29 +177,6 @@ def test_saves_are_rare(tmp_path, monkeypatch):
     assert len(saves) == 1  # the one at the end
 
 
-def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
-    """A sample may be gigabytes, and the next one is written under another name."""
-    left, kept = tmp_path / ".sample.npy.123.0123456789ab.tmp", tmp_path / "sample.npy"
-    left.write_bytes(b"half")
-    kept.write_bytes(b"whole")
-    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path):
-        assert not left.exists() and kept.exists()
-        raise KeyError
-
-
-def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
-    place = tmp_path / "deep" / "place"
-    with learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        with pytest.raises(ValueError, match="another process is at work"), learning_checkpoint.workplace(place):
-            pass
-    assert not place.exists()
-    with pytest.raises(KeyError), learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        raise KeyError
-    assert (place / "something").exists()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(("seconds", "left"), [(0, ["learning.npz"]), (60, [])])  # 60: only the one at the end
 def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, caplog, monkeypatch, seconds, left):
@@ -226,47 +199,6 @@ def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, c
     found = learn_dictionary(planted()[0], SETTINGS, LONG, checkpoint=tmp_path, progress=fill_the_disk)
     assert found.fingerprint == unbroken.fingerprint and [path.name for path in tmp_path.iterdir()] == left
     assert caplog.text.count("could not be written (No space left") == (1 if seconds else len(found.history))
-
-
-def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "pipeline")
-
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with learning_checkpoint.workplace(tmp_path / "place") as place:
-        (place / "something").touch()
-        learning_checkpoint.discard(place)  # nobody can know whether it is in use
-        assert (place / "something").exists()
-    assert "no lock on" in caplog.text and not place.exists()
-
-
-def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
-    place, flock, calls = tmp_path / "place", fcntl.flock, []
-
-    def late(lock, how):
-        if not calls:
-            shutil.rmtree(place)
-        calls.append(how)
-        flock(lock, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with learning_checkpoint.workplace(place):
-        assert (place / "lock").exists() and len(calls) == 2
-        with pytest.raises(ValueError, match="another process"), learning_checkpoint.workplace(place):
-            pass
-
-
-def test_only_a_free_place_is_discarded(tmp_path):
-    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path / "place") as place:
-        (place / "something").touch()
-        learning_checkpoint.discard(place)
-        assert (place / "something").exists()
-        raise KeyError
-    learning_checkpoint.discard(place)
-    learning_checkpoint.discard(place)
-    assert not place.exists()
 
 
 def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
