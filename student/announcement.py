@@ -5,8 +5,12 @@ Left out: what the settings are (resolve.py), what a step costs (meter.py).
 
 import time
 from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from student.trainer import Trainer
 
 # Share of the rate of a plain matrix product that a whole training step reaches. Rough figures: on a CPU small encoders
 # reach less and large ones more; of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
@@ -27,7 +31,7 @@ _SHOWN = (
 )
 
 
-def announcement(trainer) -> str:
+def announcement(trainer: "Trainer") -> str:
     """The block of lines for a Trainer that is about to do its first step, or its first after a resume."""
     config, origins, windows = trainer.config, trainer.origins, trainer.loader.windows
     per_step = windows.tokens / len(windows) * config.batch_windows
@@ -66,12 +70,12 @@ def announcement(trainer) -> str:
     return "\n".join([f"{trainer.task.name} on {trainer.store.path}:", *lines])
 
 
-def _said(value) -> str:
+def _said(value: Any) -> str:
     """A setting's value as one writes it after its flag."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _model_rows(trainer, parameters: int) -> list:
+def _model_rows(trainer: "Trainer", parameters: int) -> list:
     config, origins = trainer.config, trainer.origins
     model = f"{config.encoder_source}, {parameters:,} parameters are trained"
     if trainer.task.name == "train-probe":
@@ -79,16 +83,19 @@ def _model_rows(trainer, parameters: int) -> list:
     from student.encoders import own_dropout
 
     dropout = config.dropout if config.dropout is not None else own_dropout(trainer.model.encoder.config)
-    dropout = "several rates" if dropout is None else f"{dropout:g}"
     encoder = "encoder" if config.continue_from is None else "continue_from"
     return [
         ("encoder", model, origins.get(encoder, "default; --encoder bert-2x128 is a small one, for a try")),
         ("objective", config.objective, origins.get("objective", "default")),
-        ("dropout", dropout, origins.get("dropout", "the encoder's own")),
+        (
+            "dropout",
+            "several rates" if dropout is None else f"{dropout:g}",
+            origins.get("dropout", "the encoder's own"),
+        ),
     ]
 
 
-def _seconds_of_step(trainer) -> float:
+def _seconds_of_step(trainer: "Trainer") -> float:
     """About how long an optimiser step takes: its operations over what this machine does in a second."""
     meter = trainer.meter
     if meter.peak_flops is not None:

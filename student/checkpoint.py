@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
+from torch import nn
 
 from common import disk
 from common.disk import file_sha256
@@ -77,7 +78,9 @@ class Checkpoints:
         """Where the checkpoint of a step lies, once it is saved."""
         return self.directory / f"step-{step:08d}"
 
-    def save(self, step: int, model, optimizer, state: dict, export: Callable[[Path], None]) -> Path:
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, export: Callable[[Path], None]
+    ) -> Path:
         """Write the checkpoint of a step, then remove those that were only there to resume from and are too old.
 
         state   JSON values to get back on resume
@@ -143,13 +146,13 @@ def checkpoints_in(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
-def load_weights(path: Path, model) -> None:
+def load_weights(path: Path, model: nn.Module) -> None:
     """Load the weights of a whole checkpoint in place."""
     with utf8_name(path / "resume") as place:
         model.load_state_dict(load_file(place / "student.safetensors"), strict=True)
 
 
-def restore(path: Path, model, optimizer) -> None:
+def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load weights and optimiser state of a whole checkpoint in place.
 
     Raises  RunError where they are of another model or optimiser; then the model is of no use any more

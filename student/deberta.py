@@ -16,13 +16,14 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
 from common.documents import accept_pairwise_mask
 from student.dropout import attend
 
 
-def adapt_deberta(encoder) -> None:
+def adapt_deberta(encoder: nn.Module) -> None:
     """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay.
 
     And let it and DeBERTa-v2 take an attention mask for every pair of positions.
@@ -36,7 +37,7 @@ def adapt_deberta(encoder) -> None:
 class FusedLayerNorm(DebertaLayerNorm):
     """Layer norm in float32, with the epsilon inside of the root as everywhere."""
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states: Tensor) -> Tensor:
         return F.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.variance_epsilon)
 
 
@@ -45,13 +46,13 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
 
     def forward(
         self,
-        hidden_states,
-        attention_mask,
-        output_attentions=False,
-        query_states=None,
-        relative_pos=None,
-        rel_embeddings=None,
-    ):
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         length = hidden_states.shape[1]
         shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
         can_shift = shifts and not self.talking_head and length <= self.max_relative_positions
@@ -66,7 +67,7 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         context = attend(query, key, value, bias_WHLL, dropout, 1.0)
         return context.transpose(1, 2).flatten(2), None
 
-    def transpose_for_scores(self, x):
+    def transpose_for_scores(self, x: Tensor) -> Tensor:
         """(W, L, H e) to (W, H, L, e), in autocast's type.
 
         transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and

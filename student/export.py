@@ -21,12 +21,16 @@ from typing import NamedTuple
 
 import torch
 from huggingface_hub import ModelCardData
-from transformers import AutoModelForMaskedLM
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from common.paths import utf8
 from common.text import code_span, markdown_text, printable
 from shards.copies import TOKENIZER_FILES, without_code, write_files
+from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
+from student.model import Student
+from student.objectives import Objective
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -83,7 +87,7 @@ class CardText(NamedTuple):
     """whether AutoModelForMaskedLM loads it"""
 
 
-def export_student(model, directory: Path, objective, store, lineage: dict) -> None:
+def export_student(model: Student, directory: Path, objective: Objective, store: Store, lineage: dict) -> None:
     """Write a student into an existing directory.
 
     objective  an Objective, which says what the outputs are
@@ -102,7 +106,7 @@ def export_student(model, directory: Path, objective, store, lineage: dict) -> N
     )
 
 
-def stock_model(model, objective):
+def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
     """The student as its family's *ForMaskedLM; None where it has no tokens as outputs or the layout is not known.
 
     The weights are copies; the output matrix is tied to the embeddings if it is in the student.
@@ -114,12 +118,12 @@ def stock_model(model, objective):
     return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
 
 
-def has_known_head(config) -> bool:
+def has_known_head(config: PretrainedConfig) -> bool:
     """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
     return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
 
 
-def masked_lm(model, matrix_Vd, bias_V):
+def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTrainedModel:
     """Encoder and head of a student with an output layer over the vocabulary, as its family's *ForMaskedLM.
 
     matrix_Vd  the decoder; None to tie it to the embeddings
@@ -140,7 +144,7 @@ def masked_lm(model, matrix_Vd, bias_V):
     return stock.eval()
 
 
-def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
+def write_papers(directory: Path, text: CardText, store: Store, lineage: dict) -> None:
     """Write tokenizer, lineage.json and model card of an export, which holds no code and names none.
 
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
@@ -157,7 +161,7 @@ def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
 
 
 @lru_cache(maxsize=1)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
-def _mean_mass(store) -> dict:
+def _mean_mass(store: Store) -> dict:
     """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
     kept = store.report()["mass_kept"]
     return {"mass_kept": kept, "mass_dropped": 1 - kept}
@@ -168,7 +172,7 @@ def _decoder_biases(stock, vocabulary: int):
     decoder = stock.get_output_embeddings()
     parents = [module for module in stock.modules() if decoder in module.children()]
     biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]
-    return [bias for bias in biases if isinstance(bias, torch.Tensor) and bias.shape == (vocabulary,)]
+    return [bias for bias in biases if isinstance(bias, Tensor) and bias.shape == (vocabulary,)]
 
 
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:

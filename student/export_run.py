@@ -7,11 +7,13 @@ export (export.py, probe.py), the Hub (hub.py).
 
 import hashlib
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoConfig
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 EXPORTS = Path("runs/exports")
 
 
-def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
+def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api: Any = None) -> dict:
     """Export a checkpoint, and push if that is asked for.
 
     api      huggingface_hub.HfApi, or what stands in for it
@@ -75,7 +77,7 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     return report | {"dry_run": config.dry_run}
 
 
-def runs_with_checkpoints(roots=(StudentConfig.root, ProbeConfig.root)) -> list[Path]:
+def runs_with_checkpoints(roots: Sequence[str] = (StudentConfig.root, ProbeConfig.root)) -> list[Path]:
     """All runs that have saved a checkpoint, the one first that saved one last; RunError where there is none."""
     found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
     if not found:

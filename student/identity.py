@@ -13,11 +13,13 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common import disk
 from common.disk import file_sha256
 from common.errors import RunError
 from shards.manifest import fingerprint
+from shards.reader import Store
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)
@@ -30,11 +32,11 @@ _LATER_DEFAULTS = {
 }
 
 
-def run_identity(config: StudentConfig, store, encoder_config: dict, settings: dict | None = None) -> dict:
+def run_identity(config: StudentConfig, store: Store, encoder_config: dict, settings: dict | None = None) -> dict:
     """What two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = dict(config.identity() if settings is None else settings)
-    if config.continue_from is not None:  # its content counts, not its place
+    if config.initial_weights is not None:  # their content counts, not their place
         weights = sorted(config.initial_weights.glob("*.safetensors"))
         try:
             settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
@@ -81,12 +83,15 @@ def read_or_none(path: Path, is_whole: Callable) -> dict | None:
     return values if is_whole(values) else None
 
 
-def is_description(values) -> bool:
-    parts = {"settings": None, "store": None, "operational": {}, "architecture": {}}  # the earliest runs lack two
-    return isinstance(values, dict) and all(isinstance(values.get(*part), dict) for part in parts.items())
+def is_description(values: Any) -> bool:
+    """Whether this is what a run's config.json holds. The earliest runs lack two of its parts."""
+    if not isinstance(values, dict):
+        return False
+    parts = [values.get("settings"), values.get("store"), values.get("operational", {}), values.get("architecture", {})]
+    return all(isinstance(part, dict) for part in parts)
 
 
-def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store) -> None:
+def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store: Store) -> None:
     found, expected = _flat(kept), _flat(identity)
     if names := differing_settings(kept, identity, encoder_config):
         values = {name: (found.get(name, "not set"), expected.get(name, "not set")) for name in names}

@@ -15,12 +15,15 @@ Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width o
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MaskedLMOutput
 
 from common.disk import read_file
@@ -28,7 +31,7 @@ from common.errors import RunError
 from common.invocation import program
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
-from shards.reader import is_url
+from shards.reader import Store, is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders import vocabulary_of, weights_fingerprint
@@ -81,7 +84,7 @@ class ProbedStudent(nn.Module):
         self.probe_input = probe_input
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, V) of the masked positions; arguments as of a Student."""
         with torch.no_grad():
             outputs_Mk = self.student(*args, **kwargs)
@@ -118,13 +121,13 @@ class ProbedLspModel(nn.Module):
     model(input_ids, attention_mask).logits
     """
 
-    def __init__(self, probed: ProbedStudent, tokenizer):
+    def __init__(self, probed: ProbedStudent, tokenizer: PreTrainedTokenizerBase):
         super().__init__()
         self.probed, self.tokenizer = probed, tokenizer
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source, revision: str | None = None):
+    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "ProbedLspModel":
         """Load a softmax probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
 
         Raises RunError where there is no such probe
@@ -142,14 +145,16 @@ class ProbedLspModel(nn.Module):
             probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
             return cls(probed, load_tokenizer(source, revision))
 
-    def forward(self, input_ids, attention_mask=None) -> MaskedLMOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
         everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
         logits_MV = self.probed(input_ids, attention_mask, everywhere)
         return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
 
 
-def train_probe(config: ProbeConfig, progress=silent, origins=None) -> dict:
+def train_probe(
+    config: ProbeConfig, progress: Callable[..., None] = silent, origins: dict[str, str] | None = None
+) -> dict:
     """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
 
     origins  as of `train`
@@ -164,18 +169,21 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
 
     Raises  RunError where there is none
     """
-    if config.student is None:
-        config = replace(config, student=str(finished_students()[0]))
-        logger.info("student %s (the newest finished run)", config.student)
-    export_of(config.student)  # what it has to say is said before a store is looked for
-    if config.store is None:
-        config = replace(config, store=_store_of(Path(config.student)))
-        logger.info("store %s (the student's own)", config.store)
-    return config
+    student, store = config.student, config.store
+    if student is None:
+        student = str(finished_students()[0])
+        logger.info("student %s (the newest finished run)", student)
+    export_of(student)  # an error of the student comes before one of the store
+    if store is None:
+        store = _store_of(Path(student))
+        logger.info("store %s (the student's own)", store)
+    return replace(config, student=student, store=store)
 
 
-def probe_task(config: ProbeConfig, store) -> Task:
+def probe_task(config: ProbeConfig, store: Store) -> Task:
     """Train a probe. Raises RunError where settings, student and store do not belong together."""
+    if config.student is None:
+        raise RunError("no student given: name a run, an export, a kept checkpoint or a Hub id with --student.")
     source = export_of(config.student)
     student, facts = load_student(source)
     _check_fits(config, store, source, student, facts)
@@ -197,7 +205,7 @@ def probe_task(config: ProbeConfig, store) -> Task:
     return Task("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
 
 
-def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, lineage: dict) -> None:
+def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Store, lineage: dict) -> None:
     """Write a probed student into an existing directory.
 
     facts    the lsp_config.json of the student
@@ -213,7 +221,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, line
     write_papers(directory, _card_text(model, lineage), store, lineage)
 
 
-def merged(model: ProbedStudent):
+def merged(model: ProbedStudent) -> PreTrainedModel:
     """A logits probe as the family's stock *ForMaskedLM: its decoder is probe x output matrix.
 
     The product is taken in float64, so that the scores differ by rounding only.
@@ -224,7 +232,7 @@ def merged(model: ProbedStudent):
     return masked_lm(student, matrix_Vd, bias_V)
 
 
-def finished_students(root=StudentConfig.root) -> list[Path]:
+def finished_students(root: str = StudentConfig.root) -> list[Path]:
     """The finished runs under `root` that have LSP outputs, the one first that ended last.
 
     Raises  RunError where there is none
@@ -252,7 +260,7 @@ def recorded_store(run: Path, place: str) -> str:
     raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
 
 
-def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dict) -> None:
+def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: Student, facts: dict) -> None:
     if PROBE_FACT in facts:
         raise RunError(f"{source} is a probe; give the student that it probes:  --student")
     theirs, ours = vocabulary_of(source), store.load_tokenizer().get_vocab()
@@ -273,7 +281,7 @@ def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dic
         )
 
 
-def _reads_segments(config: ProbeConfig, store, lineage_of_student: dict) -> bool:
+def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict) -> bool:
     """Whether the student is told segments: on pairs, if it was told them when it was trained."""
     learned = lineage_of_student.get("settings", {}).get("segments", False)
     if learned and store_has_pairs(store) and config.segments == "never":

@@ -13,19 +13,23 @@ import atexit
 import os
 import signal
 import warnings
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import PeerError, RunError
+from student.batches import Batch
 
 TIMEOUT = timedelta(minutes=30)  # longer than the first process takes over a checkpoint, which the others await
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,14 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None
+    device: torch.device = torch.device("cpu")
     """this process's own"""
     group: Any = None
     """for sums of a few numbers"""
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and speaks."""
+        """Whether this process is the one that writes files and reports."""
         return self.rank == 0
 
     def share(self, windows: int) -> tuple[int, int]:
@@ -61,43 +65,47 @@ class Ranks:
     def _bound(self, windows: int, rank: int) -> int:
         return windows * rank // self.size
 
-    def whole(self, batch):
-        """This share of a batch, with counts, tokens and digest of the whole one."""
+    def whole(self, batch: Batch) -> Batch:
+        """This process's share of a batch, with counts, tokens and digest of the whole batch."""
         digest = divmod(batch.digest, 2**32)  # in halves: sums are float64
         *counts, tokens, high, low = map(int, self.sum([*batch.counts, batch.tokens, *digest]))
         return batch._replace(counts=tuple(counts), tokens=tokens, digest=(high * 2**32 + low) % 2**64)
 
     def sum(self, values: list) -> list:
         """Numbers added up over all processes, in float64."""
-        return values if self.size == 1 else self._reduced(values, dist.ReduceOp.SUM)
+        return values if self.size == 1 else self._reduce(values, dist.ReduceOp.SUM)
 
     def agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
         """The signal that some process was sent, if any was."""
         if self.size == 1:
             return requested
-        number = int(self._reduced([requested or 0], dist.ReduceOp.MAX)[0])
+        number = int(self._reduce([requested or 0], dist.ReduceOp.MAX)[0])
         return signal.Signals(number) if number else None
 
-    def _reduced(self, values: list, operation) -> list:
+    def _reduce(self, values: list, operation: Any) -> list:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, operation, group=self.group)
         return total.tolist()
 
-    def gather(self, value) -> list:
+    def gather(self, value: Value) -> list[Value]:
         """Every process's value, by rank."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def tell(self, value):
+    def ask_first(self, work: Callable[[], Value]) -> Value:
+        """What work() returns in the first process, which alone does it, for all of them."""
+        return self.tell(work() if self.is_first else None)
+
+    def tell(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         told = [value]
         if self.size > 1:
             dist.broadcast_object_list(told, src=0, group=self.group)
         return told[0]
 
-    def first_then_all(self, work: Callable):
+    def first_then_all(self, work: Callable[[], Value]) -> Value:
         """work(), by the first process and then by the others. Where it fails there, the others raise PeerError."""
         if not self.is_first:
             if not self.tell(None):
@@ -112,10 +120,10 @@ class Ranks:
         return result
 
     def as_one(self, error: Exception) -> Exception:
-        """What to raise for an error that all processes meet at once, so that one of them tells it."""
+        """What to raise for an error that all processes meet at once, so that only one of them reports it."""
         return error if self.is_first else PeerError("the first process of this run says why.")
 
-    def parallel(self, model):
+    def parallel(self, model: nn.Module) -> nn.Module:
         """The model, as one whose backward pass also sums its gradients over all processes."""
         if self.size == 1:
             return model
@@ -128,13 +136,13 @@ class Ranks:
         parallel.register_comm_hook(None, _summed)
         return parallel
 
-    def accumulating(self, parallel, last: bool):
+    def accumulating(self, parallel: nn.Module, last: bool) -> AbstractContextManager[None]:
         """The context of one micro-batch's forward and backward pass; gradients are summed over ranks in the last."""
         return nullcontext() if last or self.size == 1 else parallel.no_sync()
 
 
 @contextmanager
-def joined(device: torch.device):
+def joined(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that a launcher started with this one; yields Ranks.
 
     device  what --device means to one process; each gets a GPU of its own

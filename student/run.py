@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
 from shards.manifest import fingerprint
+from shards.reader import Store
 from student.checkpoint import Checkpoints, remove_leftovers
 from student.config import StudentConfig
 from student.identity import (
@@ -53,7 +55,12 @@ class Run:
     """
 
     def __init__(
-        self, config: StudentConfig, store, encoder_config: dict, settings: dict | None = None, create: bool = True
+        self,
+        config: StudentConfig,
+        store: Store,
+        encoder_config: dict,
+        settings: dict | None = None,
+        create: bool = True,
     ):
         self.identity = identity = run_identity(config, store, encoder_config, settings)
         self.directory = Path(config.output or default_directory(config, identity, encoder_config))
@@ -134,7 +141,7 @@ class Run:
             replace_json(self.result_file, result, allow_nan=True)
 
     @contextmanager
-    def locked(self):
+    def locked(self) -> Iterator[None]:
         """Keep other processes from training this run meanwhile. RunError where one does.
 
         Warns where the file system has no locks; then nothing keeps them.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config, token_types
@@ -47,7 +48,7 @@ class Task(NamedTuple):
         return config.identity() | ({"segments": True} if self.segments else {})
 
 
-def student_task(config: StudentConfig, store) -> Task:
+def student_task(config: StudentConfig, store: Store) -> Task:
     """Train an encoder by one objective. Raises RunError where settings and store do not belong together."""
     objective = OBJECTIVES[config.objective](
         store, config.kappa, untied=config.untied, target_temperature=config.target_temperature

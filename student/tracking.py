@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common.errors import RunError
 from common.json_lines import read_json_lines
+from student.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,10 @@ def check_trackers(names: tuple[str, ...]) -> None:
             )
 
 
-def start_trackers(names: tuple[str, ...], run, settings: dict, step: int) -> "Trackers":
+def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) -> "Trackers":
     """Trackers of a run, which know every line of its log up to `step`.
 
-    run       student.run.Run; its log has no lines after `step`
+    run       its log has no lines after `step`
     settings  JSON values, shown with the run
     Raises    RunError where one cannot be started: no login, no network, no room on the disk
     """

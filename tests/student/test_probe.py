@@ -24,6 +24,7 @@ from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
 from student.probe_config import ProbeConfig
+from student.resolve import rate_for_probe
 from student.trainer import train
 from terminal.settings import parse
 
@@ -279,9 +280,8 @@ def test_settings_of_a_probe():
         ProbeConfig(probe_input="lsp")
     with pytest.raises(ValueError, match="--max-steps"):
         ProbeConfig(max_steps=0)
-    rates = [ProbeConfig(probe_input=name, max_steps=10_000).with_rate().lr for name in ("softmax", "logits")]
-    assert rates == [0.01, 0.001] and ProbeConfig(lr=0.7).with_rate().lr == 0.7
-    assert [ProbeConfig(max_steps=steps).with_rate().lr for steps in (500, 10)] == [0.2, 0.5]
+    assert [rate_for_probe(name, 10_000) for name in ("softmax", "logits")] == [0.01, 0.001]
+    assert [rate_for_probe("softmax", steps) for steps in (500, 10)] == [0.2, 0.5]
     with pytest.raises(TypeError):
         ProbeConfig(encoder="bert-2x32")
     assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()
