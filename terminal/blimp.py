@@ -3,7 +3,7 @@
 from terminal.tables import table
 
 
-def blimp(result: dict, settings) -> str:
+def blimp(result: dict, settings: object) -> str:
     """Show a column of figures for every model, and say where its records are."""
     found = result["records"]
     columns = [_column(record) for record in found]

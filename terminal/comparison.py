@@ -6,6 +6,7 @@ Wide tables are cut into blocks of columns that fit the terminal. Left out: the 
 import shutil
 from io import StringIO
 
+from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import p_text
 from evaluation.comparison.models import PARADIGMS, SEEDS, SUITE, out_of
 from evaluation.records import METRICS
@@ -15,7 +16,7 @@ _MOST_LINES = 20
 _MOST_MODELS = 12  # in a matrix on a terminal
 
 
-def comparison(result, settings):
+def comparison(result: dict, settings: CompareConfig) -> str:
     """Show the result of `compare`."""
     models = result["models"]
     numbers = {model["model"]: place for place, model in enumerate(models, 1)}
@@ -37,7 +38,7 @@ def comparison(result, settings):
     return "\n".join([*parts, *_files(result, settings)])
 
 
-def _files(result, settings):
+def _files(result: dict, settings: CompareConfig) -> list[str]:
     drawn = [figure for figure in result["figures"] if not figure["lacks"]]
     lacking = [figure for figure in result["figures"] if figure["lacks"]]
     lines = [f"\nTables:   {settings.output}/*.csv"]
@@ -49,13 +50,14 @@ def _files(result, settings):
     return lines
 
 
-def _grid(header, rows, fixed=1):
+def _grid(header: list, rows: list[list], fixed: int = 1) -> str:
     """Lay out a table. Where the terminal is too narrow, columns after the first `fixed` continue in a block below."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     text = [[str(cell) for cell in row] for row in (header, *rows)]
     sizes = [max(map(len, column)) + 2 for column in zip(*text, strict=True)]
     first = min(sum(sizes[:fixed]), width // 2)
-    blocks, room = [[]], width - first
+    blocks: list[list[int]] = [[]]
+    room = width - first
     for column in range(fixed, len(header)):
         if blocks[-1] and sizes[column] > room:
             blocks.append([])
@@ -189,7 +191,7 @@ def _matrix(header, cells, text):
 def _win_rate_table(rates, models, numbers):
     """Show how often MLSM beats other pre-trainings of the same encoder and step; the CSV file has all models."""
     facts = {model["model"]: model for model in models}
-    rows = {}
+    rows: dict[tuple[str, str], dict] = {}  # by model and rival, their rates by task
     for rate in rates:
         model, other = facts[rate["model"]], facts[rate["against"]]
         is_rival = other["objective"] not in ("mlsm", None) and model["encoder"] == other["encoder"]
@@ -234,7 +236,7 @@ def _blimp_table(rows, numbers):
 
 
 def _left_out(found, numbers):
-    tasks = {}
+    tasks: dict[str, list[int]] = {}
     for task, seed in found["trainings"]:
         tasks.setdefault(task, []).append(seed)
     named = ", ".join(f"{task} {'/'.join(map(str, seeds))}" for task, seeds in tasks.items())

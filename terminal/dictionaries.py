@@ -3,10 +3,11 @@
 import shlex
 
 from common.invocation import program
+from pipeline.config import LearnConfig
 from terminal.tables import table
 
 
-def dictionaries(reports, settings):
+def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     """Show the dictionaries that were learned, and the command that encodes with each."""
     lines = []
     for report in reports:
@@ -22,12 +23,12 @@ def dictionaries(reports, settings):
     return "\n".join(lines)
 
 
-def _encoding_with(report, settings):
+def _encoding_with(report: dict, settings: LearnConfig) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from pipeline.config import EncodeConfig, plain
     from recipes.reading import recipe_settings
 
-    of_recipe = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
+    of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
     usual = plain(EncodeConfig(**of_recipe))
     now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
     always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}

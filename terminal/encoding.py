@@ -6,7 +6,7 @@ from common.invocation import program
 from terminal.tables import counted, duration, size, store_rows, table
 
 
-def encoding(reports, settings):
+def encoding(reports: list[dict], settings: object) -> str:
     """Show the stores that were made, and the command that trains on each."""
     if getattr(settings, "dry_run", False):
         return estimated(reports[0])
@@ -26,7 +26,7 @@ def encoding(reports, settings):
     return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
 
 
-def estimated(report):
+def estimated(report: dict) -> str:
     """Show what --dry-run found out."""
     rows = [
         ("tokens", f"about {report['tokens']:,} in {counted(report['units'], 'unit')}"),
@@ -41,7 +41,7 @@ def estimated(report):
     return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
 
 
-def corpus_lines(corpus):
+def corpus_lines(corpus: dict | None) -> list[str]:
     """Show the documents of the corpus, in all and by file; nothing where the report has no such counts (None)."""
     if corpus is None:
         return []

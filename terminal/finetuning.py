@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from common.invocation import program
 
 
-def summary(result, settings):
+def summary(result: dict, settings: object) -> str:
     """Show the figures of the models, a row a metric, and what to know about them."""
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} trainings now, {result['kept']} before"

@@ -10,7 +10,7 @@ NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 _PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length")
 
 
-def counted(result, settings):
+def counted(result: dict, settings: CountFlopsConfig) -> str:
     """Show the tables of count-flops."""
     setting = result["setting"]
     attention = "" if setting["attention_apart"] else " and (no formula) its attention"

@@ -8,7 +8,7 @@ from evaluation.inspection.lsps.positions import sparkline
 from terminal.tables import table
 
 
-def summary(result, settings):
+def summary(result: dict, settings: object) -> str:
     """Show any of the views."""
     return _VIEWS[result["view"]](result)
 

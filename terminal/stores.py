@@ -1,6 +1,9 @@
 """What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection/stores.py as text."""
 
+from collections.abc import Sequence
+
 from common.invocation import program
+from shards.config import VerifyConfig
 from terminal.tables import counted, entries_name, store_rows, table
 
 _LONGEST_LIST = 50
@@ -20,7 +23,7 @@ _LINEAGE = (
 )
 
 
-def verification(report, settings):
+def verification(report: dict, settings: VerifyConfig) -> str:
     """Show what verify-shards found: damage first, the way to repair it last."""
     damaged, missing = report["damaged"], report["missing"]
     how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
@@ -84,7 +87,7 @@ def _damage_line(entry):
     return f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}"
 
 
-def cleaning(report, settings):
+def cleaning(report: dict, settings: object) -> str:
     """List what clean removed, or would remove."""
     done = "Would remove" if report["dry_run"] else "Removed"
     removed = [f"{entry['path']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["removed"]]
@@ -94,7 +97,7 @@ def cleaning(report, settings):
     return "\n".join([*lines, "", freed if report["removed"] else f"Nothing to remove under {report['path']}."])
 
 
-def view(shown, settings):
+def view(shown: dict, settings: object) -> str:
     """Show the view that show-shards was asked for."""
     if "differing" in shown:
         return _difference(shown)
@@ -173,7 +176,7 @@ def _said(value):
     return "yes" if value is True else value
 
 
-def histogram(counts, bins=10, width=40):
+def histogram(counts: Sequence[int], bins: int = 10, width: int = 40) -> str:
     """Draw how many tokens have how many non-zeros, as lines with bars; counts[n] tokens have n."""
     most = max((n for n, count in enumerate(counts) if count), default=0)
     step = max(1, -(-(most + 1) // bins))
