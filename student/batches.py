@@ -1,4 +1,4 @@
-"""What a batch holds, and how it moves: read one step ahead in a thread, pinned, copied to the device.
+"""What a batch holds, and how it travels: read one step ahead in a thread, pinned, copied to the device.
 
 Left out: how a batch is read and masked, and what is done with it (step.py).
 
@@ -36,7 +36,7 @@ class MicroBatch(NamedTuple):
     documents_WL: Tensor | None = None
     """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
     segments_WL: Tensor | None = None
-    """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None unless the encoder is told so"""
+    """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None where segments are not used"""
 
 
 class Batch(NamedTuple):
@@ -48,9 +48,8 @@ class Batch(NamedTuple):
     tokens: int
     """real tokens, special ones included"""
     digest: int
-    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order: equal
-    for every objective on one plan.
-    A sum over windows modulo 2^64, so that parts of a batch add up to the whole"""
+    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order. It is
+    equal for every objective on one plan. As a sum over windows modulo 2^64, it adds up over parts of a batch"""
 
 
 def store_has_pairs(store: Store) -> bool:
@@ -81,8 +80,8 @@ def to_device(value: Nested, device: torch.device) -> Nested:
     return _with_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def pinned(batch: Batch) -> Batch:
-    """The batch in memory that a GPU copies from by itself, so that `to_device` does not wait."""
+def pin(batch: Batch) -> Batch:
+    """Put a batch into memory that a GPU copies from by itself, so that `to_device` does not wait."""
     return batch._replace(micro=[_with_tensors(micro, Tensor.pin_memory) for micro in batch.micro])
 
 
@@ -97,7 +96,7 @@ def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def digest_windows(
     places_W: np.ndarray, window_ids_W: np.ndarray, epochs_W: np.ndarray, ids_WL: np.ndarray, shown_WL: np.ndarray
 ) -> int:
-    """The `digest` of a Batch, of these of its windows.
+    """What these windows contribute to the `digest` of their Batch.
 
     places_W  where in the batch each window stands
     shown_WL  what stands in place of the masked tokens, -1 where nothing is masked

@@ -20,7 +20,7 @@ _NAME = "sdpa_16_bit_dropout"
 
 
 def use_fast_dropout(encoder: nn.Module) -> None:
-    """Let an encoder on a CPU drop out this way, in its layers and, where it uses torch's SDPA, its attention."""
+    """Use this dropout in the layers of an encoder on a CPU and, where it uses torch's SDPA, in its attention."""
     for module in encoder.modules():
         if type(module) is torch.nn.Dropout:
             module.__class__ = Dropout
@@ -31,14 +31,14 @@ def use_fast_dropout(encoder: nn.Module) -> None:
 
 
 class Dropout(torch.nn.Dropout):
-    """torch's, but for where its random bits come from."""
+    """torch's dropout, except for the source of its random bits."""
 
     def forward(self, states: Tensor) -> Tensor:
         return drop(states, self.p) if self.training else states
 
 
 def drop(states: Tensor, probability: float) -> Tensor:
-    """States, some of them zero and the others scaled up."""
+    """Set some of the states to zero and scale the others up."""
     level = round(probability * _LEVELS)
     if not _serves(states) or not 0 < level < _LEVELS:
         return F.dropout(states, probability)

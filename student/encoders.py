@@ -79,7 +79,8 @@ def token_types(hf_config: PretrainedConfig) -> int:
 def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
 
-    Raises RunError where there is no such config, it is no encoder, or its tokenizer or vocabulary is another.
+    Raises RunError where there is no such config, where it is not that of an encoder, or where it has another tokenizer
+    or vocabulary than the store.
     """
     hf_config = unfitted_config(config, store)
     hf_config.vocab_size = store.vocab_size
@@ -116,7 +117,7 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
 
 
 def own_dropout(hf_config: PretrainedConfig) -> float | None:
-    """The dropout that a config has by itself, apart from a pooler's; None where its parts differ, or it has none."""
+    """The dropout of a config, apart from a pooler's; None where it has none, or several rates."""
     rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
     return float(rates.pop()) if len(rates) == 1 else None
 
@@ -168,7 +169,7 @@ def named_config(encoder: str) -> PretrainedConfig | None:
 
 
 def _deberta_base() -> DebertaConfig:
-    """The config of microsoft/deberta-base, the paper's student. The class's defaults have no relative attention."""
+    """The config of microsoft/deberta-base, the paper's student. By default the class has no relative attention."""
     return DebertaConfig(
         relative_attention=True,
         max_relative_positions=-1,  # as many as positions
@@ -241,7 +242,7 @@ def _check_tokenizer(directory: Path, store: Store) -> None:
 
 
 def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
-    """Let the position table hold the store's windows."""
+    """Extend the position table where it is too short for the store's windows."""
     offset = 0  # the row of the table that belongs to the first token of a window
     if hf_config.model_type == "mpnet":
         offset = 2  # there the padding id is 1, whatever the configuration says

@@ -45,7 +45,7 @@ HEAD_LAYOUTS = {
 }
 LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"
-# Every name, as a pattern, that a file of an export of any kind, family and tokenizer may have.
+# Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
     "generation_config.json",
@@ -59,7 +59,7 @@ EXPORT_FILES = (
     "README.md",
     *TOKENIZER_FILES,
 )
-# Settings of a store that tell how its targets were made, and what a card calls them.
+# Settings of a store that say how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher",
     "teacher": "teacher's fingerprint",
@@ -91,7 +91,7 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     """Write a student into an existing directory.
 
     objective  an Objective, which says what the outputs are
-    lineage    what the card tells: settings, steps, tokens, held_out, baseline (dicts of JSON values)
+    lineage    what the card reports: settings, step, tokens, held_out, baseline (dicts of JSON values)
     """
     stock = stock_model(model, objective)
     with quiet_transformers():
@@ -107,7 +107,7 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
 
 
 def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
-    """The student as its family's *ForMaskedLM; None where it has no tokens as outputs or the layout is not known.
+    """The student as its family's *ForMaskedLM; None where its outputs are not tokens, or the layout is not known.
 
     The weights are copies; the output matrix is tied to the embeddings if it is in the student.
     """
@@ -130,7 +130,7 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
     """
     config = copy.deepcopy(model.encoder.config)
     config.tie_word_embeddings = matrix_Vd is None
-    with torch.random.fork_rng(devices=[]):  # the weights it is born with are all replaced
+    with torch.random.fork_rng(devices=[]):  # its first weights are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
@@ -236,13 +236,16 @@ def _card(text: CardText, lineage: dict) -> str:
         pipeline_tag="fill-mask" if text.fills_masks else "feature-extraction",
         tags=text.tags,
     )
-    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _TOLD}
+    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
+    spent = f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens"
+    if lineage.get("flops") is not None:  # a checkpoint of an earlier version has none
+        spent += f", {lineage['flops']:.3g} floating-point operations"
     sections = [
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
         f"## Held-out text\n\n{_figures(lineage)}",
-        f"## How it was made\n\n{_spent(lineage)} Settings:\n\n{_block(lineage['settings'])}",
+        f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
         f"## Where the targets come from\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
@@ -252,7 +255,7 @@ def _card(text: CardText, lineage: dict) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-_TOLD = {  # elsewhere in the card
+_SHOWN = {  # elsewhere in the card
     "settings",
     "continued_from",
     "step",
@@ -279,13 +282,6 @@ def _figures(lineage: dict) -> str:
         cells.append([code_span(name), f"{value:.4f}", *shown])
     rows = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
-
-
-def _spent(lineage: dict) -> str:
-    flops = lineage.get("flops")  # None of a checkpoint of an earlier version
-    operations = "" if flops is None else f", {flops:.3g} floating-point operations"
-    step, tokens = markdown_text(lineage["step"]), markdown_text(lineage["tokens"])
-    return f"{step} optimiser steps, {tokens} real tokens{operations}."
 
 
 def _targets(store: dict) -> str:

@@ -1,6 +1,6 @@
-"""How well the student predicts text it never saw, against predictions that read none of it.
+"""How well the student predicts text that it never saw, compared with predictions that do not read the text.
 
-These are the average target of the training split and, of LSPs, the average at the position of the token.
+These are the average target of the training split and, for LSPs, the average at the position of the token.
 
 The windows are read and masked once, with a seed of their own, so all runs on one plan are judged on the
 same tokens. Left out: the figures themselves (objectives.py).
@@ -32,9 +32,10 @@ MASK_SEED = 0  # of the evaluation, whatever the run's seed
 class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
-    windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
+    windows    the most windows to read; where the split is empty, `baseline` and every evaluation are empty dicts
+    masking    the run's, at its final rate throughout
     marginals  directory in which averages of the training split are kept for the next run; None: nowhere
-    reading  masking (the run's, at its final rate throughout), micro_batch, documents_apart, segments, as of a Loader
+    reading    micro_batch, documents_apart and segments, as of a Loader
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class TextLsps(NamedTuple):
     """float32; every row sums to one"""
 
     def top(self, count: int = 5) -> list[list[tuple[int, float]]]:
-        """Of every token, its most probable LSPs with their probabilities, the largest first."""
+        """The most probable LSPs of every token with their probabilities, the largest first."""
         weights, lsps = self.distributions_Tk.topk(min(count, self.distributions_Tk.shape[1]))
         return [list(zip(*row, strict=True)) for row in zip(lsps.tolist(), weights.tolist(), strict=True)]
 
@@ -103,8 +103,8 @@ class LspModel(nn.Module):
         texts    strings; each must fit into one window of the student
         masking  each: every token is masked in turn, as in training, so that its distribution is what the context
                  says of it; costs a window per token
-                 none: the texts are read as they are, in one window each; the encoder sees the very token, which
-                 it was not trained for. A mask token in the text is predicted as in training
+                 none: the texts are read as they are, in one window each; the encoder then sees the token itself,
+                 which it was not trained for. A mask token in the text is predicted as in training
         Raises   ValueError where a text is too long
         """
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -162,7 +162,7 @@ def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path
 
 
 def lsp_facts(store: Store) -> dict:
-    """What lsp_config.json says of the store that a student learned its LSPs from."""
+    """What lsp_config.json says about the store that a student learned its LSPs from."""
     return {
         "max_length": store.max_length,
         "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
@@ -206,7 +206,7 @@ def _export_again():
 
 @contextmanager
 def reading_export(source: str | Path) -> Iterator[None]:
-    """Turn what the libraries raise that read the files of an export into a RunError that names it."""
+    """Turn the errors of the libraries that read an export's files into a RunError that names the export."""
     try:
         yield
     except RunError:
@@ -263,17 +263,15 @@ def export_of(source: str | Path) -> str | Path:
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
         raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {source}")
-    if not path.is_dir() and not _may_be_on_the_hub(str(source)):
+    if path.is_dir():
+        return source
+    has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME
+    is_below_a_directory = "/" in str(source) and path.parent.is_dir()
+    if not has_hub_form or is_below_a_directory:
         raise RunError(
             f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
         )
     return source
-
-
-def _may_be_on_the_hub(name: str) -> bool:
-    """Whether it is NAME or SOMEONE/NAME, and SOMEONE no directory here."""
-    lies_here = "/" in name and Path(name).parent.is_dir()
-    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name) is not None and not lies_here
 
 
 def find_file(source: str | Path, name: str, revision: str | None = None) -> str:
@@ -296,7 +294,7 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from drawing bars of its own and from reporting heads that are not loaded."""
+    """Keep transformers from drawing progress bars and from reporting heads that are not loaded."""
     shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

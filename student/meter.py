@@ -1,4 +1,4 @@
-"""What a step cost: the figures of speed and memory in a run's log.
+"""What a step costs: the figures of speed and memory in a run's log.
 
 Left out: how operations are counted (flops.py), what a step computes (step.py).
 """

@@ -60,7 +60,7 @@ class Student(nn.Module):
         super().__init__()
         embedding_width = encoder.get_input_embeddings().weight.shape[1]
         self.encoder = encoder
-        with torch.random.fork_rng(devices=[]):  # modules are born with random weights, replaced below
+        with torch.random.fork_rng(devices=[]):  # a module begins with random weights, which are replaced below
             self.head = PredictionHead(encoder.config, embedding_width)
         self.tied = tied
         own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs

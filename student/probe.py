@@ -72,14 +72,14 @@ _FROZEN = slice(None)  # all outputs of a loaded student are LSPs
 
 
 class ProbedStudent(nn.Module):
-    """A frozen student and the probe on its outputs. Only the probe is a parameter, is saved and is trained.
+    """A frozen student and the probe on its outputs. Only the probe is a parameter, is trained and is saved.
 
     probe_input  softmax or logits
     """
 
     def __init__(self, student: Student, vocabulary: int, probe_input: str):
         super().__init__()
-        # In a tuple it is no submodule: it stays in evaluation mode and out of optimiser and checkpoints.
+        # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
@@ -96,7 +96,7 @@ class ProbedStudent(nn.Module):
         """Nothing to do: the frozen part keeps none."""
 
     def training_flops(self, windows: int, length: int, masked: int) -> int:
-        """Operations of the frozen part forward, and of the probe forward and backward, to its weights only."""
+        """Operations of the frozen part's forward pass, and of the probe's: forward, and backward to its weights."""
         return forward_flops(self.student, windows, length, masked) + 2 * 2 * masked * self.probe_Vk.numel()
 
     @property
@@ -165,7 +165,7 @@ def train_probe(
 
 
 def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
-    """The settings with a student, the newest where none is named, and a store, the student's own likewise.
+    """The settings with a student, by default the newest, and a store, by default the student's own.
 
     Raises  RunError where there is none
     """
@@ -213,7 +213,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
     """
     merges = model.probe_input == "logits"
     with quiet_transformers():
-        (merged(model) if merges else model.encoder).save_pretrained(directory)
+        (merge(model) if merges else model.encoder).save_pretrained(directory)
     if not merges:
         probe = model.probe_Vk.detach().cpu().contiguous()
         save_file({"probe.weight": probe}, directory / PROBE_FILE)
@@ -221,7 +221,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
     write_papers(directory, _card_text(model, lineage), store, lineage)
 
 
-def merged(model: ProbedStudent) -> PreTrainedModel:
+def merge(model: ProbedStudent) -> PreTrainedModel:
     """A logits probe as the family's stock *ForMaskedLM: its decoder is probe x output matrix.
 
     The product is taken in float64, so that the scores differ by rounding only.
@@ -233,7 +233,7 @@ def merged(model: ProbedStudent) -> PreTrainedModel:
 
 
 def finished_students(root: str = StudentConfig.root) -> list[Path]:
-    """The finished runs under `root` that have LSP outputs, the one first that ended last.
+    """The finished runs under `root` that have LSP outputs, the newest first.
 
     Raises  RunError where there is none
     """
@@ -247,14 +247,14 @@ def finished_students(root: str = StudentConfig.root) -> list[Path]:
 def _store_of(student: Path) -> str:
     """The store that a run, or the run of an export or a checkpoint, was trained on."""
     for directory in (student, *student.absolute().parents[:2]):
-        store = (find_description(directory) or {}).get("operational", {}).get("store")  # an export's is no run's
+        store = (find_description(directory) or {}).get("operational", {}).get("store")
         if store:
             return recorded_store(directory, store)
     raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
 
 
 def recorded_store(run: Path, place: str) -> str:
-    """The store that a run's config.json names. RunError where that is relative and was meant from elsewhere."""
+    """The store that a run's config.json names. RunError where that is a path relative to another directory."""
     if is_url(place) or Path(place).is_absolute() or Path(place).exists():
         return place
     raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
@@ -282,7 +282,7 @@ def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: 
 
 
 def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict) -> bool:
-    """Whether the student is told segments: on pairs, if it was told them when it was trained."""
+    """Whether the student reads segments: on pairs, if it was trained with them."""
     learned = lineage_of_student.get("settings", {}).get("segments", False)
     if learned and store_has_pairs(store) and config.segments == "never":
         logger.warning(
@@ -293,7 +293,7 @@ def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict)
 
 
 def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
-    """A student reads as it has learned to read."""
+    """Warn where the student reads documents in another way than it was trained to."""
     learned = lineage_of_student.get("settings", {}).get("documents_apart", False)
     if learned != config.documents_apart:
         theirs, ours = ("with", "without") if learned else ("without", "with")

@@ -1,12 +1,12 @@
-"""Several processes that train one student: what each does of a batch, what they add up, how they end together.
+"""Several processes that train one student: which part of a batch each takes, what they add up, how they end together.
 
 torchrun or `accelerate launch` starts them; accelerate joins them, by nccl on GPUs and by gloo on CPUs. Each takes
 a contiguous share of every effective batch, so that order and masks do not depend on how many there are. Gradients
 are summed while the backward pass of the last micro-batch is under way; beside them a few numbers a step are, on the
 CPU in a group of their own, so that no GPU is waited for.
 
-A process that ends ends the others: their next sum finds its connection closed. One that hangs without ending does
-so after TIMEOUT. Left out: models that do not fit into one GPU's memory.
+When a process ends, so do the others, because their next sum finds its connection closed. When one hangs, they end
+after TIMEOUT. Left out: models that do not fit into one GPU's memory.
 """
 
 import atexit
@@ -58,7 +58,7 @@ class Ranks:
         return self._bound(windows, self.rank), self._bound(windows, self.rank + 1)
 
     def micro_batches_before(self, windows: int, micro_batch: int) -> int:
-        """Micro-batches of a step that earlier ranks take: where this one begins to count its own."""
+        """How many micro-batches of a step lower ranks take: the number of this process's first one."""
         bounds = [self._bound(windows, rank) for rank in range(self.rank + 1)]
         return sum(-(-(last - first) // micro_batch) for first, last in zip(bounds, bounds[1:], strict=False))
 
@@ -75,7 +75,7 @@ class Ranks:
         """Numbers added up over all processes, in float64."""
         return values if self.size == 1 else self._reduce(values, dist.ReduceOp.SUM)
 
-    def agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
+    def agree(self, requested: signal.Signals | None) -> signal.Signals | None:
         """The signal that some process was sent, if any was."""
         if self.size == 1:
             return requested
@@ -106,7 +106,7 @@ class Ranks:
         return told[0]
 
     def first_then_all(self, work: Callable[[], Value]) -> Value:
-        """work(), by the first process and then by the others. Where it fails there, the others raise PeerError."""
+        """work(), done by the first process and then by the others, which raise PeerError where it failed there."""
         if not self.is_first:
             if not self.tell(None):
                 raise PeerError("the first process of this run ended; its own message says why.")
@@ -124,16 +124,16 @@ class Ranks:
         return error if self.is_first else PeerError("the first process of this run says why.")
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """The model, as one whose backward pass also sums its gradients over all processes."""
+        """Wrap the model so that its backward pass also sums the gradients over all processes."""
         if self.size == 1:
             return model
-        # Also allows for weights without a gradient. Without it buckets are laid out anew after the first step, and
-        # three or more ranks would add up in another order after a resume.
+        # This also allows for weights without a gradient. Without it, DistributedDataParallel lays its buckets out anew
+        # after the first step, and three or more ranks would add up in another order after a resume.
         fixed_buckets = {"find_unused_parameters": True}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.12 lacks the new
             parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
-        parallel.register_comm_hook(None, _summed)
+        parallel.register_comm_hook(None, _sum_gradients)
         return parallel
 
     def accumulating(self, parallel: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -142,7 +142,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Ranks]:
+def join(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that a launcher started with this one; yields Ranks.
 
     device  what --device means to one process; each gets a GPU of its own
@@ -160,14 +160,17 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     try:
         yield Ranks(state.process_index, state.num_processes, state.device, group)
     except RuntimeError as error:
-        if _is_about_peers(error):
+        # torch has a class for some errors of a connection; others are plain RuntimeErrors that gloo names.
+        words = ("gloo", "pair closure", "Connection")
+        is_of_gloo = type(error) is RuntimeError and any(word in str(error) for word in words)
+        if isinstance(error, dist.DistError) or is_of_gloo:
             raise PeerError(
                 f"another process of this run ended or did not answer for {TIMEOUT}; its own message says why. The same"
                 f" command continues from the last whole checkpoint."
             ) from error
         raise
-    # At the end of the process only: a launcher's rendezvous serves once, and another run may follow. After an error
-    # never: NCCL could wait for peers that are gone.
+    # Only at the end of the process, as a launcher's rendezvous serves once and another run may follow. Never after an
+    # error, as NCCL could wait for peers that are gone.
     atexit.unregister(state.destroy_process_group)
     atexit.register(state.destroy_process_group)
 
@@ -181,12 +184,7 @@ def _check_devices(device: torch.device) -> None:
         )
 
 
-def _is_about_peers(error: BaseException) -> bool:
-    plain = type(error) is RuntimeError and any(word in str(error) for word in ("gloo", "pair closure", "Connection"))
-    return isinstance(error, dist.DistError) or plain
-
-
-def _summed(state, bucket):
-    """A communication hook of DistributedDataParallel, which would divide by the number of processes."""
+def _sum_gradients(state, bucket):
+    """Sum gradients as DistributedDataParallel's communication hook: by itself it would take their mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

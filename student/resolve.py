@@ -64,7 +64,12 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
     known = cast(ResolvedConfig, config)  # from here on batch and steps are numbers
     chosen: dict[str, Any] = {}
     if config.micro_batch is None:
-        most = max(1, _MICRO_TOKENS[_device_kind(config.device)] // store.max_length)
+        on_cpu = config.device.partition(":")[0] == "cpu"
+        if config.device == "auto":
+            import torch  # only here: it takes seconds to import
+
+            on_cpu = not torch.cuda.is_available()
+        most = max(1, _MICRO_TOKENS["cpu" if on_cpu else "cuda"] // store.max_length)
         chosen["micro_batch"] = min(known.batch_windows, most)
     if config.lr is None:
         chosen["lr"] = _choose_rate(config, known.max_steps, store, found)
@@ -177,11 +182,3 @@ def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dic
     width = unfitted_config(config, store).hidden_size
     found["lr"] = f"default for width {width}"
     return rate_for_width(width)
-
-
-def _device_kind(device: str) -> str:
-    if device == "auto":
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cpu" if device.partition(":")[0] == "cpu" else "cuda"

@@ -4,11 +4,11 @@
     loss, grad_norm = stepper.update(step, batch)                     # the rest
 
 Both are functions of (seed, step), so that there is no state of a reader or generator to save. The training stream is
-one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. Step s takes the windows
-[s B, (s + 1) B), so every batch is full and some batches span two epochs. The loss is a mean over the whole effective
-batch, whatever the micro-batch and the number of processes. A GPU is waited for once a step, when loss and norm are
-asked for. Left out: the loop around it (trainer.py), how windows are stored (shards), which positions are masked
-(masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
+one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. With B windows in a batch,
+step s takes the windows [s B, (s + 1) B), so that every batch is full and some batches span two epochs. The loss is a
+mean over the whole effective batch, whatever the micro-batch and the number of processes. The CPU waits for a GPU once
+a step, when it reads loss and norm. Left out: the loop around it (trainer.py), how windows are stored (shards), which
+positions are masked (masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
 
 Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss terms.
 """
@@ -77,7 +77,7 @@ class Loader:
     ) -> Batch:
         """Read windows, mask them, and split them into micro-batches.
 
-        first_place  where in the batch they begin
+        first_place  the place of the first of them in the batch
         """
         read = self.windows.read(window_ids_W)
         mask_WL = self.masking.choose(read, window_ids_W, seed=mask_seed, epoch=epochs_W, rate=mask_rate)
@@ -117,7 +117,7 @@ class Loader:
 
 
 class Stepper:
-    """Updates a student that already lies on its device.
+    """Updates a student that is on its device already.
 
     ranks           the processes that share every batch
     norm_in_blocks  False: the gradient's norm is one float32 sum, as in runs that an earlier version began
@@ -158,7 +158,7 @@ class Stepper:
         for index, micro in enumerate(batch.micro):
             seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
             with self.ranks.accumulating(self.parallel, last=index == len(batch.micro) - 1):
-                part = self.loss(micro, batch.counts, self.parallel)
+                part = self.loss(micro, batch.counts, self.parallel)  # forward pass, objective, share of the batch
                 part.backward()
             loss += part.detach()
         weights = list(self.model.parameters())
@@ -167,7 +167,7 @@ class Stepper:
             torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
         else:
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
-        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()
+        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the GPU
         [loss] = self.ranks.sum([loss])
         if math.isfinite(loss) and math.isfinite(grad_norm):
             for group in self.optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What a run trains, as far as the trainer need not know: a student (here) or a probe of one (probe.py).
+"""What a run trains, which the trainer itself does not know: a student (here) or a probe of one (probe.py).
 
 Left out: the training itself (trainer.py).
 """
@@ -41,7 +41,7 @@ class Task(NamedTuple):
     export: Callable[..., None]
     """(model, directory, objective, store, lineage) -> None: writes what a user loads into an existing directory"""
     segments: bool = False
-    """whether the encoder is told which sentence of a pair a token belongs to"""
+    """whether the encoder reads which sentence of a pair a token belongs to"""
 
     def settings(self, config: StudentConfig) -> dict:
         """The settings that decide what is trained: those of the configuration, and what was decided here."""

@@ -27,7 +27,7 @@ from common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.announcement import announcement
-from student.batches import Batch, pinned, read_ahead
+from student.batches import Batch, pin, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -35,7 +35,7 @@ from student.held_out import HeldOut
 from student.masking import build_masking
 from student.memory import what_fits
 from student.meter import Meter, share_of_baseline
-from student.ranks import Ranks, joined
+from student.ranks import Ranks, join
 from student.resolve import Resolved, resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
@@ -76,7 +76,7 @@ def train(
               Interrupted (a KeyboardInterrupt)    SIGINT, SIGTERM or SIGHUP, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
-    with joined(choose_device(config.device)) as ranks, ExitStack() as held:
+    with join(choose_device(config.device)) as ranks, ExitStack() as held:
         config = replace(config, dtype=resolve_dtype(config.dtype, ranks.device))  # resumed elsewhere, it stays
         resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
@@ -206,7 +206,7 @@ class Trainer:
         """This process's share of a step's batch, read and masked (step.py). Runs in the thread that reads ahead."""
         batch_windows = self.config.batch_windows
         batch = self.loader.step(self.config.seed, step, batch_windows, self.ranks.share(batch_windows))
-        return pinned(batch) if self.ranks.device.type == "cuda" else batch
+        return pin(batch) if self.ranks.device.type == "cuda" else batch
 
     def _update(self, step: int, batch: Batch) -> tuple[float, float]:
         """What Stepper.update returns. Where memory runs out, TrainingError names a micro-batch that fits."""
@@ -283,7 +283,7 @@ class Trainer:
         """Save and raise Interrupted where some process was sent a signal and steps are left."""
         if self.steps == self.config.max_steps:
             return
-        if not (requested := self.ranks.agreed(self.signals.requested)):
+        if not (requested := self.ranks.agree(self.signals.requested)):
             return
         if self._saved_step != self.steps:
             self._save()

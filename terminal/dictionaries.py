@@ -34,17 +34,14 @@ def _encoding_with(report: dict, settings: LearnConfig) -> str:
     always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
     for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
-        if name in always or now[name] != usual[name]:
-            words += _flag(name, now[name])
+        flag, value = name.replace("_", "-"), now[name]
+        if name not in always and value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
     return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
-
-
-def _flag(name, value):
-    """Write a setting as words of a command line."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{'' if value else 'no-'}{flag}"]
-    return [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
 
 
 def _dictionary_rows(report):

@@ -25,7 +25,7 @@ def is_follower() -> bool:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which end the work in flight exactly as Ctrl-C does."""
+    """SIGTERM or SIGHUP, which end the work under way exactly as Ctrl-C does."""
 
     def __init__(self, number: int):
         super().__init__()
@@ -92,7 +92,7 @@ def passing_on_notes(progress: Progress) -> Iterator[None]:
 
 
 def warn(message: object) -> None:
-    """Print a warning, safe to show."""
+    """Print a warning, with control characters and passwords taken out."""
     print(f"warning: {printable(redacted(message))}", file=sys.stderr)
 
 
@@ -111,6 +111,6 @@ def one_line(error: Exception) -> str:
 
 
 def is_told_by_another(error: Exception, code: int) -> bool:
-    """Say whether another process reports the same error, so that this one need not."""
+    """Say whether another process reports the same error, so that this one does not have to."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

@@ -38,7 +38,7 @@ class Progress:
             self._display(self._bars.stop)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         text = printable(redacted(text))
         if self._bars:
             self._display(self._bars.console.print, text, highlight=False, markup=False, emoji=False)

@@ -27,9 +27,9 @@ def announce(choice: str, progress: Progress, as_json: bool) -> None:
 
 
 def show(verb: "Verb", result: Any, settings: object, as_json: bool) -> None:
-    """Print a result. Text of others in it cannot act on the terminal, nor add lines that look like ours.
+    """Print a result. Foreign text in it cannot control the terminal, nor add lines that look like ours.
 
-    Work that is done stays done where its summary fails: that is a warning then, and no error.
+    Where the summary fails after the work is done, that is a warning and not an error.
     """
     if as_json:
         print(json.dumps(result, indent=1, default=_plain))

@@ -3,8 +3,8 @@
     parsed = parse("train-student", VERBS["train-student"], ["--lr", "3e-4"])
     parsed.settings.lr, parsed.why, parsed.origins["lr"]    # 0.0003, "recipe paper, which made the store", "flag"
 
-A recipe applies that is asked for. Otherwise training on a store starts from the recipe that made it, and encoding from
-the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
+A recipe that is asked for applies. Otherwise training on a store starts from the recipe that made it, and encoding
+from the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
 material: real text must not be cut to the demonstration's two million tokens. Left out: reading the flags (flags.py)
 and recipes (recipes/reading.py), and the checks of values (common/settings.py).
 """
@@ -102,13 +102,13 @@ def as_yaml(name: str, verb: "Verb", parsed: Parsed) -> str:
 
     from pipeline.config import plain
 
-    settings = _settled(verb, parsed)
+    settings = _settle(verb, parsed)
     values, without_effect = plain(settings), getattr(settings, "without_effect", ())
     shown = {key: values[key] for key in values if key in names_of(settings) and key not in without_effect}
     return yaml.safe_dump({name: shown}, sort_keys=False)
 
 
-def _settled(verb: "Verb", parsed: Parsed) -> Any:
+def _settle(verb: "Verb", parsed: Parsed) -> Any:
     settings = parsed.settings
     store = (parsed.store or store_to_train_on(verb, settings)[0]) if verb.training else None
     if store is None:

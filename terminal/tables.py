@@ -31,8 +31,8 @@ def size(number: int) -> str:
     return f"{number:,} bytes"
 
 
-def counted(number: int, thing: str) -> str:
-    """A number of things, whose plural ends in s."""
+def quantity(number: int, thing: str) -> str:
+    """How many of a thing there are: 1 unit, 2,000 units. Its plural must end in s."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
@@ -42,12 +42,12 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
         ("store", path),
         (
             "tokens",
-            f"{report['tokens']:,} in {counted(report['windows'], 'window')} of "
-            f"{counted(report['documents'], 'document')}",
+            f"{report['tokens']:,} in {quantity(report['windows'], 'window')} of "
+            f"{quantity(report['documents'], 'document')}",
         ),
         (
             "bytes per token",
-            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {counted(report['units'], 'shard')})",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {quantity(report['units'], 'shard')})",
         ),
     ]
     for stage in ("teacher", "solver", "head"):

@@ -57,7 +57,7 @@ def probing(result: dict, settings: ProbeConfig) -> str:
     )
 
 
-def exported(report: dict, settings: object) -> str:
+def exporting(report: dict, settings: object) -> str:
     """Show what export-student wrote and pushed, or would."""
     verb = "would be" if report["dry_run"] else "is"
     rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]

@@ -22,7 +22,7 @@ from student.export import HEAD_LAYOUTS
 from student.identity import read_json
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
-from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
+from student.probe import ProbedLspModel, ProbedStudent, merge, train_probe
 from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
 from student.trainer import train
@@ -75,7 +75,7 @@ def test_a_probe_is_one_matrix_on_a_frozen_student(probe_input, lsp_store, tmp_p
 
 def test_a_logits_probe_merges_into_a_stock_model_with_the_same_scores(family, lsp_store, tmp_path):
     model = probed(family, lsp_store, "logits", tmp_path / "export")
-    merged(model).save_pretrained(tmp_path / "merged")
+    merge(model).save_pretrained(tmp_path / "merged")
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "merged")
     theirs = stock(input_ids=IDS, attention_mask=ATTENTION).logits
     ours = by_definition(model, torch.arange(32)).view(2, 16, -1)
