@@ -48,22 +48,18 @@ logger = logging.getLogger(__name__)
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
 
-    settings  those that decide what is trained (task.py); by default the configuration's
-    create    whether to create it: only the first of several processes does
-    Raises    RunError where the directory holds another run, naming the settings that differ; or where an earlier
-              version began a run of the same command, without a default that was added later, and it is unfinished
+    architecture  what decides what is built, beside the settings (task.py)
+    settings      those that decide what is trained (task.py); by default the configuration's
+    create        whether to create it: only the first of several processes does
+    Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
+                  version began a run of the same command, without a default that was added later, and it is unfinished
     """
 
     def __init__(
-        self,
-        config: StudentConfig,
-        store: Store,
-        encoder_config: dict,
-        settings: dict | None = None,
-        create: bool = True,
+        self, config: StudentConfig, store: Store, architecture: dict, settings: dict | None = None, create: bool = True
     ):
-        self.identity = identity = run_identity(config, store, encoder_config, settings)
-        self.directory = Path(config.output or default_directory(config, identity, encoder_config))
+        self.identity = identity = run_identity(config, store, architecture, settings)
+        self.directory = Path(config.output or default_directory(config, identity, architecture))
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -73,7 +69,7 @@ class Run:
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         self.norm_in_blocks = True
         found = read_or_none(self.config_file, is_description)
-        if found is not None and not differing_settings(found, identity, encoder_config):
+        if found is not None and not differing_settings(found, identity, architecture):
             # As config.json says: with its spelling of the settings, and with the norm that the run was begun with.
             self.identity = {name: found[name] for name in identity}
             self.norm_in_blocks = found.get("gradient_norm") == "blocks"
@@ -86,7 +82,7 @@ class Run:
             )
             self.norm_in_blocks = newest.get("gradient_norm") == "blocks"
         elif found is not None:
-            check_same_run(self.directory, found, identity, encoder_config, store)
+            check_same_run(self.directory, found, identity, architecture, store)
         elif newest is not None or self.config_file.exists():
             raise RunError(_unknown_run(self.directory, self.config_file))
         elif not create:
@@ -98,7 +94,7 @@ class Run:
             _check_unused(self.directory)
             check_earlier_version(config, identity)
             self.directory.mkdir(parents=True, exist_ok=True)
-        kept = {"operational": _operational(config), "architecture": encoder_config}
+        kept = {"operational": _operational(config), "architecture": architecture}
         with _replacing(self.config_file):
             replace_json(self.config_file, identity | kept | self.arithmetic(), allow_nan=True)
 

@@ -156,10 +156,8 @@ class Trainer:
         """Resume if there is something to resume from, train, export; returns the summary."""
         restore_seconds = self._resume()
         config, ranks = self.config, self.ranks
-        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
-        settings = config.to_json() | store | {"baseline": self.held_out.baseline}
-        trackers = start_trackers(config.track if ranks.is_first else (), self.run, settings, self.steps)
-        with trackers as self.trackers, closing(read_ahead(self._load, self.steps, config.max_steps)) as batches:
+        batches = read_ahead(self._load, self.steps, config.max_steps)
+        with self._start_trackers() as self.trackers, closing(batches):
             first = list(islice(batches, 1))  # none, where only the export was missing
             if first and ranks.is_first:
                 logger.info(announcement(self))
@@ -294,6 +292,12 @@ class Trainer:
         )
 
     # -- before the first step -----------------------------------------------------------------------------
+
+    def _start_trackers(self) -> Trackers:
+        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
+        settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
+        names = self.config.track if self.ranks.is_first else ()
+        return start_trackers(names, self.run, settings, self.steps)
 
     def _log_start(self, restore_seconds: float) -> None:
         self._log(

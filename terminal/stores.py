@@ -25,7 +25,7 @@ _LINEAGE = (
 
 def verification(report: dict, settings: VerifyConfig) -> str:
     """Show what verify-shards found: damage first, the way to repair it last."""
-    damaged, missing = report["damaged"], report["missing"]
+    damaged = report["damaged"]
     how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
     rate = f" in {report['seconds']:.1f} s" + (
         f" ({report['bytes'] / report['seconds'] / 1e6:,.0f} MB/s)" if report["full"] and report["seconds"] else ""
@@ -41,18 +41,13 @@ def verification(report: dict, settings: VerifyConfig) -> str:
         block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
         places.append(f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}")
     lines += _list("Damaged", places)
-    lines += _list(
-        "Missing",
-        [
-            f"unit {entry['unit']} ({entry['split']}, records {entry['records'][0]:,} to {entry['records'][1]:,} of "
-            f"{entry['source']})"
-            for entry in missing
-        ],
-    )
-    lines += _list(
-        f"Stray, and ignored by readers ({program()} clean removes left-overs)",
-        [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
-    )
+    units = []
+    for entry in report["missing"]:
+        first, last = entry["records"]
+        units.append(f"unit {entry['unit']} ({entry['split']}, records {first:,} to {last:,} of {entry['source']})")
+    lines += _list("Missing", units)
+    stray = [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]]
+    lines += _list(f"Stray, and ignored by readers ({program()} clean removes left-overs)", stray)
     lines += _list("Removed", report["repaired"])
     if damaged and "://" in report["store"]:
         lines.append(

@@ -22,7 +22,7 @@ from student.export import HEAD_LAYOUTS
 from student.identity import read_json
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
-from student.probe import ProbedLspModel, ProbedStudent, merge, train_probe
+from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
 from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
 from student.trainer import train
@@ -242,6 +242,11 @@ def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, l
     train(StudentConfig(store=lsp_store.path, **settings))
     (run / "export").rename(run.parent / "taken")
     assert f"{run} is unfinished; finish it, or:  mlsm export-student {run}" in refused(run)
+
+
+def test_a_task_without_a_student_is_refused(lsp_store):
+    with pytest.raises(RunError, match="no student given.*--student"):
+        probe_task(ProbeConfig(), lsp_store)
 
 
 def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
