@@ -14,11 +14,12 @@ import logging
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common.disk import read_file
 from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
-from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_number, optional, or_null
+from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, Kind, find_problem, is_number, optional, or_null
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ _OF_TARGET = {
 }
 
 
-def _table(fields):
+def _table(fields: dict[str, Kind]) -> dict[str, Kind]:
     """Kinds of fields that may be absent or null."""
     return {name: optional(or_null(kind)) for name, kind in fields.items()}
 
@@ -73,7 +74,7 @@ LINEAGE = {  # of lineage.json, as far as it is read
 }
 
 
-def read_lineage(file):
+def read_lineage(file: Path) -> dict:
     """What a lineage.json says. Raises LineageError where it is damaged, or is none."""
     try:
         known = json.loads(read_file(file))
@@ -84,7 +85,7 @@ def read_lineage(file):
     return known
 
 
-def _problem(known, depth=0):
+def _problem(known: Any, depth: int = 0) -> str | None:
     """What is wrong with a lineage, that of a student inside of a probe's included; None where nothing is."""
     if (problem := find_problem(known, LINEAGE)) or "student" not in known:
         return problem
@@ -94,7 +95,7 @@ def _problem(known, depth=0):
     return _problem(inner, depth + 1)
 
 
-def lineage(directory):
+def lineage(directory: Path | str) -> dict:
     """Fields of a record that say how a model was pre-trained.
 
     directory  of an export, a kept checkpoint or a stock model
@@ -159,12 +160,12 @@ def _fill_in_dropout(known, directory):
             settings["dropout"] = own_dropout(AutoConfig.from_pretrained(directory, trust_remote_code=False))
 
 
-def is_content(value):
+def is_content(value: object) -> bool:
     """Whether a setting is a fingerprint, not a path."""
     return bool(re.fullmatch(r"[0-9a-f]{32}", str(value)))
 
 
-def identity(known):
+def identity(known: dict) -> dict:
     """Everything that decided the pre-training of a model, as its lineage.json says it.
 
     known    a whole lineage.json
@@ -188,7 +189,7 @@ def identity(known):
     }
 
 
-def flops_until(directory, known, probing=0.0):
+def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str, float | None]:
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
@@ -232,7 +233,7 @@ def _of_teacher(known):
     return tokens / length * _window_flops(directory, target.get("layer"), length)
 
 
-def _found_here(name, fingerprint):
+def _found_here(name: str | None, fingerprint: str) -> Path | None:
     """The directory of a teacher on this machine, if it is still the one of this fingerprint."""
     from huggingface_hub import snapshot_download
 

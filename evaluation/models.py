@@ -7,6 +7,7 @@ One home for all evaluations, so that a model has the same files, and so the sam
 whichever of them asked for it. Left out: loading (blimp/models.py, finetuning/heads.py).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -19,7 +20,7 @@ from student.export import EXPORT_FILES
 from student.lsp_model import export_of
 
 
-def directories(names, step: str | None = None) -> list[Path]:
+def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
     """Directories of all that some names mean, in their order.
 
     names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids

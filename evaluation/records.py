@@ -23,7 +23,9 @@ import hashlib
 import json
 import platform
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common import disk
 from common.disk import file_sha256
@@ -33,6 +35,9 @@ from common.invocation import program
 from evaluation.lineage import TAIL, lineage
 from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
 from shards.manifest import canonical_json
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA = "mlsm-record-2"
 _FIRST_SCHEMA = "mlsm-record-1"
@@ -52,7 +57,7 @@ METRICS = {
 }
 
 
-def describe(path, name=None):
+def describe(path: Path | str, name: str | None = None) -> dict:
     """What a record says of a model: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
@@ -67,7 +72,7 @@ def describe(path, name=None):
     return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
 
 
-def weights_sha256(directory):
+def weights_sha256(directory: Path | str) -> str:
     """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
 
     Raises  RecordError where there is none, or one cannot be read
@@ -82,7 +87,7 @@ def weights_sha256(directory):
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def environment(device="cpu"):
+def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
     """Versions, device and threads that a record's figures were made with."""
     import torch
     import transformers
@@ -97,19 +102,19 @@ def environment(device="cpu"):
     }
 
 
-def directory_of(output, record):
+def directory_of(output: Path | str, record: Mapping) -> Path:
     """Where the records of one model and suite lie. `record`: its model, weights and suite suffice."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", record["model"]).strip(".-") or "model"
     return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
 
 
-def path_of(output, record):
+def path_of(output: Path | str, record: Mapping) -> Path:
     """The file of a record; of its fields model, weights, suite, task and seed are needed."""
     seed = "" if record["seed"] is None else f"-seed{record['seed']}"
     return directory_of(output, record) / f"{record['task']}{seed}.json"
 
 
-def write(output, record):
+def write(output: Path | str, record: dict) -> Path:
     """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
     path = path_of(output, check(record, "this record"))
     make_directories(path.parent)
@@ -117,7 +122,7 @@ def write(output, record):
     return path
 
 
-def read(paths):
+def read(paths: Iterable[Path | str]) -> list[dict]:
     """The records in some files and directories, which are searched recursively.
 
     Returns  list of dicts, in the order of the arguments, within a directory by path
@@ -129,7 +134,7 @@ def read(paths):
     return [read_file(file) for file in dict.fromkeys(files)]
 
 
-def read_file(file):
+def read_file(file: Path) -> dict:
     """One record; RecordError where it is malformed."""
     try:
         record = json.loads(disk.read_file(file))
@@ -156,7 +161,7 @@ def _files(path):
     return [path]
 
 
-def check(record, where):
+def check(record: Any, where: Path | str) -> dict:
     """The record, if it is one; otherwise RecordError.
 
     where  what the message begins with: its file
@@ -171,7 +176,11 @@ def check(record, where):
     for place, figure in enumerate(record["figures"]):
         _check_figure(figure, f"figures[{place}]", where)
     if record["suite"] == "finetune":
-        _check_metrics(record, where)
+        task = record["task"]
+        _require(task in METRICS, where, "task", f"one of {', '.join(METRICS)}", task)
+        metrics = [figure["metric"] for figure in record["figures"]]
+        _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
+        _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
@@ -182,14 +191,6 @@ def _check_figure(figure, field, where):
     for name, (holds, expected) in _FIGURE_FIELDS.items():
         _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
     _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
-
-
-def _check_metrics(record, where):
-    _require(record["task"] in METRICS, where, "task", f"one of {', '.join(METRICS)}", record["task"])
-    metrics = [figure["metric"] for figure in record["figures"]]
-    expected = list(METRICS[record["task"]])
-    _require(metrics == expected, where, "figures", f"the metrics {', '.join(expected)}", metrics)
-    _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
 
 
 def _require(holds, where, field, expected, found):

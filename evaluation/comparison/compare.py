@@ -5,11 +5,14 @@
 Reads records only: no model, no text. Left out: what is printed (terminal/comparison.py).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
 from evaluation import records
-from evaluation.comparison.figures import Study, draw_all
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.drawing import Study
+from evaluation.comparison.figures import draw_all
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import (
     average,
@@ -26,7 +29,7 @@ from evaluation.plots import save_table
 DEFAULT_RESULTS = Path("runs/evaluations")
 
 
-def compare(settings, progress):
+def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
     """Compare the models of some records.
 
     settings  CompareConfig
@@ -113,8 +116,8 @@ def _describe(model, figures, paradigms):
         **model.facts,
         "checkpoint": checkpoint_name(model),
         "n": len(model.scores),
-        "average": average(model),
-        "common_average": average(model, figures) if model.trainings else None,
+        "average": average(model) if model.figures else None,
+        "common_average": average(model, figures) if figures and model.trainings else None,
         "figures": [_describe_figure(model, *figure) for figure in model.figures],
         "mass_kept": model.kept,
         "failed": [{"task": task, "seed": seed, "why": why} for (task, seed), why in model.failed.items()],

@@ -142,8 +142,8 @@ def _parse(file: Path, raw: bytes) -> Paradigm:
             values = json.loads(line)
             pair = values["sentence_good"], values["sentence_bad"]
         except (ValueError, KeyError, TypeError):
-            pair = ()
-        if not pair or not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
+            pair = None
+        if pair is None or not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
             raise BlimpError(
                 f"{file}, line {number}: expected a JSON object with the sentences sentence_good and sentence_bad,"
                 f" found {line[:60].decode(errors='replace')!r}. Fetch the file again."

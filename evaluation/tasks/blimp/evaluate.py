@@ -16,8 +16,9 @@ import math
 import statistics
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from evaluation.tasks.blimp.models import check_family, load
 from evaluation.tasks.blimp.scoring import Scorer
 from shards.manifest import fingerprint
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Scores(NamedTuple):
     """Scores of a paradigm's sentences, in nats, pair by pair."""
@@ -48,7 +52,7 @@ class Scores(NamedTuple):
         return {"metric": paradigm, "value": right / len(self.good_N), "n": len(self.good_N), "ties": ties}
 
 
-def evaluate(config: BlimpConfig, progress=silent) -> dict:
+def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every model, or find that this was done.
 
     Returns  records: one for every model, with `averages` added to what records.py says; already_finished, paths: of
@@ -99,8 +103,8 @@ def _directories(config: BlimpConfig) -> list[Path]:
 
 def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
     """What a record says before anything is scored."""
-    settings = {"metric": config.metric, "per_paradigm": config.per_paradigm}
-    parts = [config.metric if config.metric != "original" else None, config.per_paradigm]
+    settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
+    parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.paradigms:  # a record of all 67 does not say so: those of 1837c65 do not
         names = [paradigm.name for paradigm in paradigms]
         settings |= {"paradigms": names}
@@ -118,7 +122,7 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
     } | records.describe(directory)
 
 
-def _finished(record: dict, config: BlimpConfig):
+def _finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
     """Path and record of an earlier command that scored the same; None where there is none."""
     path = records.path_of(config.output, record)
     if not path.is_file():
@@ -128,7 +132,14 @@ def _finished(record: dict, config: BlimpConfig):
     return (path, there) if same else None
 
 
-def _evaluate(record: dict, paradigms: list[Paradigm], config: BlimpConfig, device, stage: str, progress):
+def _evaluate(
+    record: dict,
+    paradigms: list[Paradigm],
+    config: BlimpConfig,
+    device: "torch.device",
+    stage: str,
+    progress: Callable[..., None],
+) -> tuple[Path, dict]:
     """Path and record of a model, scored now."""
     place = records.directory_of(config.output, record) / f"{record['task']}-scores"
     make_directories(place)

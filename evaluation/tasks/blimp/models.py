@@ -10,23 +10,30 @@ lie (evaluation/models.py), what is asked of them (scoring.py).
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from common.errors import BlimpError, describe
 from common.invocation import program
 from common.model_checks import describe_foreign_settings, describe_unused_weights
-from evaluation.tasks.blimp.scoring import ProbedMaskedLm, StockMaskedLm
+from evaluation.tasks.blimp.scoring import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
 from student.lsp_model import HEAD_FILE, quiet_transformers
 from student.probe import ProbedLspModel
 
 
-def load(directory: Path, device: torch.device):
+def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
     """What scoring.Scorer takes, and its tokenizer.
 
     Raises  BlimpError where it is no masked language model, which says how an MLSM student becomes one
     """
+    model: MaskedLm
     if (directory / PROBE_FILE).is_file():
         model = ProbedMaskedLm(ProbedLspModel.from_pretrained(directory).to(device))
     else:
@@ -41,7 +48,7 @@ def load(directory: Path, device: torch.device):
     return model, tokenizer
 
 
-def check_family(directory: Path):
+def check_family(directory: Path) -> PretrainedConfig:
     """The configuration of a model. Raises BlimpError where it is of no masked language model that transformers has."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -57,7 +64,7 @@ def check_family(directory: Path):
     return config
 
 
-def _stock(directory: Path):
+def _stock(directory: Path) -> PreTrainedModel:
     """The *ForMaskedLM of a directory, float32, every weight from its files."""
     config = check_family(directory)
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]

@@ -19,11 +19,13 @@ Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and
 
 import copy
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.errors import BlimpError
 from pipeline.solvers.onednn import one_thread
@@ -31,6 +33,11 @@ from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
 from student.onednn import use_onednn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from student.probe import ProbedLspModel
 
 # Of a batch. On a CPU more tokens are no faster. The logits are float32, and their exponentials take as much again.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
@@ -56,7 +63,7 @@ class StockMaskedLm:
     position; whether this model's does is tried once, and otherwise the logits of all positions are computed.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: "PreTrainedModel"):
         self._model = model.eval()
         self.device = model.device
         self.room = max_positions(model)
@@ -69,11 +76,11 @@ class StockMaskedLm:
         self.is_gathered = True
         self.is_gathered = self._agrees(ids_WL, where_W, expected_WV)
 
-    def logits(self, ids_WL, where_W):
+    def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids; no row is padded."""
         return self._gathered(ids_WL, where_W) if self.is_gathered else self._whole(ids_WL, where_W)
 
-    def twin(self):
+    def twin(self) -> "StockMaskedLm":
         """Another one with the same weights, for another thread."""
         return _sharing_weights(self, self._model)
 
@@ -95,7 +102,7 @@ class StockMaskedLm:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
         return output
 
-    def _gathered(self, ids_WL, where_W):
+    def _gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         if self._last_layer.restricted:
@@ -106,7 +113,7 @@ class StockMaskedLm:
         finally:
             self._where = None
 
-    def _whole(self, ids_WL, where_W):
+    def _whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():
             logits_WLV = self._model(input_ids=ids_WL).logits
         return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
@@ -124,25 +131,28 @@ class StockMaskedLm:
 class ProbedMaskedLm:
     """A ProbedLspModel (student/probe.py), asked in the same way."""
 
-    def __init__(self, model):
+    def __init__(self, model: "ProbedLspModel"):
         self._probed = model.probed.eval()
         self.device = model.probed.probe_Vk.device
         self.vocabulary = len(model.probed.probe_Vk)
         self.room = max_positions(model.probed.encoder)
 
-    def logits(self, ids_WL, where_W):
+    def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids."""
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         return self._probed(ids_WL, None, flat_W, most_masked=1)
 
-    def twin(self):
+    def twin(self) -> "ProbedMaskedLm":
         """Another one with the same weights, for another thread."""
         return _sharing_weights(self, self._probed, self._probed.student)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
         return self.vocabulary
+
+
+MaskedLm = StockMaskedLm | ProbedMaskedLm
 
 
 def _sharing_weights(owner, *modules):
@@ -160,7 +170,13 @@ class Scorer:
     batch_tokens  most tokens in a forward pass; BATCH_TOKENS of the model's device when not given
     """
 
-    def __init__(self, model, tokenizer, metric="original", batch_tokens=None):
+    def __init__(
+        self,
+        model: MaskedLm,
+        tokenizer: "PreTrainedTokenizerFast",
+        metric: str = "original",
+        batch_tokens: int | None = None,
+    ):
         lanes = torch.get_num_threads() if model.device.type == "cpu" else 1
         self._models = [model, *(model.twin() for _ in range(lanes - 1))]
         self._tokenizer = tokenizer
@@ -204,7 +220,8 @@ class Scorer:
         return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
 
     def _token_scores(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        numbers, requests = {}, []  # (row, place) -> its number;  (number of a row, token) of every token
+        numbers: dict[tuple, int] = {}  # (row, place) -> its number
+        requests = []  # of every token: the number of its row, the token
         for sentence in encoded:
             for place in sentence.places:
                 row = numbers.setdefault((self._masked(sentence, place), place), len(numbers))
@@ -243,7 +260,7 @@ class Scorer:
             finally:
                 spans.clear()  # after an error or Ctrl-C the other lanes end with the batch at hand
 
-    def _batches(self, lengths):
+    def _batches(self, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
         """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""
         start = 0
         while start < len(lengths):
@@ -269,7 +286,7 @@ def _work(compute, model, spans: deque) -> None:
         compute(model, *span)
 
 
-def _scores(model, rows, row_R, token_R) -> np.ndarray:
+def _scores(model: MaskedLm, rows, row_R, token_R) -> np.ndarray:
     """ln p of requests in rows of one length."""
     ids_WL = torch.tensor([ids for ids, _ in rows], device=model.device)
     where_W = torch.tensor([place for _, place in rows], device=model.device)

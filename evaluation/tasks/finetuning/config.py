@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from common.invocation import program
 from common.settings import Positional, check
 
-TASKS = ("cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic")
+TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic"]
+TASKS: tuple[str, ...] = get_args(TaskName)
 SMOKE_MODEL = "bundled"
 
 
@@ -25,7 +26,7 @@ class FinetuneConfig:
     `bundled`."""
     step: str | None = None
     """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
-    tasks: tuple[Literal["all", *TASKS], ...] = ("all",)
+    tasks: tuple[Literal["all", TaskName], ...] = ("all",)
     """Which tasks."""
     seeds: int = 5
     """How many trainings of each task and model; seed n has the same head and the same dropout seed for all models."""
@@ -83,18 +84,18 @@ class FinetuneConfig:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr must be a positive number, found {self.lr}")
 
-    def chosen_tasks(self):
+    def chosen_tasks(self) -> list[str]:
         """The tasks' names, in the table's order."""
         return [task for task in TASKS if "all" in self.tasks or task in self.tasks]
 
-    def recipe(self):
+    def recipe(self) -> dict:
         """The settings that decide the outcome of every training alike, as a record keeps them.
 
         `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
         """
         return {name: getattr(self, name) for name in ("epochs", "lr", "batch", "max_length", "mark_target", "dropout")}
 
-    def smoked(self):
+    def smoked(self) -> "FinetuneConfig":
         """The settings that --smoke stands for; without it, these. ValueError where no model is given."""
         if not self.smoke and not self.models:
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from common.disk import file_sha256
 from common.errors import DataError, describe
 from evaluation.tasks.finetuning.formats import Example
+from evaluation.tasks.finetuning.tasks import TASKS, File, Task
 
 
 class TaskData(NamedTuple):
@@ -25,13 +26,13 @@ class TaskData(NamedTuple):
     evaluation: dict[str, list[Example]]
     """development set -> examples"""
 
-    def facts(self):
+    def facts(self) -> dict:
         """The `data` of a record."""
         n_eval = sum(map(len, self.evaluation.values()))
         return {"name": self.name, "files": self.files, "n_train": len(self.train), "n_eval": n_eval}
 
 
-def load_task(task, data_dir=None, split="validation"):
+def load_task(task: Task, data_dir: Path | str | None = None, split: str = "validation") -> TaskData:
     """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
 
     data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
@@ -51,8 +52,6 @@ def load_task(task, data_dir=None, split="validation"):
 
 def _tests_there_are():
     """Which tasks have a labelled test set, in which files, for an error."""
-    from evaluation.tasks.finetuning.tasks import TASKS
-
     known = [
         f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
         for name, task in TASKS.items()
@@ -61,16 +60,16 @@ def _tests_there_are():
     return f"Those are read from files of --data-dir, of {' and '.join(known)}; other test sets have no public labels."
 
 
-def _directory(task, data_dir):
+def _directory(task: Task, data_dir: Path) -> Path | None:
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir} is not a directory. Give one that holds CoLA, MRPC, wic, ...")
     places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
     return next((place for place in places if place.is_dir()), None)
 
 
-def _from_files(task, directory, parts):
+def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]]) -> TaskData:
     """parts  development or test sets: name -> File"""
-    files = {}
+    files: dict[str, str] = {}
 
     def read(alternatives):
         chosen = _chosen(task, directory, alternatives)
@@ -90,7 +89,7 @@ def _from_files(task, directory, parts):
     return TaskData(f"{task.name}, local", files, train, evaluation)
 
 
-def _chosen(task, directory, alternatives):
+def _chosen(task: Task, directory: Path, alternatives: tuple[File, ...]) -> File:
     """The first of the alternatives whose files are all there."""
     for file in alternatives:
         if all((directory / name).is_file() for name in file.names):
@@ -99,7 +98,7 @@ def _chosen(task, directory, alternatives):
     raise DataError(f"{directory} is not complete: {task.name} needs {expected}. Fetch it, or give another --data-dir.")
 
 
-def _from_hub(task, data_dir):
+def _from_hub(task: Task, data_dir: Path | str | None) -> TaskData:
     (dataset, revision), config = task.hub.dataset, task.hub.config
     try:
         from datasets import load_dataset
@@ -120,7 +119,7 @@ def _from_hub(task, data_dir):
     return TaskData(f"{name}@{commit}", {}, train, dict(zip(task.evaluation, evaluation, strict=True)))
 
 
-def _example(task, row):
+def _example(task: Task, row: dict) -> Example:
     hub = task.hub
     second = None if hub.second is None else row[hub.second]
     targets = tuple((row[f"start{n}"], row[f"end{n}"]) for n in (1, 2)) if "start1" in row else None

@@ -21,12 +21,15 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
 )
 
 from common.durable import make_directories, replace_bytes
 from common.errors import ModelError, describe
 from common.invocation import program
 from evaluation.tasks.finetuning.batches import task_number
+from evaluation.tasks.finetuning.tasks import Task
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
@@ -46,7 +49,7 @@ class Backbone:
     Raises  ModelError, TeacherError where it cannot be loaded or lacks weights
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path | str):
         self.directory = Path(directory)
         self.config = read_config(self.directory)
         model_class = MODEL_MAPPING[type(self.config)]
@@ -55,7 +58,7 @@ class Backbone:
         )
         check_report(report, self.encoder, self.directory)
 
-    def with_head(self, task, seed, bank):
+    def with_head(self, task: Task, seed: int, bank: Path | str) -> tuple[PreTrainedModel, str]:
         """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is left as it was.
 
         bank  directory of the heads
@@ -67,7 +70,10 @@ class Backbone:
         head = _head_parameters(model)
         self._fill_encoder(model, head)
         digest = _fill_head(head, task.name, seed, Path(bank))
-        _speed_up(model)
+        # the same results on a CPU in less time: DeBERTa without gathers, cheaper dropout, oneDNN's products
+        adapt_deberta(model.base_model)
+        use_fast_dropout(model.base_model)
+        use_onednn(model)
         return model, digest
 
     def _fill_encoder(self, model, head):
@@ -80,22 +86,22 @@ class Backbone:
                 f" ({', '.join([*missing, *report.unexpected_keys][:3])}). It cannot be fine-tuned here."
             )
 
-    def room(self):
+    def room(self) -> int:
         """The longest input in tokens."""
         return max_positions(self.encoder)
 
-    def set_dropout(self, rate):
+    def set_dropout(self, rate: float) -> None:
         """Give the models that `with_head` makes from now on a dropout, see `dropouts`."""
         for name, value in dropouts(self.config, rate).items():
             setattr(self.config, name, value)
 
 
-def takes_types(config):
+def takes_types(config: PretrainedConfig) -> bool:
     """Whether an encoder of a configuration can be told which sentence of a pair a token is of."""
     return getattr(config, "type_vocab_size", 0) >= 2
 
 
-def dropouts(config, rate):
+def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
     """Name -> value of all dropouts of a configuration, with a rate in the encoder and the family's own in the head.
 
     Those of the head are the classifier's and the pooler's; most families' own is None, which means the encoder's.
@@ -106,13 +112,13 @@ def dropouts(config, rate):
     return {name: family.get(name) if any(part in name for part in parts_of_a_head) else rate for name in names}
 
 
-def positions_of(config):
+def positions_of(config: PretrainedConfig) -> int:
     """The longest input in tokens of an encoder of a configuration, which is built without memory for its weights."""
     with torch.device("meta"):
         return max_positions(MODEL_MAPPING[type(config)](config))
 
 
-def read_config(directory):
+def read_config(directory: Path) -> PretrainedConfig:
     """The configuration of a model. Raises ModelError where there is none, or none that transformers has a head for."""
     if not (directory / "config.json").is_file():
         raise ModelError(
@@ -172,10 +178,3 @@ def _drawn(shapes, task, seed):
         else:
             drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     return drawn
-
-
-def _speed_up(model):
-    """The same results on a CPU in less time: oneDNN's products, cheaper dropout, DeBERTa without gathers."""
-    adapt_deberta(model.base_model)
-    use_fast_dropout(model.base_model)
-    use_onednn(model)

@@ -16,12 +16,16 @@ Left out: a training (training.py), comparing models (evaluation/comparison).
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from common.device import choose_device
 from common.errors import ModelError, StudyError
@@ -31,10 +35,10 @@ from evaluation.models import directories
 from evaluation.tasks.finetuning import metrics, training
 from evaluation.tasks.finetuning.batches import choose, encode, order_digest
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.data import TaskData, load_task
 from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.tasks.finetuning.miniature import write_miniatures
-from evaluation.tasks.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.tasks import TASKS, Task
 from pipeline.teacher import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,17 +52,16 @@ class Candidate(NamedTuple):
     directory: Path
     facts: dict
     """what its records say of it: records.describe"""
-    config: object
-    """of transformers"""
+    config: PretrainedConfig
 
     @property
-    def trained_length(self):
+    def trained_length(self) -> int:
         """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
         known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
         return known or min(LONGEST, positions_of(self.config))
 
     @property
-    def has_trained_segments(self):
+    def has_trained_segments(self) -> bool:
         """Whether its lineage says that its second segment was trained."""
         return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
 
@@ -67,37 +70,40 @@ class Trial(NamedTuple):
     """What one record is made from, but for the seed."""
 
     candidate: Candidate
-    task: NamedTuple
-    data: NamedTuple
+    task: Task
+    data: TaskData
 
-    def facts(self, settings):
+    def facts(self, settings: FinetuneConfig) -> dict:
         """Fields of its record that say what was trained: an older record must have the same.
 
         settings  as `settle` gives them
         """
         order = order_digest(self.task.name, settings.epochs, len(self.data.train))
-        told = {"weight_decay": training.WEIGHT_DECAY, "segments": self.gets_segments(settings.segments)}
+        more: dict[str, Any] = {
+            "weight_decay": training.WEIGHT_DECAY,
+            "segments": self.gets_segments(settings.segments),
+        }
         steps = training.steps_of(len(self.data.train), settings)
         if steps < training.steps_of(len(self.data.train), replace(settings, max_steps=None)):
-            told |= {"max_steps": steps}
+            more |= {"max_steps": steps}
         if settings.split != "validation":
-            told |= {"split": settings.split}
+            more |= {"split": settings.split}
         return {
             "weights": self.candidate.facts["weights"],
             "data": self.data.facts() | {"order": order},
-            "settings": settings.recipe() | told | (UNREAD_WORDS if self.task.labels_words else {}),
+            "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
         }
 
-    def gets_segments(self, segments):
+    def gets_segments(self, segments: str) -> bool:
         """Whether the model is told the segments of this task's pairs; of single sentences all is segment 0 anyway."""
         return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
 
-    def key(self, seed):
+    def key(self, seed: int) -> dict:
         """Fields that name its record's file."""
         return self.candidate.facts | {"suite": "finetune", "task": self.task.name, "seed": seed}
 
 
-def finetune(settings: FinetuneConfig, progress=silent):
+def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -> dict:
     """Train what has no record yet.
 
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
@@ -144,7 +150,7 @@ def _data_dir(settings):
 
 
 def _candidates(settings):
-    found = []
+    found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
@@ -153,7 +159,7 @@ def _candidates(settings):
     return found
 
 
-def settle(settings, candidates):
+def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
     """The settings with what must be alike for all models: a number for max_length, never or always for segments.
 
     Says in the log where inputs reach positions that a model's pre-training did not, and where no segments are told
@@ -220,8 +226,11 @@ def _seeds_to_do(trial, settings, tally):
     missing, facts = [], trial.facts(settings)
 
     @cache
-    def unread_before(max_length):
-        return _unread_share(trial, max_length)
+    def unread_before(max_length: int) -> float:
+        tokenizer = load_tokenizer(trial.candidate.directory)
+        length = min(max_length, positions_of(trial.candidate.config))
+        parts = trial.data.evaluation.values()
+        return max(encode(tokenizer, p, True, max_length=length, takes_types=False).unread or 0.0 for p in parts)
 
     for seed in range(settings.seeds):
         file = records.path_of(settings.output, trial.key(seed))
@@ -250,7 +259,7 @@ def _seeds_to_do(trial, settings, tally):
 def _settings_of_1837c65(trial, record, settings, unread_before):
     """The settings that records of commit 1837c65 and before lack, as that version had them for this model and task.
 
-    unread_before  function from max_length to the share of words that were not read
+    unread_before  function from max_length to the share of the words of the development sets that were not read
     """
     config, task = trial.candidate.config, trial.task
     own = {name: getattr(config, name, None) for name in dropouts(config, settings.dropout)}
@@ -262,14 +271,6 @@ def _settings_of_1837c65(trial, record, settings, unread_before):
         unread = unread_before(record["settings"]["max_length"])
         found |= UNREAD_WORDS if unread == 0 else {"unread_words": "O"}
     return found
-
-
-def _unread_share(trial, max_length):
-    """The share of the words of the development sets that a model does not read."""
-    tokenizer = load_tokenizer(trial.candidate.directory)
-    length = min(max_length, positions_of(trial.candidate.config))
-    parts = trial.data.evaluation.values()
-    return max(encode(tokenizer, part, True, max_length=length, takes_types=False).unread for part in parts)
 
 
 def _differing(record, facts, prefix=""):
@@ -284,7 +285,7 @@ def _differing(record, facts, prefix=""):
     return ", ".join(filter(None, said))
 
 
-def load(directory):
+def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
     """The encoder of a directory and its tokenizer.
 
     Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
@@ -304,22 +305,23 @@ def load(directory):
 class Prepared:
     """A model and the examples of a task as it reads them, ready for any seed."""
 
-    def __init__(self, trial, settings):
+    def __init__(self, trial: Trial, settings: FinetuneConfig):
         self.trial, self.settings = trial, settings
         self.backbone, tokenizer = load(trial.candidate.directory)
         self.backbone.set_dropout(settings.dropout)
-        reading = {
-            "max_length": min(settings.max_length, self.backbone.room()),
-            "takes_types": trial.gets_segments(settings.segments),
-            "mark_target": settings.mark_target,
-        }
-        words = trial.task.labels_words
-        self.train = encode(tokenizer, trial.data.train, words, **reading)
-        self.evaluation = {
-            part: encode(tokenizer, examples, words, **reading) for part, examples in trial.data.evaluation.items()
-        }
+        room = self.backbone.room()
+        read = partial(
+            encode,
+            tokenizer,
+            labels_words=trial.task.labels_words,
+            max_length=min(settings.max_length or room, room),
+            takes_types=trial.gets_segments(settings.segments),
+            mark_target=settings.mark_target,
+        )
+        self.train = read(trial.data.train)
+        self.evaluation = {part: read(examples) for part, examples in trial.data.evaluation.items()}
 
-    def record(self, seed, device, report=silent):
+    def record(self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent) -> dict:
         """Train with a seed and evaluate; the record, which is not written."""
         began, task = time.monotonic(), self.trial.task
         model, head = self.backbone.with_head(task, seed, self.settings.output / "heads")
@@ -340,7 +342,7 @@ class Prepared:
             "wall": time.monotonic() - began,
         }
 
-    def cut(self):
+    def cut(self) -> dict[str, float]:
         """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
         examples = sum(map(len, self.evaluation.values()))
         cut = {
@@ -353,7 +355,9 @@ class Prepared:
 
 def _report(candidate, settings):
     """Figures of a model in the records that there are, of the seeds and tasks that were asked for."""
-    figures, failed, cut = {}, {"diverged": [], "collapsed": []}, {}
+    figures: dict[str, list[float]] = {}
+    failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
+    cut = {}
     for task in settings.chosen_tasks():
         for seed in range(settings.seeds):
             key = candidate.facts | {"suite": "finetune", "task": task, "seed": seed}

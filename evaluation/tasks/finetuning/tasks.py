@@ -7,10 +7,11 @@ Left out: reading (formats.py), finding (data.py), scoring (metrics.py).
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from evaluation.tasks.finetuning.config import TASKS as NAMES
-from evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
+from evaluation.tasks.finetuning.formats import Example, Tsv, conll, json_pairs, wic
 
 # Commits of datasets on the Hub. CoNLL-2003 is a script there, which is not run; the Hub's copy of it has no fixed
 # commit, so the one that was read is in the record.
@@ -24,8 +25,8 @@ class File(NamedTuple):
 
     names: tuple[str, ...]
     """relative to the task's directory"""
-    read: Callable
-    """(paths, labels) -> list of Example"""
+    read: Callable[[list[Path], tuple[str, ...]], list[Example]]
+    """called with the paths of its files and the task's labels"""
     drops_seen: bool = False
     """whether examples that the training part holds, too, are left out"""
 
@@ -60,12 +61,12 @@ class Task(NamedTuple):
     """test sets whose labels are public, as `evaluation`; read from files only"""
 
     @property
-    def outputs(self):
+    def outputs(self) -> int:
         """Width of the head."""
         return max(1, len(self.labels))
 
     @property
-    def has_pairs(self):
+    def has_pairs(self) -> bool:
         """Whether an example has two sentences."""
         return self.hub.second is not None
 
