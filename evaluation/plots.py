@@ -52,7 +52,10 @@ def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Fi
 
 
 def drawn(draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:
-    """The files that `draw(*arguments)` made; none, and a note, where matplotlib is not there: figures fail nothing."""
+    """The files that `draw(*arguments)` wrote.
+
+    Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
+    """
     try:
         return draw(*arguments)
     except PlotError as error:

@@ -13,9 +13,9 @@
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...}}
 
-Values are fractions: 0.86, not 86. A record is written whole and says all that it needs: files may be moved and mixed.
-Records of schema mlsm-record-1 are read as if they had been written as mlsm-record-2: they lack the identity, which is
-null then, and call a training diverged whose predictions are all the same.
+Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
+mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,
+and they call a training diverged if all its predictions are the same, which is now called collapsed.
 Left out: where a model comes from (lineage.py), what is measured, comparing.
 """
 
@@ -61,7 +61,7 @@ def describe(path: Path | str, name: str | None = None) -> dict:
     """What a record says of a model: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
-    name  shown to people; otherwise that of the run, with the step of a checkpoint, or of the directory
+    name  shown to people; when not given, the name of the run (of a checkpoint, with its step) or of the directory
     Raises  RecordError where its weights or its lineage cannot be read
     """
     path = Path(path)
@@ -128,7 +128,7 @@ def read(paths: Iterable[Path | str]) -> list[dict]:
     Returns  list of dicts, in the order of the arguments, within a directory by path
     Raises   RecordError naming file and field of what is malformed, or that there are none
     """
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in _find_files(Path(path))]
     if not files:
         raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
     return [read_file(file) for file in dict.fromkeys(files)]
@@ -140,11 +140,11 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return check(_as_second(record), file)
+    return check(_convert_first_schema(record), file)
 
 
-def _as_second(record):
-    """A record of the first schema as one of the second; any other as it is."""
+def _convert_first_schema(record):
+    """Convert a record of the first schema to the second; return any other as it is."""
     if not isinstance(record, dict) or record.get("schema") != _FIRST_SCHEMA:
         return record
     why = record.get("diverged")
@@ -153,8 +153,8 @@ def _as_second(record):
     return record | failed | {"schema": SCHEMA, "identity": None}
 
 
-def _files(path):
-    if path.is_dir():  # what is hidden is another process's temporary
+def _find_files(path):
+    if path.is_dir():  # a hidden file is the temporary file of another process
         return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
     if not path.is_file():
         raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
@@ -162,13 +162,16 @@ def _files(path):
 
 
 def check(record: Any, where: Path | str) -> dict:
-    """The record, if it is one; otherwise RecordError.
+    """Return the record unchanged, or raise a RecordError that says what is wrong with it.
 
-    where  what the message begins with: its file
+    where  what the message begins with: the record's file
     """
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise RecordError(f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. It is no record of ours.")
+        raise RecordError(
+            f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Give records that finetune or"
+            " evaluate-blimp wrote."
+        )
     for name, (holds, expected) in _FIELDS.items():
         if name not in record:
             raise RecordError(f"{where}: field {name} is missing, expected {expected}. Evaluate again.")

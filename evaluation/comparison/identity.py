@@ -99,7 +99,7 @@ class Differences:
             said.append(f"The models differ in {what} and also in {named}.")
         if self.unknown:
             said.append(
-                f"Unknown is in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
+                f"It is unknown in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
                 f"pre-training."
             )
         return " ".join(said) or f"The models differ in {what} alone."
@@ -144,7 +144,7 @@ def _follows(by_text, causes):
 
 
 def _is_whole(identity):
-    """Whether an identity says all: that of a further trained model may say where its first weights lay, not which."""
+    """Whether an identity is complete: of a model trained further it may hold only the path of its first weights."""
     if identity is None:
         return False
     first = identity["settings"].get("continue_from")

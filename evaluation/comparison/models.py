@@ -1,7 +1,7 @@
 """Models and their scores, from the records of evaluations: who is compared, on what, and which scores are pairs.
 
     models = models_of(records.read(paths))
-    trainings, left_out = matched(models[0], models[1])
+    trainings, left_out = match_trainings(models[0], models[1])
 
 A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it, with
 all settings that its records hold, whatever the step: its checkpoints. Two scores are a pair when they are of one task,
@@ -135,7 +135,7 @@ def common_figures(models: Sequence[Model]) -> list[SuiteFigure]:
 
 
 def blimp_average(model: Model, paradigms: Collection[str] | None = None) -> float:
-    """Unweighted mean accuracy over the paradigms, all that the model has, or these."""
+    """Unweighted mean accuracy over paradigms: all that the model has, or these."""
     values = model.accuracies
     return fmean(values[name] for name in (values if paradigms is None else paradigms))
 
@@ -159,7 +159,7 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
         _require_same_facts(model, facts)
         notes += _add(model, record)
     notes = list(dict.fromkeys(notes))
-    ordered = sorted(models.values(), key=_order)
+    ordered = sorted(models.values(), key=_sort_key)
     names = [model.label for model in ordered]
     for model in ordered:
         if names.count(model.label) > 1:
@@ -192,11 +192,14 @@ def _add(model, record):
     kept = model.blimps if record["suite"] == "blimp" else model.trainings
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
-        return [f"{record['model']} has the weights of {model.label}: of what both have, {earlier['model']}'s is used."]
+        return [
+            f"{record['model']} has the same weights as {model.label}: where both have a record, "
+            f"{earlier['model']}'s is used."
+        ]
     if earlier is record:
         return []
     what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
-    if earlier["figures"] != record["figures"] or _disagreements(earlier, record):
+    if earlier["figures"] != record["figures"] or _find_disagreements(earlier, record):
         raise ComparisonError(
             f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
             "Give one of them."
@@ -204,7 +207,7 @@ def _add(model, record):
     return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
 
 
-def _order(model):
+def _sort_key(model):
     facts = model.facts
     known = [name for name in OBJECTIVES if name == facts["objective"]]
     rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
@@ -223,7 +226,7 @@ def _choose_blimp(models):
 # -- pairs ------------------------------------------------------------------------------------------------
 
 
-def matched(model: Model, other: Model) -> tuple[list[Training], dict[str, list[Training]]]:
+def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[str, list[Training]]]:
     """The trainings of two models that are pairs.
 
     Returns  (sorted (task, seed) of the pairs, {why: (task, seed) of those that both have but that do not agree})
@@ -231,7 +234,7 @@ def matched(model: Model, other: Model) -> tuple[list[Training], dict[str, list[
     pairs: list[Training] = []
     left_out: dict[str, list[Training]] = {}
     for key in sorted(model.trainings.keys() & other.trainings.keys()):
-        why = _disagreements(model.trainings[key], other.trainings[key]) or _without_head(model, other, key)
+        why = _find_disagreements(model.trainings[key], other.trainings[key]) or _lack_heads(model, other, key)
         if why:
             left_out.setdefault(why, []).append(key)
         else:
@@ -239,11 +242,11 @@ def matched(model: Model, other: Model) -> tuple[list[Training], dict[str, list[
     return pairs, left_out
 
 
-def _without_head(model, other, key):
+def _lack_heads(model, other, key):
     return "" if model.trainings[key]["head"] and other.trainings[key]["head"] else "head not recorded"
 
 
-def _disagreements(record, other):
+def _find_disagreements(record, other):
     """Why two records of one task and seed are no pair; empty where they are."""
     reasons = []
     if record["head"] != other["head"]:
@@ -253,11 +256,11 @@ def _disagreements(record, other):
     names = record["settings"].keys() | other["settings"].keys()
     differing = sorted(name for name in names if record["settings"].get(name) != other["settings"].get(name))
     if differing:
-        reasons.append(f"settings differ ({', '.join(_said(name, record, other) for name in differing)})")
+        reasons.append(f"settings differ ({', '.join(_describe_setting(name, record, other) for name in differing)})")
     return ", ".join(reasons)
 
 
-def _said(name, record, other):
+def _describe_setting(name, record, other):
     """A setting that two records do not agree on, for people."""
     values = [found["settings"].get(name, "not recorded") for found in (record, other)]
     if name in _RECORDED_LATE and "not recorded" in values:
@@ -276,10 +279,10 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
     Returns  (models, {label of one left out: why})
     """
     scored = [model for model in models if model.blimp]
-    sets = [[other for other in scored if not _disagreements(model.blimp, other.blimp)] for model in scored]
+    sets = [[other for other in scored if not _find_disagreements(model.blimp, other.blimp)] for model in scored]
     chosen = max(sets, key=len, default=[])
     others = [model for model in scored if model not in chosen]
-    return chosen, {model.label: _disagreements(model.blimp, chosen[0].blimp) for model in others}
+    return chosen, {model.label: _find_disagreements(model.blimp, chosen[0].blimp) for model in others}
 
 
 # -- families ---------------------------------------------------------------------------------------------
@@ -288,7 +291,7 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
 def families(models: Iterable[Model]) -> dict[str, list[Model]]:
     """Models by family, each family's by step: {name shown to people: models}."""
     groups: dict[str, list[Model]] = {}
-    for model in sorted(models, key=_order):
+    for model in sorted(models, key=_sort_key):
         groups.setdefault(model.family, []).append(model)
     return dict(zip(_family_names(list(groups.values())), groups.values(), strict=True))
 

@@ -23,7 +23,7 @@ from statistics import fmean
 
 import numpy as np
 
-from evaluation.comparison.models import SEEDS, SUITE, Model, Training, common_paradigms, matched, scored_alike
+from evaluation.comparison.models import SEEDS, SUITE, Model, Training, common_paradigms, match_trainings, scored_alike
 from evaluation.records import METRICS
 
 SIGNIFICANT = 0.01  # the paper's level
@@ -78,7 +78,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def differences(model: Model, other: Model, pairs: Sequence[Training], level: str) -> list[float]:
     """x_model - x_other of every observation at a level.
 
-    pairs  (task, seed) that are pairs, from `matched`
+    pairs  (task, seed) that are pairs, from `match_trainings`
     """
     mine, theirs = model.scores, other.scores
     by_training = {
@@ -118,7 +118,7 @@ def _all_pairs(models):
     pairs, left_out = {}, []
     for i, model in enumerate(models):
         for j, other in enumerate(models[:i]):
-            pairs[j, i], reasons = matched(other, model)
+            pairs[j, i], reasons = match_trainings(other, model)
             for why, trainings in reasons.items():
                 found = {"model": other.label, "against": model.label, "why": why, "trainings": trainings}
                 left_out.append(found)
@@ -162,7 +162,7 @@ def win_rates(models: Sequence[Model]) -> list[dict]:
         for other in models:
             if other is model or model.facts["step"] != other.facts["step"]:
                 continue
-            pairs, _ = matched(model, other)
+            pairs, _ = match_trainings(model, other)
             tasks = dict.fromkeys(task for task, _ in pairs)
             groups = {task: [pair for pair in pairs if pair[0] == task] for task in tasks} | {"all": pairs}
             for task, group in groups.items():

@@ -86,7 +86,7 @@ def sweep(models: Iterable[Model], fact: str) -> list[Varied]:
             groups.setdefault(held, []).append((value, model))
     chosen: list[Varied] = max(groups.values(), key=_rank, default=[])
     alike: list[Varied] = max(
-        (_alike(group, seed, fact) for group in groups.values() for _, seed in group), key=_rank, default=[]
+        (_choose_alike(group, seed, fact) for group in groups.values() for _, seed in group), key=_rank, default=[]
     )
     chosen = alike if len({value for value, _ in alike}) > 1 else chosen
     values = [value for value, _ in chosen]
@@ -101,8 +101,8 @@ def sweep(models: Iterable[Model], fact: str) -> list[Varied]:
     return sorted(chosen, key=lambda pair: pair[0])
 
 
-def _alike(group, seed, fact):
-    """Those of a group that differ from one of its models in the fact alone, as far as the records know."""
+def _choose_alike(group, seed, fact):
+    """The models of a group that differ from one of them in the fact alone, as far as their records say."""
 
     def agrees(model):
         found = differences([seed, model])
@@ -112,7 +112,7 @@ def _alike(group, seed, fact):
     return [(value, model) for value, model in group if agrees(model)]
 
 
-def _left_out(study, fact, chosen):
+def _name_left_out(study, fact, chosen):
     """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
     models = [model for _, model in chosen]
     others = [
@@ -158,7 +158,7 @@ def _draw(study, fact, table):
     axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
     tick_values(axes[0], {row[2] for row in drawing.rows})
     axes[0].title.set_fontsize(10)
-    drawing.explain(models, _STUDIED[fact], _left_out(study, fact, chosen))
+    drawing.explain(models, _STUDIED[fact], _name_left_out(study, fact, chosen))
     axes[0].legend(fontsize=8)
     _draw_matrices(drawing, axes[1:], matrices(models)[0]["scores"], values)
     for panel in axes[1:]:
@@ -241,7 +241,7 @@ def _draw_word_senses(study, chosen, f1):
         drawing.add("word senses", "F1", layer, x)
     right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
     _write_correlations(study, drawing, right, correlations(senses, means), len(values))
-    drawing.explain(models, _STUDIED["layer"], _left_out(study, "layer", chosen))
+    drawing.explain(models, _STUDIED["layer"], _name_left_out(study, "layer", chosen))
     return drawing
 
 

@@ -30,7 +30,7 @@ from evaluation.comparison.models import (
     common_figures,
     common_paradigms,
     families,
-    matched,
+    match_trainings,
     scored_alike,
 )
 from evaluation.comparison.significance import win_rates
@@ -89,7 +89,7 @@ def _trajectories(models):
 
 
 def _rank(encoder):
-    """The paper's first."""
+    """Whether an encoder is of the paper's family, which comes before others."""
     return (encoder or "").startswith("deberta")
 
 
@@ -142,7 +142,7 @@ def _draw_published(drawing, panels, shown):
 def paired_scores(study: Study) -> Drawing:
     """Figure 7: each fine-tuning score of MLSM against that of MLM and KD of the same step and encoder."""
     pairs = _pairs_of_checkpoints(study.models)
-    paired = {task for _, model, other in pairs for task, _ in matched(model, other)[0]}
+    paired = {task for _, model, other in pairs for task, _ in match_trainings(model, other)[0]}
     shown = [suite_figure for suite_figure in SUITE if suite_figure[0] in paired]
     figure, panels, _ = task_panels(len(shown) + 1, height=3.8)
     drawing = Drawing(figure, ", ".join(dict.fromkeys(model.label for _, *both in pairs for model in both)))
@@ -168,7 +168,8 @@ def _pairs_of_checkpoints(models):
             (model, other)
             for model in group
             for other in rivals
-            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step")) and matched(model, other)[0]
+            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
+            and match_trainings(model, other)[0]
         ]
         for name, group in lines.items()
     }
@@ -185,7 +186,7 @@ def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
     task, metric = suite_figure
     drawn = []
     for rival, model, other in pairs:
-        keys = [(task, metric, seed) for of, seed in matched(model, other)[0] if of == task]
+        keys = [(task, metric, seed) for of, seed in match_trainings(model, other)[0] if of == task]
         points = [(other.scores[key], model.scores[key]) for key in keys]
         look = {"color": colors[model.facts["step"]], "marker": markers[rival], "alpha": 0.7, "markeredgewidth": 0}
         axes.plot([x for x, _ in points], [y for _, y in points], linestyle="", **look)
@@ -235,7 +236,7 @@ def _write_legend(figure, axes, pairs, looks):
 
 
 def blimp_over_cost(study: Study) -> Drawing:
-    """Figure 9: BLiMP against the operations spent on pre-training and teacher; an mlsm with records has a probe."""
+    """Figure 9: BLiMP against the operations spent on pre-training and teacher; mlsm models are scored with a probe."""
     scored, left_out = scored_alike(study.models)
     costs = {model.label: model.cost for model in scored if model.cost is not None}
     models = [model for model in scored if model.label in costs]

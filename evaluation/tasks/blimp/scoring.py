@@ -4,13 +4,13 @@
     scores = scorer.score(["Cats sleep."])      # one float32 array of ln p, in nats, per sentence
 
 `original` is Salazar et al. 2020 (arXiv:1910.14659); `within-word-l2r` also hides the later tokens of the same word
-(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What is saved, none of it changing a
+(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What saves time, without changing a
 score: equal sentences, and equal masked rows of different sentences (a pair that differs in one word shares the row in
 which that word is hidden), are computed once; a batch holds rows of one length, so nothing is padded; the last layer,
 the head and the softmax see the masked position alone. On a CPU every thread has batches of its own and a twin of the
-model, which shares its weights: two threads on one product of this size wait for each other, above all on a busy
-machine, and so the scores do not depend on their number. A sentence's beginning is never shared with another's: the
-model reads both ways.
+model, which shares its weights. Two threads on one product of this size would wait for each other, above all on a busy
+machine; with one thread a batch, the scores do not depend on the number of threads. The beginning of a sentence is not
+shared with other sentences, as the model reads in both directions.
 
 Left out: finding and loading models (models.py), what is compared with what (evaluate.py).
 
@@ -70,7 +70,7 @@ class StockMaskedLm:
         rows = model.get_input_embeddings().num_embeddings
         ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
         where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
-        expected_WV = self._whole(ids_WL, where_W)
+        expected_WV = self._logits_by_whole_rows(ids_WL, where_W)
         self.vocabulary = expected_WV.shape[1]
         self._make_fast()
         self.is_gathered = True
@@ -78,11 +78,15 @@ class StockMaskedLm:
 
     def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids; no row is padded."""
-        return self._gathered(ids_WL, where_W) if self.is_gathered else self._whole(ids_WL, where_W)
+        return (
+            self._logits_by_gathering(ids_WL, where_W)
+            if self.is_gathered
+            else self._logits_by_whole_rows(ids_WL, where_W)
+        )
 
     def twin(self) -> "StockMaskedLm":
         """Another one with the same weights, for another thread."""
-        return _sharing_weights(self, self._model)
+        return _copy_sharing_weights(self, self._model)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
@@ -102,7 +106,7 @@ class StockMaskedLm:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
         return output
 
-    def _gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
+    def _logits_by_gathering(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         if self._last_layer.restricted:
@@ -113,7 +117,7 @@ class StockMaskedLm:
         finally:
             self._where = None
 
-    def _whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
+    def _logits_by_whole_rows(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():
             logits_WLV = self._model(input_ids=ids_WL).logits
         return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
@@ -121,7 +125,7 @@ class StockMaskedLm:
     def _agrees(self, ids_WL, where_W, expected_WV) -> bool:
         with torch.inference_mode():
             try:
-                found_WV = self._gathered(ids_WL, where_W)
+                found_WV = self._logits_by_gathering(ids_WL, where_W)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 return False
         within = _AGREEMENT * expected_WV.abs().max()
@@ -145,7 +149,7 @@ class ProbedMaskedLm:
 
     def twin(self) -> "ProbedMaskedLm":
         """Another one with the same weights, for another thread."""
-        return _sharing_weights(self, self._probed, self._probed.student)
+        return _copy_sharing_weights(self, self._probed, self._probed.student)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
@@ -155,8 +159,8 @@ class ProbedMaskedLm:
 MaskedLm = StockMaskedLm | ProbedMaskedLm
 
 
-def _sharing_weights(owner, *modules):
-    """A copy of what owns some modules, but for their weights and buffers."""
+def _copy_sharing_weights(owner, *modules):
+    """A copy of an object that owns some modules; the modules' weights and buffers are shared, not copied."""
     tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
 
@@ -188,7 +192,7 @@ class Scorer:
     def score(self, sentences: list[str]) -> list[np.ndarray]:
         """ln p of the tokens of every sentence, float32, in nats; their sum is the sentence's score."""
         distinct = list(dict.fromkeys(sentences))
-        scores = dict(zip(distinct, self._token_scores(self.encode(distinct)), strict=True))
+        scores = dict(zip(distinct, self._score_tokens(self.encode(distinct)), strict=True))
         return [scores[sentence] for sentence in sentences]
 
     def encode(self, sentences: list[str]) -> list[Encoded]:
@@ -197,7 +201,7 @@ class Scorer:
         rows = zip(
             batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))), strict=True
         )
-        encoded = [self._framed(*row) for row in rows]
+        encoded = [self._encode_one(*row) for row in rows]
         longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
         if longest is not None and len(longest.ids) > self._models[0].room:
             raise BlimpError(
@@ -206,25 +210,25 @@ class Scorer:
             )
         return encoded
 
-    def _framed(self, ids, added, words) -> Encoded:
+    def _encode_one(self, ids, added, words) -> Encoded:
         if not any(added):
             ids, words = [self._special["cls"], *ids, self._special["sep"]], [None, *words, None]
             added = [1, *added, 1]
         return Encoded(ids, [place for place, extra in enumerate(added) if not extra], words)
 
-    def _masked(self, sentence: Encoded, place: int) -> tuple[int, ...]:
+    def _mask(self, sentence: Encoded, place: int) -> tuple[int, ...]:
         """The row in which one token, or what the metric hides with it, is masked."""
         stop, word = place + 1, sentence.words[place]
         while self._hides_rest_of_word and word is not None and sentence.words[stop] == word:
             stop += 1
         return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
 
-    def _token_scores(self, encoded: list[Encoded]) -> list[np.ndarray]:
+    def _score_tokens(self, encoded: list[Encoded]) -> list[np.ndarray]:
         numbers: dict[tuple, int] = {}  # (row, place) -> its number
         requests = []  # of every token: the number of its row, the token
         for sentence in encoded:
             for place in sentence.places:
-                row = numbers.setdefault((self._masked(sentence, place), place), len(numbers))
+                row = numbers.setdefault((self._mask(sentence, place), place), len(numbers))
                 requests.append((row, sentence.ids[place]))
         found_R = self._log_probabilities(list(numbers), np.array(requests, np.int64).reshape(-1, 2))
         return np.split(found_R, np.cumsum([len(sentence.places) for sentence in encoded])[:-1])

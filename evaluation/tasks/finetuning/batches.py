@@ -59,7 +59,7 @@ class Encoded:
             labels_N = np.array(labels)
             self.labels = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
         else:
-            self.labels = self._spread(words_N, labels)
+            self.labels = self._spread_labels(words_N, labels)
 
     def __len__(self):
         return len(self.starts) - 1
@@ -76,7 +76,7 @@ class Encoded:
         """Tokens of every example."""
         return np.diff(self.starts)
 
-    def _spread(self, words_N: list[np.ndarray], labels_N: Sequence) -> np.ndarray:
+    def _spread_labels(self, words_N: list[np.ndarray], labels_N: Sequence) -> np.ndarray:
         labels_T = np.full(len(self.ids_T), IGNORED)
         for start, words, labels in zip(self.starts, words_N, labels_N, strict=False):
             has_token = words >= 0
@@ -113,7 +113,7 @@ def encode(
     """Tokenise examples, cutting pairs at the longer sentence.
 
     tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
-    takes_types  whether the model is told which sentence of a pair a token is of
+    takes_types  whether the model sees which sentence of a pair a token belongs to
     mark_target  whether the target word of a pair is put into quotation marks
     Returns      Encoded
     """
@@ -127,8 +127,8 @@ def encode(
             encodings = inner.encode_batch([_text(example, mark_target) for example in part])
             lengths_N += [len(encoding) for encoding in encodings]
             cut += sum(bool(encoding.overflowing) for encoding in encodings)
-            ids.append(_joined(encoding.ids for encoding in encodings))
-            types.append(_joined(encoding.type_ids for encoding in encodings))
+            ids.append(_join(encoding.ids for encoding in encodings))
+            types.append(_join(encoding.type_ids for encoding in encodings))
             if labels_words:
                 words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
     finally:
@@ -175,7 +175,7 @@ def batches_by_length(encoded: Encoded, size: int) -> list[np.ndarray]:
     return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
 
 
-def _joined(lists):
+def _join(lists):
     return np.concatenate([np.asarray(values, dtype=np.int32) for values in lists])
 
 
@@ -184,11 +184,11 @@ def _text(example, mark_target):
         return " ".join(example.first)
     sentences = (example.first,) if example.second is None else example[:2]
     if mark_target and example.targets is not None:
-        sentences = [_marked(text, *span) for text, span in zip(sentences, example.targets, strict=True)]
+        sentences = [_quote(text, *span) for text, span in zip(sentences, example.targets, strict=True)]
     return sentences[0] if example.second is None else tuple(sentences)
 
 
-def _marked(text, begin, end):
+def _quote(text, begin, end):
     return f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
 
 

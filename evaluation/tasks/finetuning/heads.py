@@ -1,8 +1,8 @@
 """A model with a head for a task, the head drawn from a bank, so that models are compared in pairs.
 
-All parameters that are not the encoder's (classifier, and pooler, even where a checkpoint has one: few have) are
-drawn once for (task, seed, their names and shapes) from a generator of their own, saved, hashed, and loaded into every
-model that has the same. Matrices are normal with deviation 0.02, norms one, biases zero, as BERT draws them.
+All parameters that are not the encoder's (the classifier, and the pooler, even of the few checkpoints that have one)
+are drawn once for (task, seed, their names and shapes) from a generator of their own, saved, hashed, and loaded into
+every model that has the same. Matrices are normal with deviation 0.02, norms one, biases zero, as BERT draws them.
 
     <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
 
@@ -65,7 +65,7 @@ class Backbone:
         """
         auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
         self.config.num_labels = task.outputs
-        with torch.random.fork_rng(devices=[]), quiet_transformers():  # what it is born with is all replaced
+        with torch.random.fork_rng(devices=[]), quiet_transformers():  # every weight drawn here is replaced
             model = auto_class.from_config(self.config, dtype=torch.float32)
         head = _head_parameters(model)
         self._fill_encoder(model, head)
@@ -113,7 +113,7 @@ def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
 
 
 def positions_of(config: PretrainedConfig) -> int:
-    """The longest input in tokens of an encoder of a configuration, which is built without memory for its weights."""
+    """The longest input in tokens of a configuration's encoder, which is built on the meta device, without weights."""
     with torch.device("meta"):
         return max_positions(MODEL_MAPPING[type(config)](config))
 
@@ -127,7 +127,7 @@ def read_config(directory: Path) -> PretrainedConfig:
         )
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of a damaged one transformers raises many classes
+    except Exception as error:  # transformers raises many classes for a damaged one
         raise ModelError(f"{directory / 'config.json'} cannot be read: {describe(error)}.") from error
     known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
     if not all(type(config) in mapping for mapping in known):
@@ -150,13 +150,13 @@ def _head_parameters(model):
 
 
 def _fill_head(head, task, seed, bank):
-    """Load the head of (task, seed, names and shapes) from the bank, which gets it first; returns its SHA-256."""
+    """Load the head of (task, seed, names, shapes) from the bank, drawing it first if need be. Returns its SHA-256."""
     shapes = {name: list(parameter.shape) for name, parameter in head.items()}
     file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
     if not file.exists():
         make_directories(file.parent)
-        # of two processes the last wins, with the same bytes
-        replace_bytes(file, save_safetensors(_drawn(shapes, task, seed)))
+        # where two processes write it, the last wins, with the same bytes
+        replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
     raw = file.read_bytes()
     try:
         weights = load_safetensors(raw)
@@ -168,7 +168,7 @@ def _fill_head(head, task, seed, bank):
     return hashlib.sha256(raw).hexdigest()
 
 
-def _drawn(shapes, task, seed):
+def _draw(shapes, task, seed):
     drawn = {}
     for name, shape in shapes.items():
         key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch takes 63 bits

@@ -7,9 +7,9 @@ unbroken one, and several processes may share the work (--tasks) and an output. 
 that a task's data is read once.
 
 What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
-and whether segments are told (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
-unread words; what that version did with the model is known, so such a record is kept where the settings of now are the
-same, and is then written again with what it lacked.
+and whether segments are used (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
+unread words. What that version did with the model is known, so such a record is kept where the present settings are
+the same, and is then written again with what it lacked.
 
 Left out: a training (training.py), comparing models (evaluation/comparison).
 """
@@ -74,7 +74,7 @@ class Trial(NamedTuple):
     data: TaskData
 
     def facts(self, settings: FinetuneConfig) -> dict:
-        """Fields of its record that say what was trained: an older record must have the same.
+        """Fields of its record that say what was trained; a record that is kept must have the same.
 
         settings  as `settle` gives them
         """
@@ -95,7 +95,7 @@ class Trial(NamedTuple):
         }
 
     def gets_segments(self, segments: str) -> bool:
-        """Whether the model is told the segments of this task's pairs; of single sentences all is segment 0 anyway."""
+        """Whether the model sees the segments of this task's pairs; a single sentence is segment 0 anyway."""
         return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
 
     def key(self, seed: int) -> dict:
@@ -114,18 +114,18 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
               was nothing to do
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
     """
-    settings = settings.smoked()
+    settings = settings.apply_smoke()
     device = choose_device(settings.device)
-    candidates = _candidates(settings)
+    candidates = _find_candidates(settings)
     settings = settle(settings, candidates)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
         # all that can be wrong with data, older records and models is said before hours are spent
         plan = {}
         for name in settings.chosen_tasks():
-            data = _data(TASKS[name], data_dir, settings)
+            data = _load_data(TASKS[name], data_dir, settings)
             trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
-            plan[name] = [_seeds_to_do(trial, settings, tally) for trial in trials]
+            plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
         for candidate in waiting if len(waiting) > 1 else ():
             load(candidate.directory)
@@ -149,7 +149,7 @@ def _data_dir(settings):
     return temporary
 
 
-def _candidates(settings):
+def _find_candidates(settings):
     found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
@@ -162,8 +162,8 @@ def _candidates(settings):
 def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
     """The settings with what must be alike for all models: a number for max_length, never or always for segments.
 
-    Says in the log where inputs reach positions that a model's pre-training did not, and where no segments are told
-    although the model has them.
+    The log says where inputs reach positions that a model's pre-training did not, and where segments are not used
+    although a model has them.
     """
     trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
     length = settings.max_length or min(trained.values())
@@ -181,14 +181,14 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
         if segments == "never" and paired and any(takes_types(candidate.config) for candidate in candidates):
             untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
             logger.info(
-                "no model is told which sentence of a pair a token is of: no lineage says that the second segment was "
-                "trained of %s. To tell all that have segments:  --segments always",
+                "segments are used for no model, as no lineage says that the second segment of %s was trained. To use "
+                "them for all models that have them:  --segments always",
                 ", ".join(untrained),
             )
     return replace(settings, max_length=length, segments=segments)
 
 
-def _data(task, data_dir, settings):
+def _load_data(task, data_dir, settings):
     """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
     data = load_task(task, data_dir, settings.split)
     return data._replace(train=choose(task.name, data.train, settings.limit_train))
@@ -199,7 +199,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
     wanted  (candidate, its seeds) of every candidate
     """
-    data = _data(task, data_dir, settings)
+    data = _load_data(task, data_dir, settings)
     wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
     steps = training.steps_of(len(data.train), settings)
     total, done = steps * sum(len(seeds) for _, seeds in wanted), 0
@@ -219,8 +219,8 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
             progress(task.name, done, total, **facts)
 
 
-def _seeds_to_do(trial, settings, tally):
-    """Seeds without a record, or all where records are to be made anew; counts the others."""
+def _find_missing(trial, settings, tally):
+    """The seeds without a record, or all where records are to be made anew; the others are counted in `tally`."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
@@ -241,12 +241,12 @@ def _seeds_to_do(trial, settings, tally):
         is_old = "dropout" not in record["settings"]
         if is_old:
             record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
-        if differing := _differing(record, facts):
+        if differing := _describe_differences(record, facts):
             if settings.overwrite == "missing":
                 raise StudyError(
-                    f"{file} was made otherwise: {differing}. Nothing was changed. Give the settings that it was made"
-                    f" with, another --output, --overwrite always to replace it, or --overwrite never to leave it and"
-                    f" go on."
+                    f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
+                    " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
+                    " to leave it and go on."
                 )
             tally["differing"].append(str(file))
             continue
@@ -273,13 +273,13 @@ def _settings_of_1837c65(trial, record, settings, unread_before):
     return found
 
 
-def _differing(record, facts, prefix=""):
-    """What a record says otherwise, as text; empty where it agrees."""
+def _describe_differences(record, facts, prefix=""):
+    """In what a record differs from the facts of a training, as text; empty where it agrees."""
     said = []
     for name in facts | (record if prefix else {}):  # a record has more fields than these, but no other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
-            said.append(_differing(found, value, f"{full_name} "))
+            said.append(_describe_differences(found, value, f"{full_name} "))
         elif found != value:
             said.append(f"{full_name} (there {found}, now {value})")
     return ", ".join(filter(None, said))
@@ -354,7 +354,7 @@ class Prepared:
 
 
 def _report(candidate, settings):
-    """Figures of a model in the records that there are, of the seeds and tasks that were asked for."""
+    """What the records say of a model, over the seeds and tasks that were asked for."""
     figures: dict[str, list[float]] = {}
     failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
     cut = {}

@@ -304,7 +304,9 @@ def test_other_models_and_no_model_are_one_clear_line(model, config, tmp_path, c
     (empty / "tiny-gpt/config.json").write_text('{"model_type": "gpt2"}')
     given = ["--data-dir", config.data_dir]
     assert "no whole masked-LM head: its weights lack cls.predictions" in error_of([bare, *given], capsys)
-    assert "type gpt2, no masked language model" in error_of([empty / "tiny-gpt", *given], capsys)
+    assert "type gpt2, for which transformers has no masked language model" in error_of(
+        [empty / "tiny-gpt", *given], capsys
+    )
     assert "holds no model" in error_of([empty, *given], capsys)
     assert "no such model: someone/student" in error_of(["someone/student", *given], capsys)
     assert "no model to score" in error_of(given, capsys)
@@ -334,7 +336,7 @@ def test_a_few_paradigms_have_a_record_of_their_own(config):
     assert part["figures"] == [figure for figure in whole["figures"] if figure["metric"] in names]
     assert list(part["averages"]["phenomena"]) == ["ellipsis", "island effects"] and part["task"] != whole["task"]
     assert "ellipsis" in blimp(result, config) and "binding" not in blimp(result, config)
-    with pytest.raises(BlimpError, match="--paradigms islands is no paradigm or phenomenon of BLiMP"):
+    with pytest.raises(BlimpError, match="--paradigms islands is neither a paradigm nor a phenomenon of BLiMP"):
         evaluate(replace(config, paradigms=("islands",)))
     with pytest.raises(BlimpError, match=r"BLiMP\. Did you mean wh_island\? The phenomena: anaphor"):
         evaluate(replace(config, paradigms=("wh_islands",)))

@@ -233,7 +233,7 @@ def test_a_task_without_test_labels_is_refused_and_the_hub_not_asked(miniatures,
 
 def test_records_of_test_sets_lie_apart():
     settings = FinetuneConfig(models=("m",), split="test")
-    assert settings.smoked().output == settings.output / "test"
-    assert FinetuneConfig(models=("m",)).smoked().output == settings.output
+    assert settings.apply_smoke().output == settings.output / "test"
+    assert FinetuneConfig(models=("m",)).apply_smoke().output == settings.output
     with pytest.raises(ValueError, match="without test sets"):
-        FinetuneConfig(smoke=True, split="test").smoked()
+        FinetuneConfig(smoke=True, split="test").apply_smoke()
