@@ -70,7 +70,7 @@ class StockMaskedLm:
         rows = model.get_input_embeddings().num_embeddings
         ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
         where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
-        expected_WV = self._logits_by_whole_rows(ids_WL, where_W)
+        expected_WV = self._compute_whole(ids_WL, where_W)
         self.vocabulary = expected_WV.shape[1]
         self._make_fast()
         self.is_gathered = True
@@ -78,11 +78,7 @@ class StockMaskedLm:
 
     def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids; no row is padded."""
-        return (
-            self._logits_by_gathering(ids_WL, where_W)
-            if self.is_gathered
-            else self._logits_by_whole_rows(ids_WL, where_W)
-        )
+        return self._compute_gathered(ids_WL, where_W) if self.is_gathered else self._compute_whole(ids_WL, where_W)
 
     def twin(self) -> "StockMaskedLm":
         """Another one with the same weights, for another thread."""
@@ -106,7 +102,7 @@ class StockMaskedLm:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
         return output
 
-    def _logits_by_gathering(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
+    def _compute_gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         if self._last_layer.restricted:
@@ -117,7 +113,7 @@ class StockMaskedLm:
         finally:
             self._where = None
 
-    def _logits_by_whole_rows(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
+    def _compute_whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():
             logits_WLV = self._model(input_ids=ids_WL).logits
         return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
@@ -125,7 +121,7 @@ class StockMaskedLm:
     def _agrees(self, ids_WL, where_W, expected_WV) -> bool:
         with torch.inference_mode():
             try:
-                found_WV = self._logits_by_gathering(ids_WL, where_W)
+                found_WV = self._compute_gathered(ids_WL, where_W)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 return False
         within = _AGREEMENT * expected_WV.abs().max()

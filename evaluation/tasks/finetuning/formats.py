@@ -82,7 +82,8 @@ def json_pairs(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
         raise malformed(path, 1, expected, type(entries).__name__)
     examples = []
     for key, entry in entries.items():
-        if not isinstance(entry, dict) or not entry.keys() >= {"text_a", "text_b", "label"}:
+        fields = ("text_a", "text_b", "label")
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(field), str) for field in fields):
             raise DataError(f"{path}: entry {key}: expected {expected}, found {entry!r:.80}.")
         label = label_of(entry["label"], labels, path, f"of entry {key}")
         examples.append(Example(entry["text_a"], entry["text_b"], label))

@@ -103,6 +103,8 @@ MALFORMED = [
     (json_pairs, ("0",), '{"0": {"text_a": "x",', "line 1: expected a JSON object"),
     (json_pairs, ("0",), "[]", "line 1: expected an object"),
     (json_pairs, ("0",), '{"7": {"text_a": "x", "label": "0"}}', "entry 7: expected an object"),
+    (json_pairs, ("0",), '{"7": {"text_a": 7, "text_b": "y", "label": "0"}}', "entry 7: expected an object"),
+    (json_pairs, (), '{"7": {"text_a": "x", "text_b": "y", "label": null}}', "entry 7: expected an object"),
     (conll, ENTITIES, "A X X O\nB X X\n", "line 2: expected 4 columns"),
     (conll, ENTITIES, "A X X B-DATE\n", "line 1: expected a label"),
 ]

@@ -154,7 +154,7 @@ def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
     assert finetune(replace(settings, data_dir=data_dir))["finished_before"]  # a place is no content
     with open(data_dir / "MRPC" / "dev.tsv", "a") as file:
         file.write("1\t0\t0\tSo it is .\tIt is so .\n")
-    with pytest.raises(StudyError, match=r"otherwise: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):
+    with pytest.raises(StudyError, match=r"settings: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):
         finetune(replace(settings, data_dir=data_dir))
     (file,) = settings.output.glob("evaluations/*/finetune/*.json")
     record = json.loads(file.read_text())
