@@ -247,9 +247,11 @@ def test_a_run_and_its_checkpoints_are_scored(run, config, data):
 def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config):
     with pytest.raises(ModelError, match="no checkpoint of step 9; those kept are: 2, 4"):
         evaluate(replace(config, models=(str(run),), step="9"))
-    with pytest.raises(ModelError, match=r"step 3 is there to resume.*mlsm export-student .*mlm-run --checkpoint 3"):
+    with pytest.raises(
+        ModelError, match=r"step 3 can only be resumed from.*mlsm export-student .*mlm-run --checkpoint 3"
+    ):
         evaluate(replace(config, models=(str(run),), step="3"))
-    with pytest.raises(ModelError, match="--step 2 is of a run"):
+    with pytest.raises(ModelError, match="--step 2 chooses a checkpoint of a run"):
         evaluate(replace(config, step="2"))
     with pytest.raises(ModelError, match="--step is an optimiser step or `all`, found last"):
         evaluate(replace(config, models=(str(run),), step="last"))
