@@ -177,7 +177,11 @@ def check(record: Any, where: Path | str) -> dict:
             raise RecordError(f"{where}: field {name} is missing, expected {expected}. Evaluate again.")
         _require(holds(record[name]), where, name, expected, record[name])
     for place, figure in enumerate(record["figures"]):
-        _check_figure(figure, f"figures[{place}]", where)
+        field = f"figures[{place}]"
+        _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
+        for name, (holds, expected) in _FIGURE_FIELDS.items():
+            _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
+        _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
     if record["suite"] == "finetune":
         task = record["task"]
         _require(task in METRICS, where, "task", f"one of {', '.join(METRICS)}", task)
@@ -187,13 +191,6 @@ def check(record: Any, where: Path | str) -> dict:
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
-
-
-def _check_figure(figure, field, where):
-    _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
-    for name, (holds, expected) in _FIGURE_FIELDS.items():
-        _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
-    _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
 
 
 def _require(holds, where, field, expected, found):

@@ -43,13 +43,15 @@ def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
     models, notes = models_of(found)
     tuned = [model for model in models if model.trainings]
     tests, left_out = matrices(tuned)
+    scored, unlike = scored_alike(models)
     notes_on_blimp = [
-        f"The BLiMP scores of {label} cannot be compared with the others: {why}"
-        for label, why in scored_alike(models)[1].items()
+        f"The BLiMP scores of {label} cannot be compared with the others: {why}" for label, why in unlike.items()
     ]
+    figures = common_figures(tuned) if tuned else []
+    paradigms = common_paradigms(scored) if scored else []
     result = {
         "records": len(found),
-        "models": _describe_all(models),
+        "models": [_describe(model, figures, paradigms if model in scored else []) for model in models],
         "common_figures": len(common_figures(tuned)),
         "levels": {level.name: {"meaning": level.meaning, "full": level.full} for level in LEVELS},
         "significance": tests,
@@ -96,14 +98,6 @@ def _notes_on_fine_tuning(models):
         f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
         "version did not record them. Give finetune the same models again."
     ]
-
-
-def _describe_all(models):
-    tuned = [model for model in models if model.trainings]
-    scored, _ = scored_alike(models)
-    figures = common_figures(tuned) if tuned else []
-    paradigms = common_paradigms(scored) if scored else []
-    return [_describe(model, figures, paradigms if model in scored else []) for model in models]
 
 
 def _describe(model, figures, paradigms):

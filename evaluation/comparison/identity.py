@@ -173,7 +173,9 @@ def groups(facts: dict) -> Groups:
     if objective in _HAVE_WORDS:
         found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
     if objective != "mlm":  # which reads the words of a store, whatever its targets
-        found["teacher"] = _of_teacher(target)
+        names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
+        shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
+        found["teacher"] = _DEFAULTS["teacher"] | names | shared
         found |= _of_targets(objective, target, identity["tail"])
     if "probe" in identity:
         found["probe"] = {f"probe {name}": value for name, value in identity["probe"]["settings"].items()}
@@ -190,12 +192,6 @@ def _of_record(facts: dict) -> Groups:
     if facts["objective"] in _LSP_OBJECTIVES:
         found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
     return found
-
-
-def _of_teacher(target):
-    shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
-    names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
-    return _DEFAULTS["teacher"] | names | shared
 
 
 def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:

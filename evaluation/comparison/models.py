@@ -234,16 +234,15 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
     pairs: list[Training] = []
     left_out: dict[str, list[Training]] = {}
     for key in sorted(model.trainings.keys() & other.trainings.keys()):
-        why = _find_disagreements(model.trainings[key], other.trainings[key]) or _lack_heads(model, other, key)
+        mine, theirs = model.trainings[key], other.trainings[key]
+        why = _find_disagreements(mine, theirs)
+        if not why and not (mine["head"] and theirs["head"]):
+            why = "head not recorded"
         if why:
             left_out.setdefault(why, []).append(key)
         else:
             pairs.append(key)
     return pairs, left_out
-
-
-def _lack_heads(model, other, key):
-    return "" if model.trainings[key]["head"] and other.trainings[key]["head"] else "head not recorded"
 
 
 def _find_disagreements(record, other):

@@ -59,7 +59,10 @@ class Encoded:
             labels_N = np.array(labels)
             self.labels = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
         else:
-            self.labels = self._spread_labels(words_N, labels)
+            self.labels = np.full(len(ids_T), IGNORED)
+            for start, first_tokens, of_words in zip(self.starts, words_N, labels, strict=False):
+                has_token = first_tokens >= 0
+                self.labels[start + first_tokens[has_token]] = np.asarray(of_words)[has_token]
 
     def __len__(self):
         return len(self.starts) - 1
@@ -75,13 +78,6 @@ class Encoded:
     def lengths_N(self) -> np.ndarray:
         """Tokens of every example."""
         return np.diff(self.starts)
-
-    def _spread_labels(self, words_N: list[np.ndarray], labels_N: Sequence) -> np.ndarray:
-        labels_T = np.full(len(self.ids_T), IGNORED)
-        for start, words, labels in zip(self.starts, words_N, labels_N, strict=False):
-            has_token = words >= 0
-            labels_T[start + words[has_token]] = np.asarray(labels)[has_token]
-        return labels_T
 
     def batch(self, rows: np.ndarray, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
         """Some examples as a model's inputs, padded to about the longest, and their labels.
@@ -184,12 +180,11 @@ def _text(example, mark_target):
         return " ".join(example.first)
     sentences = (example.first,) if example.second is None else example[:2]
     if mark_target and example.targets is not None:
-        sentences = [_quote(text, *span) for text, span in zip(sentences, example.targets, strict=True)]
+        sentences = [
+            f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
+            for text, (begin, end) in zip(sentences, example.targets, strict=True)
+        ]
     return sentences[0] if example.second is None else tuple(sentences)
-
-
-def _quote(text, begin, end):
-    return f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
 
 
 def _first_tokens(encoding, words):
