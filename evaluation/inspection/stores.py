@@ -11,6 +11,9 @@ Shapes: T tokens, K atoms.
 """
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from common.disk import read_file
 from common.errors import RequestError, ShardError
 from shards import codec
 from shards.checked_json import DICTIONARY, parse_json, require
+from shards.config import ShowConfig
 from shards.copies import foreign_errors
 from shards.reader import Store
 from shards.schema import ShardMeta
@@ -27,13 +31,22 @@ TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
 
 
-def show_shards(settings, progress=None):
+def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
     """What a ShowConfig asks for: one of the views below. Raises RequestError where the store does not hold it."""
     asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
     return show(settings.store, **asked_for)
 
 
-def show(path, *, document=None, window=None, split="train", top=5, tokens=512, against=None):
+def show(
+    path: str | Path | None,
+    *,
+    document: int | None = None,
+    window: int | None = None,
+    split: str = "train",
+    top: int = 5,
+    tokens: int = 512,
+    against: str | Path | None = None,
+) -> dict:
     """What `mlsm show-shards` was asked for: one of the views below."""
     store = Store.open(path)
     if against is not None:
@@ -48,7 +61,7 @@ def show(path, *, document=None, window=None, split="train", top=5, tokens=512, 
 # -- the whole store --------------------------------------------------------------------------------------
 
 
-def statistics(store):
+def statistics(store: Store) -> dict:
     """Counts, sizes, settings and, where there are distributions, how they are spread."""
     records = store.records()
     figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
@@ -71,7 +84,7 @@ def _splits(store):
 
 def _environments(records):
     """What made the units: distinct devices and library versions, with how many units each made."""
-    counted = {}
+    counted: dict[str, dict] = {}
     for record in records:
         own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
         facts = {name: value for name, value in record.environment.items() if name not in own}
@@ -115,13 +128,13 @@ def _dictionary(directory):
     try:
         kept = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
         require(kept, DICTIONARY, "dictionary.json")
-        best = min(kept["history"], key=lambda entry: entry["objective"], default={})
+        best: dict = min(kept["history"], key=lambda entry: entry["objective"], default={})
         return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
     except (OSError, ShardError) as error:
         return {"problem": f"dictionary.json cannot be read ({error})"}
 
 
-def difference(store, other):
+def difference(store: Store, other: Store) -> dict:
     """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
     ours, theirs = _flat(store.settings), _flat(other.settings)
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
@@ -135,7 +148,7 @@ def difference(store, other):
 
 
 def _flat(settings, prefix=""):
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
@@ -144,7 +157,7 @@ def _flat(settings, prefix=""):
 # -- one window, one document -----------------------------------------------------------------------------
 
 
-def window_tokens(store, split, number, top):
+def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
     """A window's tokens with their largest LSPs, or their teacher's most probable words."""
     reader = store.split(split)
     if not 0 <= number < len(reader):
@@ -158,7 +171,7 @@ def window_tokens(store, split, number, top):
     return _view(store, heading, batch.ids[0, :length], rows, top)
 
 
-def document_tokens(store, split, number, top, limit=512):
+def document_tokens(store: Store, split: str, number: int, top: int, limit: int = 512) -> dict:
     """A document's tokens with the same, windows joined; special tokens are left out.
 
     limit  most tokens to show
@@ -242,7 +255,7 @@ def _view(store, heading, ids, rows, top):
     return {"store": str(store.path), "heading": heading, "tokens": tokens}
 
 
-def token_texts(store, ids):
+def token_texts(store: Store, ids: np.ndarray) -> list[str]:
     """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
     files = store.read_tokenizer()
     if "tokenizer.json" in files:

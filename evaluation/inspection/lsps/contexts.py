@@ -10,19 +10,25 @@ Contexts end at the window and the document: further the teacher did not see.
 Shapes: N sampled tokens.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from evaluation.inspection.lsps.sample import Sample
+from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.solvers.parallel import kernel
 
 REACH = 12  # tokens shown to either side
 
 
-def lsp_contexts(sample, vocabulary, tokens, lsp, reach=REACH):
+def lsp_contexts(
+    sample: Sample, vocabulary: Vocabulary, tokens: Iterable[int], lsp: int, reach: int = REACH
+) -> list[dict]:
     """Contexts of some tokens in which the LSP's weights are marked."""
     return [_marked(sample, vocabulary, int(token), lsp, reach) for token in tokens]
 
 
-def context(sample, vocabulary, token, weight=0.0, reach=REACH):
+def context(sample: Sample, vocabulary: Vocabulary, token: int, weight: float = 0.0, reach: int = REACH) -> dict:
     """The context of a token in which only itself is marked."""
     first, last = sample.bounds(token, reach)
     return _joined(sample, vocabulary, token, first, np.zeros(last - first), weight)
@@ -45,7 +51,8 @@ def _weights_of(indptr, lsps_E, weights_E, first, lsp, found):
 
 def _joined(sample, vocabulary, token, first, weights, weight):
     texts = vocabulary.pieces(sample.ids_N[first : first + len(weights)])
-    pieces, at = [], None
+    pieces: list[list] = []
+    at = None
     for place, (text, own) in enumerate(zip(texts, weights.tolist(), strict=True), start=first):
         if own == 0 and place != token:
             _add_plain(pieces, text, at)

@@ -12,20 +12,24 @@ which an inner product of the rows themselves would call orthogonal. Left out: w
 Shapes: N sampled tokens, R indexed rows, d hidden width, K atoms.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+
+from evaluation.inspection.lsps.sample import Sample
 
 INDEX_BYTES = 500_000_000  # of the indexed rows, two bytes a number: 650,000 tokens at d = 384
 ROWS_AT_ONCE = 16_384
 CANDIDATES = 8  # times as many as asked for are ranked again in float32
 
 
-def unit(rows):
+def unit(rows: np.ndarray) -> np.ndarray:
     """Rows of unit length, float32; a row of zeros stays."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.ascontiguousarray(rows / np.maximum(norms, 1e-12), np.float32)
 
 
-def nearest_atoms(atoms_Kd, top):
+def nearest_atoms(atoms_Kd: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """Of every atom the nearest others by cosine: int64 (K, top) and float32 (K, top), nearest first."""
     import faiss
 
@@ -38,7 +42,7 @@ def nearest_atoms(atoms_Kd, top):
     return found[others].reshape(-1, top), cosines[others].reshape(-1, top)
 
 
-def project(indptr, lsps_E, weights_E, atoms_Kd):
+def project(indptr: np.ndarray, lsps_E: np.ndarray, weights_E: np.ndarray, atoms_Kd: np.ndarray) -> np.ndarray:
     """CSR rows times the dictionary, unit length."""
     from scipy.sparse import csr_array
 
@@ -55,7 +59,7 @@ class TokenIndex:
     tokens  numbers of the indexed tokens, those with a code, evenly over the sample
     """
 
-    def __init__(self, sample, atoms_Kd, progress):
+    def __init__(self, sample: Sample, atoms_Kd: np.ndarray, progress: Callable[..., None]):
         import faiss
 
         self._sample, self._atoms_Kd = sample, atoms_Kd
@@ -67,11 +71,11 @@ class TokenIndex:
             self._index.add(self.rows(self.tokens[start : start + ROWS_AT_ONCE]))
             progress("index", min(start + ROWS_AT_ONCE, len(self.tokens)), len(self.tokens))
 
-    def rows(self, tokens):
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
         """Projected rows of sampled tokens, float32 (R, d)."""
         return project(*self._sample.rows(tokens), self._atoms_Kd)
 
-    def search(self, lsps, weights, top):
+    def search(self, lsps: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
         """Sampled tokens whose rows point most nearly where this one does.
 
         Returns  token numbers and cosines, nearest first

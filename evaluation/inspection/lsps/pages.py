@@ -25,6 +25,7 @@ from common.errors import InspectionError
 from common.text import printable
 from evaluation.inspection.lsps import words
 from evaluation.inspection.lsps.labels import short
+from evaluation.inspection.lsps.view import StoreView
 
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}
@@ -35,7 +36,7 @@ FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "dat
 _PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))  # no view.json makes ours of others
 
 
-def check_replaceable(directory, k=0):
+def check_replaceable(directory: Path, k: int = 0) -> None:
     """Raise InspectionError if a view of k LSPs at the path would replace anything that show-lsp has not written.
 
     That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
@@ -75,17 +76,15 @@ def _foreign(directory):
         if stat.S_ISDIR(mode):
             ours = name in ("data", "lsp")
         else:
-            ours = stat.S_ISREG(mode) and _PAGE.fullmatch(name) and _is_written(path, written.get(name, ""))
+            is_page = stat.S_ISREG(mode) and _PAGE.fullmatch(name) is not None
+            digest = written.get(name, "")
+            ours = is_page and (name == "view.json" or digest is None or (digest != "" and digest == file_sha256(path)))
         if not ours:
             found.add(name)
     return found
 
 
-def _is_written(path, digest):
-    return path.name == "view.json" or digest is None or (digest and file_sha256(path) == digest)
-
-
-def write(view, directory):
+def write(view: StoreView, directory: Path) -> dict:
     """Write the pages of a StoreView; they appear together. Returns what was written."""
     check_replaceable(directory, view.sample.k)
     facts, written = view.facts(), {}

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.gains import cross_fitted_gain, mass_by_group
+from evaluation.inspection.lsps.sample import Sample
 
 BINS = 16
 ROTATIONS = 8
@@ -49,7 +50,7 @@ class PositionProfiles(NamedTuple):
     starts_B: np.ndarray
 
 
-def position_profiles(sample):
+def position_profiles(sample: Sample) -> PositionProfiles:
     """PositionProfiles of the LSPs of a sample."""
     bin_N, starts_B = _bins(sample.position_N)
     token_E = np.repeat(np.arange(len(sample)), np.diff(sample.indptr))
@@ -95,7 +96,7 @@ def _information(sample, bin_N, token_E, bins):
     return profile_KB, (share_KB * np.log(np.maximum(profile_KB, 1e-30))).sum(1)
 
 
-def word_information(sample, profiles, vocabulary):
+def word_information(sample: Sample, profiles: PositionProfiles, vocabulary: int) -> np.ndarray:
     """Nats a token that the word type says of each LSP and its positions do not: float64 (K), at least 0.
 
     vocabulary  number of ids
@@ -111,7 +112,7 @@ def word_information(sample, profiles, vocabulary):
     return np.maximum(gain_K - (halves[0] + halves[1]).mean_K * profiles.nats_K, 0)
 
 
-def sparkline(profile_B):
+def sparkline(profile_B: np.ndarray) -> str:
     """A profile as a word of block characters, the highest bar full."""
     bars = "▁▂▃▄▅▆▇█"
     highest = max(float(np.max(profile_B)), 1e-30)

@@ -7,12 +7,14 @@ Every result says in "view" which one it is; terminal/lsps.py prints it. Left ou
 Shapes: K LSPs, d hidden width.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import InspectionError
 from evaluation.inspection.lsps import pages, texts
+from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
 from evaluation.inspection.lsps.neighbours import nearest_atoms, unit
 from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
@@ -26,7 +28,7 @@ NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
 
 
-def show(settings, progress):
+def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
     """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
 
     Raises  InspectionError when it is not there; StoreError, DictionaryError, TeacherError, RunError

@@ -11,28 +11,33 @@ Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from common.errors import InspectionError
+from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
+from shards.reader import Store
+
+if TYPE_CHECKING:
+    from student.lsp_model import LspModel
 
 
 class TextRows(NamedTuple):
     """Tokens of a text with the teacher's distributions, in CSR form; a mask token has an empty row."""
 
     ids_T: np.ndarray
-    texts: list
+    texts: list[str]
     rows: SparseRows
 
-    def row(self, token):
+    def row(self, token: int) -> tuple[np.ndarray, np.ndarray]:
         """LSPs and weights of a token."""
         entries = slice(self.rows.indptr[token], self.rows.indptr[token + 1])
         return self.rows.indices[entries], self.rows.weights[entries]
 
 
-def teacher_lsps(store, dictionary, text, teacher=None):
+def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str | None = None) -> TextRows:
     """The LSPs of every token of a text, as a store of these settings would hold them.
 
     teacher  where it lies now; by default where the store says
@@ -51,8 +56,8 @@ def teacher_lsps(store, dictionary, text, teacher=None):
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
     with torch.inference_mode():
-        teacher = _teacher(store, teacher)
-        (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
+        encoder = _teacher(store, teacher)
+        (hidden,) = centred_rows(encoder, batch, [(settings["layer"], center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
     how = {"tol": settings.get("tolerance")}
     if solver := settings.get("solver"):
@@ -93,13 +98,13 @@ def _over_all(rows, coded_T):
     return SparseRows(np.concatenate(([0], np.cumsum(nnz_T))), rows.indices, weights, tail_T)
 
 
-def load_student(source, fingerprint=None):
+def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
     """The LSP outputs of a student; those of another dictionary, if one is given, are refused."""
     from student.lsp_model import LspModel
 
     model = LspModel.from_pretrained(source)
     found = model.facts.get("dictionary")
-    if None not in (fingerprint, found) and fingerprint != found:
+    if fingerprint is not None and found is not None and fingerprint != found:
         raise InspectionError(
             f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
             f"numbers mean different things. Give the store that the student was trained from."
@@ -107,7 +112,7 @@ def load_student(source, fingerprint=None):
     return model
 
 
-def compare(model, text, teacher=None, top=5):
+def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
     """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
 
     model, teacher  LspModel and TextRows, one of them possibly None
@@ -115,16 +120,17 @@ def compare(model, text, teacher=None, top=5):
                     one of the two says nothing)
     """
     predicted = model.lsp([text])[0] if model else None
-    if model and teacher and predicted.tokens != teacher.texts:
+    if predicted and teacher and predicted.tokens != teacher.texts:
         raise InspectionError(
             "the student's tokenizer cuts the text in other tokens than the store's. Give the store "
             "that the student was trained from."
         )
-    tokens = [{"text": token} for token in (teacher.texts if teacher else predicted.tokens)]
+    names = teacher.texts if teacher else predicted.tokens if predicted else []
+    tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
             token["teacher"] = _largest(*teacher.row(t), top)
-        if model:
+        if predicted:
             q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
             token["student"] = _largest(np.arange(len(q_K)), q_K, top)
             token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None

@@ -10,7 +10,9 @@ terminal (terminal/lsps.py), the pages (pages.py), the teacher and the student (
 Shapes: K LSPs, d hidden width.
 """
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -20,12 +22,12 @@ from evaluation.inspection.lsps import statistics, words
 from evaluation.inspection.lsps.contexts import context, lsp_contexts
 from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
 from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.inspection.lsps.positions import position_profiles, word_information
-from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
+from evaluation.inspection.lsps.sample import Entries, by_lsp, draw
 from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
-from shards.reader import is_url
+from shards.reader import Store, is_url
 
 NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 TYPICAL_WORDS = 8
@@ -41,7 +43,9 @@ class StoreView:
     diagnostic  directory whose labels must be there; None: labels are looked for beside the store
     """
 
-    def __init__(self, store, tokens, diagnostic=None, progress=silent):
+    def __init__(
+        self, store: Store, tokens: int, diagnostic: Path | None = None, progress: Callable[..., None] = silent
+    ):
         self.store, self.progress = store, progress
         self.sample = draw(store, tokens, progress)
         self.fingerprint = store.settings.get("dictionary")
@@ -49,23 +53,23 @@ class StoreView:
         self.typical = lru_cache(maxsize=None)(self._typical)
 
     @cached_property
-    def entries(self):
+    def entries(self) -> Entries:
         """The sample by LSP."""
         return by_lsp(self.sample)
 
     @cached_property
-    def vocabulary(self):
+    def vocabulary(self) -> Vocabulary:
         """The texts of its tokens."""
         self.store.read_tokenizer()  # raises StoreError where it is another one
         return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
 
     @cached_property
-    def words(self):
+    def words(self) -> words.Words:
         """Its words."""
         return words.find_words(self.sample, self.vocabulary)
 
     @cached_property
-    def dictionary(self):
+    def dictionary(self) -> Dictionary | None:
         """The atoms; None in a store without them."""
         directory = self.store.files.dictionary
         if self.fingerprint is None and not directory.is_dir():
@@ -75,41 +79,41 @@ class StoreView:
         return dictionary
 
     @cached_property
-    def labels(self):
+    def labels(self) -> list[dict] | None:
         """Labels by LSP; None where no diagnostic has run."""
         if self._diagnostic is not None:
             return asked_labels(self.fingerprint, self._diagnostic)
         return None if is_url(self.store.path) else find_labels(self.fingerprint, self.store.path.parent.parent)
 
     @cached_property
-    def _together(self):
+    def _together(self) -> tuple[np.ndarray, int]:
         return statistics.count_together(self.sample)
 
     @property
-    def counted_together(self):
+    def counted_together(self) -> int:
         """Coded tokens in which pairs of LSPs were counted."""
         return self._together[1]
 
     @cached_property
     def _nearest(self):
-        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS)
+        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS) if self.dictionary else None
 
     @cached_property
-    def densities(self):
+    def densities(self) -> np.ndarray:
         """Share of the coded tokens that have each LSP, float64 (K)."""
         return self.entries.counts / max(1, self.sample.coded)
 
     @cached_property
-    def profiles(self):
+    def profiles(self) -> PositionProfiles:
         """The LSPs over the positions of the window."""
         return position_profiles(self.sample)
 
     @cached_property
-    def information(self):
+    def information(self) -> np.ndarray:
         """Nats a token that the word says of each LSP and its positions do not, float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
-    def facts(self):
+    def facts(self) -> dict:
         """What the store is and what of it was read."""
         settings = self.store.settings
         names = ("teacher_name", "layer", "lam", "top_n")
@@ -124,7 +128,7 @@ class StoreView:
             "labelled": self.labels is not None,
         }
 
-    def row(self, lsp):
+    def row(self, lsp: int) -> dict:
         """An LSP in one line of a table."""
         return {
             "lsp": lsp,
@@ -138,11 +142,11 @@ class StoreView:
             "profile": [round(float(value), 3) for value in self.profiles.profile_KB[lsp]],
         }
 
-    def label(self, lsp):
+    def label(self, lsp: int) -> dict | None:
         """Its label; None without one."""
         return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
 
-    def name(self, lsp):
+    def name(self, lsp: int) -> str:
         """Its most typical words, which may be commas themselves."""
         return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
@@ -152,7 +156,7 @@ class StoreView:
 
     # -- views -------------------------------------------------------------------------------------------
 
-    def overview(self, rows):
+    def overview(self, rows: int) -> dict:
         """Facts, deciles of the density, how many LSPs are positional, and the most informative ones, in order."""
         alive = np.flatnonzero(self.entries.counts)
         shown = alive[np.argsort(-self.information[alive], kind="stable")][:rows]
@@ -166,7 +170,7 @@ class StoreView:
             "rows": [self.row(int(lsp)) for lsp in shown],
         }
 
-    def lsp(self, lsp):
+    def lsp(self, lsp: int) -> dict:
         """Everything of one LSP."""
         if not 0 <= lsp < self.sample.k:
             raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
@@ -192,14 +196,14 @@ class StoreView:
         return lsp_contexts(self.sample, self.vocabulary, tokens, lsp)
 
     def _near(self, lsp):
-        if self.dictionary is None:
+        if self._nearest is None:
             return []
         return [
             {"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
             for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)
         ]
 
-    def word(self, word):
+    def word(self, word: str) -> dict:
         """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
         numbers = self.words.spelled(word)
         if not numbers:
@@ -251,7 +255,7 @@ class StoreView:
 
     # -- tokens by their profile --------------------------------------------------------------------------
 
-    def similar_to_stored(self, place):
+    def similar_to_stored(self, place: str) -> dict:
         """Tokens like the stored one at WINDOW:TOKEN."""
         window, position = _place(place)
         reader = self.store.split("train")
@@ -264,7 +268,9 @@ class StoreView:
         text = self.vocabulary.texts[batch.ids[0, position]]
         return self.similar(text, rows.indices, rows.weights, leave_out=(window, position))
 
-    def similar(self, text, lsps, weights, leave_out=None):
+    def similar(
+        self, text: str, lsps: np.ndarray, weights: np.ndarray, leave_out: tuple[int, int] | None = None
+    ) -> dict:
         """Sampled tokens whose LSPs are most like these, one of a document, or more where there are few documents."""
         if not len(lsps):
             raise InspectionError(f"the token {text!r} has no LSPs: it is special, or its code is empty. Take another.")

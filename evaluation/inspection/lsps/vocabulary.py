@@ -29,14 +29,14 @@ class Vocabulary:
     is_symbol_V  bool: no letter, no digit
     """
 
-    def __init__(self, tokenizer_dir, vocab_size):
+    def __init__(self, tokenizer_dir: Path, vocab_size: int):
         self.texts = _texts(Path(tokenizer_dir), vocab_size)
         self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
         self._continues_V = _continues(tokenizer_dir, vocab_size)
         self._tight_V = self._continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
-    def begins_word(self, ids_T):
+    def begins_word(self, ids_T: np.ndarray) -> np.ndarray:
         """Which tokens of a running text begin a word, bool (T); the first does."""
         alone_T = self.is_symbol_V[ids_T]
         begins_T = ~self._continues_V[ids_T] | alone_T
@@ -44,14 +44,14 @@ class Vocabulary:
         begins_T[:1] = True
         return begins_T
 
-    def pieces(self, ids_T):
+    def pieces(self, ids_T: np.ndarray) -> list[str]:
         """The tokens as strings that joined are the text; those after the first with the space before them."""
         spaced_T = ~self._tight_V[ids_T]
         spaced_T[1:] &= ~self._opening_V[ids_T[:-1]]
         spaced_T[:1] = False
         return [" " * bool(spaced) + self.texts[id] for id, spaced in zip(ids_T.tolist(), spaced_T, strict=True)]
 
-    def joined(self, ids_T):
+    def joined(self, ids_T: np.ndarray) -> str:
         """The text of some tokens in a row."""
         return "".join(self.pieces(ids_T))
 

@@ -8,9 +8,11 @@ Needs configurations alone. Left out: the counting (encoders.py, solver.py, pret
 """
 
 import math
+from collections.abc import Callable
 
 from common.progress import silent
 from evaluation.plots import drawn
+from evaluation.studies.flops.config import CountFlopsConfig
 from evaluation.studies.flops.encoders import measured_head, measured_student
 from evaluation.studies.flops.pretraining import (
     FISTA,
@@ -26,7 +28,7 @@ from evaluation.studies.flops.solver import correlation_flops, fista_flops, solv
 from pipeline.config import plain
 
 
-def count_flops(settings, progress=silent) -> dict:
+def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = silent) -> dict:
     """Count the operations of a CountFlopsConfig, per batch and per run.
 
     Returns  setting; table3 (paradigm -> row -> operations), table3_as_printed, percent_of_mlm (paradigm -> per cent,

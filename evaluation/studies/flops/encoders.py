@@ -9,9 +9,13 @@ Shapes: L positions, d hidden width, e width of embeddings.
 
 import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import FlopsError, describe
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 CASED_VOCABULARY = 28_996  # of bert-base-cased, the paper's teacher
@@ -38,7 +42,7 @@ class Encoder:
     hf_config  its configuration
     """
 
-    def __init__(self, name: str, hf_config):
+    def __init__(self, name: str, hf_config: "PretrainedConfig"):
         self.name, self.config = name, hf_config
         self.layers, self.width = hf_config.num_hidden_layers, hf_config.hidden_size
         self.embedding_width = getattr(hf_config, "embedding_size", self.width)
@@ -108,7 +112,7 @@ class Encoder:
         return self.layers * directions * one
 
 
-def measured_encoder(hf_config, windows: int, length: int) -> int:
+def measured_encoder(hf_config: "PretrainedConfig", windows: int, length: int) -> int:
     """Operations of an encoder of this configuration, without pooler, on windows full of text."""
     import torch
     from transformers import AutoModel

@@ -14,6 +14,7 @@ and the sparse solver of the official code, 100 FISTA steps at masked positions.
 from typing import NamedTuple
 
 from common.errors import FlopsError
+from evaluation.studies.flops.config import CountFlopsConfig
 from evaluation.studies.flops.encoders import Encoder
 from evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
@@ -34,7 +35,7 @@ class Setting(NamedTuple):
     mask_rate: float
 
     @classmethod
-    def of(cls, config) -> "Setting":
+    def of(cls, config: CountFlopsConfig) -> "Setting":
         """The setting of a CountFlopsConfig. Raises FlopsError on names and layers that there are not."""
         student, teacher = Encoder.find(config.student), Encoder.find(config.teacher)
         teacher.cut(config.layer)

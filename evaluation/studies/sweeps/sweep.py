@@ -12,6 +12,7 @@ diagnostic (choose-layer).
 import json
 import logging
 import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -60,7 +61,7 @@ COLUMNS = (
 )
 
 
-def sweep(settings: SweepConfig, progress=silent) -> dict:
+def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict:
     """Encode, train a student on every store, compare them.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
@@ -180,7 +181,7 @@ def _write(result, directory):
     drawn(_draw, result["over"], result["rows"], result["caption"], directory / "sweep", *table)
 
 
-def caption_of(settings, rows):
+def caption_of(settings: SweepConfig, rows: list[dict]) -> str:
     """Whether students differ in what is varied alone, as they do unless top-n cuts their targets differently."""
     kept = [row["mass_kept"] for row in rows]
     if max(kept) - min(kept) < SAME_MASS:

@@ -8,11 +8,14 @@ Shapes: S synsets, K LSPs, s synsets of one LSP, F lexicographer files.
 """
 
 import numpy as np
+from scipy import sparse
+
+from evaluation.studies.word_senses.wordnet import WordNet
 
 SYNSETS, LEXNAMES, LEMMAS = 5, 3, 5  # most of each that an LSP is given
 
 
-def name_lsps(phi, npmi, synsets, wordnet):
+def name_lsps(phi: sparse.csr_array, npmi: sparse.csr_array, synsets: list[str], wordnet: WordNet) -> list[dict]:
     """Labels of all LSPs.
 
     phi, npmi  CSR (S, K) with the same cells;  synsets  names of the S rows
