@@ -26,27 +26,12 @@ from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.studies.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.studies.word_senses.conclusions import read_result
-from pipeline.config import EncodeConfig
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
 from student.resolve import resolve
 
 logger = logging.getLogger(__name__)
-ENCODING = ("layer", "k", "teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "lam", "top_n",
-            "dictionary_tokens", "seed", "device", "output")  # fmt: skip
-TRAINING = (
-    "encoder",
-    "dropout",
-    "max_steps",
-    "batch_windows",
-    "micro_batch",
-    "lr",
-    "warmup",
-    "save_every",
-    "seed",
-    "device",
-)
 COLUMNS = (
     "layer",
     "k",
@@ -79,7 +64,7 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
         )
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
-    _check(settings)
+    Encoder.find(settings.encoder)  # raises ValueError now, not hours later
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
@@ -97,27 +82,11 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
     return result
 
 
-def _check(settings):
-    """Raise ValueError now, not hours later, when the students cannot be trained."""
-    _encoding(settings)
-    _training(settings, store=None)
-    Encoder.find(settings.encoder)
-
-
-def _encoding(settings):
-    return EncodeConfig(**{name: getattr(settings, name) for name in ENCODING})
-
-
-def _training(settings, store):
-    values = {name: getattr(settings, name) for name in TRAINING}
-    return StudentConfig(store=store, objective="mlsm", eval_every=0, **values)
-
-
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
     from student.trainer import train
 
-    reports = encode_lsp(_encoding(settings), progress)
+    reports = encode_lsp(settings.encoding(), progress)
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
         trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
@@ -128,7 +97,7 @@ def _rows(settings, parts, f1_of, progress):
 def _student(settings, layer, k, report):
     """The settings of one student, its run named by what it is trained on, and how."""
     store = Store.open(report["store"], report["plan"])
-    config = resolve(_training(settings, report["store"]), store, {}).config
+    config = resolve(settings.training(report["store"]), store, {}).config
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
