@@ -185,12 +185,11 @@ def document_tokens(store: Store, split: str, number: int, top: int, limit: int 
     record, nth = records[at], int(number - (ends[at - 1] if at else 0))
     row_of_source, ids, rows = _tokens_of_document(store, record, nth)
     unit = next(unit for unit in store.plan.units if unit.id == record.unit)
-    shown = slice(0, limit)
     heading = (
         f"document {number} of {int(ends[-1]):,} in {split}: record {unit.start + row_of_source} of {unit.source}, "
         f"{len(ids)} tokens" + (f", the first {limit}" if len(ids) > limit else "")
     )
-    return _view(store, heading, ids[shown], rows and _first_rows(rows, limit), top)
+    return _view(store, heading, ids[:limit], rows, top)
 
 
 def _tokens_of_document(store, record, nth):
@@ -231,14 +230,10 @@ def _joined(parts):
     return codec.SparseRows(np.concatenate(([0], np.cumsum(nnz))), *columns)
 
 
-def _first_rows(rows, count):
-    indptr = rows.indptr[: count + 1]
-    return codec.SparseRows(indptr, rows.indices[: indptr[-1]], rows.weights[: indptr[-1]], rows.tail[:count])
-
-
 def _view(store, heading, ids, rows, top):
+    """Tokens with their rows, which begin with theirs; None without rows."""
     texts, name = token_texts(store, ids), {"logits": "words"}.get(store.kind, "lsps")
-    labels_E = [] if rows is None else _labels(store, rows.indices)
+    labels_E = [] if rows is None else _labels(store, rows.indices[: rows.indptr[len(ids)]])
     tokens = []
     for t, (token_id, text) in enumerate(zip(ids.tolist(), texts, strict=True)):
         token = {"id": token_id, "text": text}

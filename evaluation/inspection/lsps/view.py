@@ -11,7 +11,7 @@ Shapes: K LSPs, d hidden width.
 """
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ class StoreView:
         self.sample = draw(store, tokens, progress)
         self.fingerprint = store.settings.get("dictionary")
         self._diagnostic = diagnostic
-        self.typical = lru_cache(maxsize=None)(self._typical)
+        self._typical: dict[int, list[list]] = {}
 
     @cached_property
     def entries(self) -> Entries:
@@ -150,9 +150,12 @@ class StoreView:
         """Its most typical words, which may be commas themselves."""
         return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
-    def _typical(self, lsp):
-        found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
-        return [[self.words.texts[number], share] for number, share in found]
+    def typical(self, lsp: int) -> list[list]:
+        """Its typical words, each with its share of the LSP's mass."""
+        if lsp not in self._typical:
+            found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
+            self._typical[lsp] = [[self.words.texts[number], share] for number, share in found]
+        return self._typical[lsp]
 
     # -- views -------------------------------------------------------------------------------------------
 

@@ -32,7 +32,10 @@ class Vocabulary:
     def __init__(self, tokenizer_dir: Path, vocab_size: int):
         self.texts = _texts(Path(tokenizer_dir), vocab_size)
         self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
-        self._continues_V = _continues(tokenizer_dir, vocab_size)
+        try:
+            self._continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
+        except RunError:  # nobody knows where its words begin: every token is one
+            self._continues_V = np.zeros(vocab_size, bool)
         self._tight_V = self._continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
@@ -79,10 +82,3 @@ def _plain(text, name):
         if len(text) > len(prefix):
             text = text.removeprefix(prefix)
     return text
-
-
-def _continues(directory, vocab_size):
-    try:
-        return continuation_flags(Path(directory), vocab_size)
-    except RunError:  # nobody knows where its words begin: every token is one
-        return np.zeros(vocab_size, bool)

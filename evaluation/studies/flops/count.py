@@ -49,6 +49,9 @@ def _counted(setting, settings):
     run = settings.steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut = f"mlsm-{setting.layer}"
+    offline = {str(reuse): offline_flops(setting, reuse) for reuse in settings.reuse}
+    for parts in offline.values():
+        parts["percent_of_mlm"] = 100 * parts["total"] / full["mlm"]["total"]
     return {
         "setting": plain(settings)
         | {
@@ -67,7 +70,7 @@ def _counted(setting, settings):
         "with_our_solver": _with_our_solver(setting, full),
         "solver": _solver(setting),
         "encoding": encoding_flops(setting),
-        "offline": {str(reuse): _offline(setting, reuse, full) for reuse in settings.reuse},
+        "offline": offline,
         "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
         "run": {name: run * rows["total"] for name, rows in full.items()},
     }
@@ -108,11 +111,6 @@ def _with_our_solver(setting, full):
     rows = full[f"mlsm-{setting.layer}"]
     total = rows["total"] - rows[FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
     return {"total": total, "percent_of_mlm": 100 * total / full["mlm"]["total"]}
-
-
-def _offline(setting, reuse, full):
-    parts = offline_flops(setting, reuse)
-    return parts | {"percent_of_mlm": 100 * parts["total"] / full["mlm"]["total"]}
 
 
 def _measured(setting, progress):
