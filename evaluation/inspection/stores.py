@@ -32,7 +32,7 @@ _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "
 
 
 def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
-    """What a ShowConfig asks for: one of the views below. Raises RequestError where the store does not hold it."""
+    """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
     asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
     return show(settings.store, **asked_for)
 
@@ -47,7 +47,7 @@ def show(
     tokens: int = 512,
     against: str | Path | None = None,
 ) -> dict:
-    """What `mlsm show-shards` was asked for: one of the views below."""
+    """The view that `mlsm show-shards` was asked for: a difference, a window, a document, or the statistics."""
     store = Store.open(path)
     if against is not None:
         return difference(store, Store.open(against))
@@ -136,7 +136,7 @@ def _dictionary(directory):
 
 def difference(store: Store, other: Store) -> dict:
     """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
-    ours, theirs = _flat(store.settings), _flat(other.settings)
+    ours, theirs = _flatten(store.settings), _flatten(other.settings)
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return {
         "stores": [str(store.path), str(other.path)],
@@ -147,10 +147,10 @@ def difference(store: Store, other: Store) -> dict:
     }
 
 
-def _flat(settings, prefix=""):
+def _flatten(settings, prefix=""):
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 
@@ -221,10 +221,10 @@ def _tokens_of_document(store, record, nth):
             f"{store.files.record_file(record.unit)}: field statistics.documents: the shard has fewer than {nth + 1:,} "
             f"documents. {store.files.repair_hint()}"
         )
-    return wanted, np.concatenate(ids), _joined(parts) if parts else None
+    return wanted, np.concatenate(ids), _join_rows(parts) if parts else None
 
 
-def _joined(parts):
+def _join_rows(parts):
     nnz = np.concatenate([np.diff(part.indptr) for part in parts])
     columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "weights", "tail")]
     return codec.SparseRows(np.concatenate(([0], np.cumsum(nnz))), *columns)

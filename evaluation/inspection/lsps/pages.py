@@ -5,10 +5,10 @@
     index.html, style.css, view.js   the list, sorted and searched in the browser
     data/lsps.js, data/words.js      a line for every LSP; the most frequent words with their LSPs, loaded when searched
     lsp/<number>.html                one page an LSP, complete without JavaScript: any number of them stays light
-    view.json                        says that this directory is such a view, with the SHA-256 of every file of it
+    view.json                        marks the directory as such a view, and holds the SHA-256 of each of its files
 
-A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory are its
-user's and stay. Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII
+A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory belong to
+its user and stay. Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII
 JSON, the script sets textContent only. Left out: what is shown (view.py).
 """
 
@@ -24,7 +24,7 @@ from common.durable import publish_directory
 from common.errors import InspectionError
 from common.text import printable
 from evaluation.inspection.lsps import words
-from evaluation.inspection.lsps.labels import short
+from evaluation.inspection.lsps.labels import shorten
 from evaluation.inspection.lsps.view import StoreView
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,7 +33,8 @@ MOST_WORDS = 20_000
 LEAST_COUNT = 3  # occurrences of a word that is listed
 WORD_LSPS = 8
 FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "data/words.js"}
-_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))  # no view.json makes ours of others
+# Only files of these names can be ours, whatever view.json says.
+_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))
 
 
 def check_replaceable(directory: Path, k: int = 0) -> None:
@@ -44,7 +45,7 @@ def check_replaceable(directory: Path, k: int = 0) -> None:
     """
     if not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not directory.is_dir() or _written_there(directory) is None:
+    if not directory.is_dir() or _read_hashes(directory) is None:
         raise InspectionError(f"--html {directory} exists and is no view of show-lsp. Give another directory.")
     pages = FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
     if taken := _foreign(directory) & pages:
@@ -54,8 +55,8 @@ def check_replaceable(directory: Path, k: int = 0) -> None:
         )
 
 
-def _written_there(directory):
-    """What view.json says was written: name to SHA-256, None for the hash in a view of before; None without a view."""
+def _read_hashes(directory):
+    """Name to SHA-256 of the files that view.json lists, None for each hash in an older view; None without a view."""
     try:
         mark = json.loads((directory / "view.json").read_text(encoding="utf-8"))
         if mark["made_by"] != MARK["made_by"]:
@@ -68,8 +69,8 @@ def _written_there(directory):
 
 
 def _foreign(directory):
-    """Names of what show-lsp has not written, or not so: files, links, and directories of others' names."""
-    written = _written_there(directory) or {}
+    """Names of what show-lsp did not write, or what was changed since: files, links, and directories not its own."""
+    written = _read_hashes(directory) or {}
     found = set()
     for path in directory.rglob("*"):
         name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
@@ -106,7 +107,7 @@ def write(view: StoreView, directory: Path) -> dict:
 
 
 def _carry(old, new, k):
-    """Give the files of others in the older view a place in the new one: under both, until the older one has gone."""
+    """Link the files of others from the older view into the new one; they are in both until the older one goes."""
     check_replaceable(old, k)  # they may have come while the pages were written
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
@@ -132,7 +133,7 @@ def _write_lists(view, directory):
         ]
         for lsp, line in enumerate(lines)
     ]
-    labels = [short(label) for label in view.labels] if view.labels else None
+    labels = [shorten(label) for label in view.labels] if view.labels else None
     _write_script(directory / "lsps.js", "LSPS", {"rows": rows, "labels": labels})
     _write_script(directory / "words.js", "WORDS", _frequent_words(view))
 

@@ -30,14 +30,14 @@ def top_tokens(sample: Sample, tokens: np.ndarray, count: int = TOP_CONTEXTS) ->
              tokens to either side are: boilerplate is shown once
     """
     found = np.full(count, _NO_TOKEN)
-    known = _distinct(tokens, sample.document_N, sample.ids_N, found, 0)
+    known = _fill_distinct(tokens, sample.document_N, sample.ids_N, found, 0)
     if known < count:
-        _distinct(tokens, sample.window_N, sample.ids_N, found, known)
+        _fill_distinct(tokens, sample.window_N, sample.ids_N, found, known)
     return tokens[np.isin(tokens, found)]
 
 
 @kernel
-def _distinct(tokens, group_N, ids_N, found, count):
+def _fill_distinct(tokens, group_N, ids_N, found, count):
     """Fill `found`, which has `count` tokens, with the first that share neither group nor context with one in it.
 
     Returns  how many it has then

@@ -1,7 +1,7 @@
 """The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
 
     rows = teacher_lsps(store, dictionary, text)
-    tokens = compare(rows, student_lsps(model, text))
+    tokens = compare(load_student("runs/students/..."), text, rows)
 
 The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
 was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.
@@ -63,7 +63,7 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
     if solver := settings.get("solver"):
         how |= {"backend": solver["name"], "steps": solver["steps"]}
     codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
-    rows = _over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
+    rows = _spread_over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 
 
@@ -71,7 +71,8 @@ def _read(store, text):
     tokenizer = store.load_tokenizer()  # which knows "[MASK]", unlike an encoder's
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not 0 < len(ids) <= store.max_length - 2:
-        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {store.max_length - 2}, one window. Cut it")
+        most = store.max_length - 2
+        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {most}, one window. Give another text.")
     return tokenizer, np.array(ids, np.int64)
 
 
@@ -88,7 +89,7 @@ def _teacher(store, place):
     return teacher
 
 
-def _over_all(rows, coded_T):
+def _spread_over_all(rows, coded_T):
     """Rows of the coded tokens to rows of all; those that are stored sum to one, as a reader decodes them."""
     nnz_T = np.zeros(len(coded_T), np.int64)
     nnz_T[coded_T] = np.diff(rows.indptr)
@@ -122,7 +123,7 @@ def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None
     predicted = model.lsp([text])[0] if model else None
     if predicted and teacher and predicted.tokens != teacher.texts:
         raise InspectionError(
-            "the student's tokenizer cuts the text in other tokens than the store's. Give the store "
+            "the student's tokenizer cuts the text into other tokens than the store's. Give the store "
             "that the student was trained from."
         )
     names = teacher.texts if teacher else predicted.tokens if predicted else []

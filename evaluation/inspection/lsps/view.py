@@ -1,4 +1,4 @@
-"""A store's LSPs, looked at: what `mlsm show-lsp STORE` answers, as dicts that JSON can hold.
+"""The LSPs of a store: what `mlsm show-lsp STORE` answers, as dicts that JSON can hold.
 
     view = StoreView(Store.open(path), tokens=2_000_000)
     view.overview(), view.lsp(7), view.word("bank"), view.similar(...)
@@ -20,7 +20,7 @@ from common.errors import InspectionError
 from common.progress import silent
 from evaluation.inspection.lsps import statistics, words
 from evaluation.inspection.lsps.contexts import context, lsp_contexts
-from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
+from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
 from evaluation.inspection.lsps.sample import Entries, by_lsp, draw
@@ -82,7 +82,7 @@ class StoreView:
     def labels(self) -> list[dict] | None:
         """Labels by LSP; None where no diagnostic has run."""
         if self._diagnostic is not None:
-            return asked_labels(self.fingerprint, self._diagnostic)
+            return require_labels(self.fingerprint, self._diagnostic)
         return None if is_url(self.store.path) else find_labels(self.fingerprint, self.store.path.parent.parent)
 
     @cached_property
@@ -110,7 +110,7 @@ class StoreView:
 
     @cached_property
     def information(self) -> np.ndarray:
-        """Nats a token that the word says of each LSP and its positions do not, float64 (K)."""
+        """What the word says of each LSP and its positions do not, in nats a token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
     def facts(self) -> dict:
@@ -135,7 +135,7 @@ class StoreView:
             "density": float(self.densities[lsp]),
             "mean_weight": float(self.entries.mean_weights[lsp]),
             "words": self.name(lsp),
-            "label": short(self.label(lsp)),
+            "label": shorten(self.label(lsp)),
             "information": float(self.information[lsp]),
             "positional": bool(self.profiles.positional_K[lsp]),
             "position_nats": float(self.profiles.nats_K[lsp]),
@@ -208,7 +208,7 @@ class StoreView:
 
     def word(self, word: str) -> dict:
         """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
-        numbers = self.words.spelled(word)
+        numbers = self.words.find(word)
         if not numbers:
             raise InspectionError(
                 f"the word {word!r} is not among the {len(self.sample):,} sampled tokens. Try another form of it, more "

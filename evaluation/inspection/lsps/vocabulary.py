@@ -1,7 +1,7 @@
-"""Ids to text that reads well, and which tokens begin a word.
+"""Turns ids into readable text, and says which tokens begin a word.
 
     vocabulary = Vocabulary(tokenizer_dir, vocab_size)
-    vocabulary.joined(ids)
+    vocabulary.join(ids)
 
 A token that continues a word (student/words.py) is written without a space before it, and so is closing punctuation;
 what the corpus had there is not in the store. A token without a letter or digit is a word of its own, so that "rates"
@@ -48,13 +48,13 @@ class Vocabulary:
         return begins_T
 
     def pieces(self, ids_T: np.ndarray) -> list[str]:
-        """The tokens as strings that joined are the text; those after the first with the space before them."""
+        """The tokens as strings whose concatenation is the text; all but the first with the space before them."""
         spaced_T = ~self._tight_V[ids_T]
         spaced_T[1:] &= ~self._opening_V[ids_T[:-1]]
         spaced_T[:1] = False
         return [" " * bool(spaced) + self.texts[id] for id, spaced in zip(ids_T.tolist(), spaced_T, strict=True)]
 
-    def joined(self, ids_T: np.ndarray) -> str:
+    def join(self, ids_T: np.ndarray) -> str:
         """The text of some tokens in a row."""
         return "".join(self.pieces(ids_T))
 

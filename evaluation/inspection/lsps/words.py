@@ -40,7 +40,7 @@ class Words:
         """Tokens of each word, over all its occurrences."""
         return np.bincount(self.word_N, minlength=len(self.texts))
 
-    def spelled(self, word: str) -> list[int]:
+    def find(self, word: str) -> list[int]:
         """Numbers of the words that read like this one, upper and lower case alike."""
         wanted = word.strip().casefold()
         return [number for number, text in enumerate(self.texts) if text.casefold() == wanted]
@@ -59,7 +59,7 @@ def find_words(sample: Sample, vocabulary: Vocabulary) -> Words:
     word_R = np.array(
         [
             numbers.setdefault(text, len(numbers))
-            for text in (vocabulary.joined(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)
+            for text in (vocabulary.join(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)
         ]
     )
     counts = np.bincount(word_R[run], minlength=len(numbers))
@@ -118,7 +118,7 @@ def _profiles(indptr, lsps_E, weights_E, token_N, ends_U, numbers, k, lsps_CT, w
 
 
 def typical(entries: Entries, words: Words, lsp: int, top: int) -> list[tuple[int, float]]:
-    """The words that tell most of an LSP: pairs (word, share of the LSP's mass).
+    """The words that are most typical of an LSP: pairs (word, share of the LSP's mass).
 
     Ordered by share * ln(share / share of the word in all tokens), their part in the Kullback-Leibler divergence of the
     LSP's words from the sample's: commas hold much of the mass of many LSPs and say nothing of them.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from common.progress import silent
 from evaluation.plots import drawn
 from evaluation.studies.flops.config import CountFlopsConfig
-from evaluation.studies.flops.encoders import measured_head, measured_student
+from evaluation.studies.flops.encoders import measure_head, measure_student
 from evaluation.studies.flops.pretraining import (
     FISTA,
     TRAINING,
@@ -38,13 +38,13 @@ def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = sile
     Raises   FlopsError
     """
     setting = Setting.of(settings)
-    result = _counted(setting, settings)
-    result["measured"] = _measured(setting, progress)
+    result = _count(setting, settings)
+    result["measured"] = _measure(setting, progress)
     result["figure"] = [] if settings.json else _figure(result, settings)
     return result
 
 
-def _counted(setting, settings):
+def _count(setting, settings):
     columns, full = table(setting), full_table(setting)
     run = settings.steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
@@ -113,8 +113,8 @@ def _with_our_solver(setting, full):
     return {"total": total, "percent_of_mlm": 100 * total / full["mlm"]["total"]}
 
 
-def _measured(setting, progress):
-    """Rows of what, by formula (None where there is none), measured; forward passes over the batch."""
+def _measure(setting, progress):
+    """Rows of `what`, `formula` (None where there is none) and `measured`: operations of a forward pass on a batch."""
     windows, length, tokens = setting.windows, setting.length, setting.tokens
     encoders = [
         (f"student {setting.student.name}", setting.student),
@@ -124,18 +124,18 @@ def _measured(setting, progress):
     rows = []
     for done, (what, encoder) in enumerate(encoders):
         formula = encoder.forward(windows, length).total if encoder.is_analytic else None
-        rows.append({"what": what, "formula": formula, "measured": encoder.measured(windows, length)})
+        rows.append({"what": what, "formula": formula, "measured": encoder.measure(windows, length)})
         progress("measure", done + 1, len(encoders) + 1, unit="models")
     head = setting.student.head(tokens, setting.k)
     rows.append(
         {
             "what": f"head, {setting.k:,} logits",
             "formula": head,
-            "measured": measured_head(setting.student, tokens, setting.k),
+            "measured": measure_head(setting.student, tokens, setting.k),
         }
     )
     masked = windows * round(setting.mask_rate * (length - 2))
-    computed = measured_student(setting.student, windows, length, masked, setting.k)
+    computed = measure_student(setting.student, windows, length, masked, setting.k)
     rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})
     return rows
 

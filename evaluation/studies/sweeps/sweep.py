@@ -4,8 +4,8 @@
     result["rows"][0]["improvement"]
 
 All stores have one plan and all students one seed, so batches, masks, dropout and the encoders' initial weights are
-identical; with several k the heads differ, by their size. Encoding and training resume by themselves and a finished
-part is found finished, so the same command goes on after any interruption. Left out: fine-tuning (finetune), the
+identical; with several k the heads differ, by their size. Encoding and training resume by themselves, and a finished
+part is not done again: after any interruption the same command goes on. Left out: fine-tuning (finetune), the
 diagnostic (choose-layer).
 """
 
@@ -89,7 +89,7 @@ def _rows(settings, parts, f1_of, progress):
     reports = encode_lsp(settings.encoding(), progress)
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
-        trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
+        trained = train(_student(settings, layer, k, report), _name_stages(progress, f"l{layer} k{k}"))
         rows.append(_row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
     return rows
 
@@ -102,8 +102,8 @@ def _student(settings, layer, k, report):
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
 
-def _named(progress, part):
-    """The callback, its stages named by the part that is at work, so that each has its own bar."""
+def _name_stages(progress, part):
+    """The callback with the name of a part added to its stages, so that each part has bars of its own."""
     return lambda stage, *args, **kwargs: progress(f"{stage} {part}", *args, **kwargs)
 
 
@@ -126,7 +126,7 @@ def _row(layer, k, report, trained):
 
 
 def _diagnostic(path, teacher, parts):
-    """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where none is of these parts."""
+    """(layer, k) to F1, from a result of choose-layer. Raises SweepError where it has none of these parts."""
     from pipeline.teacher import teacher_fingerprint
 
     found = read_result(path)

@@ -6,8 +6,8 @@
 2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
-The vectors (float16, on disk, in parts that appear whole) and each finished layer are kept when it is interrupted, and
-the same command goes on from there; the vectors go when all layers are done. Left out: which layer to take and what
+The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
+command goes on from there; the vectors are removed when all layers are done. Left out: which layer to take and what
 is concluded (conclusions.py), names of LSPs (labels.py).
 """
 
@@ -31,7 +31,7 @@ from evaluation.studies.word_senses.conclusions import finetuning_averages, summ
 from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from evaluation.studies.word_senses.labels import name_lsps
-from evaluation.studies.word_senses.sense_scores import answer, normalised, npmi, sense_sums
+from evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
 from evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
 from pipeline.coding.hidden import center_on
 from pipeline.dictionary import Dictionary
@@ -146,7 +146,7 @@ def _diagnose(job, teacher, directory, lacking):
 
 
 def _dictionaries(job, teacher, lacking):
-    """(layer, k) to its Dictionary and the seconds its learning took: the mean of those learned now, else None."""
+    """(layer, k) to its Dictionary and the mean seconds of learning one; None for a dictionary that was there."""
     started = time.perf_counter()
     with open_executor(job, teacher) as executor:
         reports = provide_dictionaries(executor, teacher)
@@ -272,26 +272,26 @@ def diagnose_layer(
 ) -> LayerFindings:
     """Codes, Φ, NPMI and answers of one layer.
 
-    name     what the vectors are called: see `vectors_name`
-
-    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`;  data  WsdData
+    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`
+    name     of the vectors to take: see `vectors_name`
     """
     clock = time.perf_counter()
     codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.solver)
     coded = time.perf_counter()
     right, scores, phi, phi_npmi = {}, {}, None, None
-    for name, training in (("raw", codes[: data.training]), ("normalised", normalised(codes[: data.training]))):
+    learned_from = {"raw": codes[: data.training], "normalised": normalise(codes[: data.training])}
+    for kind, training in learned_from.items():
         sums = sense_sums(training, data.training_words, data.training_rows, len(data.synsets))
         association = npmi(sums)
-        if name == "raw":
+        if kind == "raw":
             phi, phi_npmi = sums, association
         for rule, found in answer(association, data.questions, codes[data.training :]).items():
-            right[f"{name}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
-            scores[f"{name}-{rule}"] = {
+            right[f"{kind}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
+            scores[f"{kind}-{rule}"] = {
                 group: float(right_Q[in_group].mean()) if in_group.any() else None
                 for group, in_group in data.groups.items()
             }
-            scores[f"{name}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
+            scores[f"{kind}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
     costs = {
         "coding_seconds": coded - clock,
         "scoring_seconds": time.perf_counter() - coded,

@@ -120,12 +120,14 @@ def finetuning_averages(path: Path | None) -> dict[int, float] | None:
             )
         if layer in found:
             raise WsdDataError(
-                f"--finetuning {path}, line {number}: layer {layer} a second time. Give one average a "
-                "layer, of students of one k."
+                f"--finetuning {path}, line {number}: layer {layer} is listed a second time. Give one "
+                "average for each layer, of students of one k."
             )
         found[layer] = average
     if not found:
-        raise WsdDataError(f"--finetuning {path}: expected a line layer,average and one line a layer; found none.")
+        raise WsdDataError(
+            f"--finetuning {path}: expected the heading layer,average and a line for each layer; found none."
+        )
     scale = 1 if max(found.values()) > 1 else 100
     return {layer: scale * average for layer, average in found.items()}
 

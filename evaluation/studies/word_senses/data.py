@@ -65,7 +65,7 @@ class WsdData(NamedTuple):
 
     @classmethod
     def of(cls, wordnet: WordNet, training: list[Sentence], *tests: list[Sentence]) -> "WsdData":
-        """Numbers of the sentences of a training set and of test sets in the order of TEST_SETS."""
+        """Turn the sentences of a training set, and of test sets in the order of TEST_SETS, into numbers."""
         words = [[instance for sentence in found for instance in sentence.instances] for found in (training, *tests)]
         test = list(chain(*words[1:]))
         pairs = [(word, wordnet.synset_of[key]) for word, instance in enumerate(words[0]) for key in instance.gold]
@@ -83,7 +83,7 @@ class WsdData(NamedTuple):
         )
 
     def counts(self) -> dict[str, int]:
-        """How many there are of what, for the result."""
+        """The sizes of the data, for the result."""
         return {
             "training_words": self.training,
             "test_words": len(self.groups["ALL"]),
@@ -109,7 +109,7 @@ class WsdData(NamedTuple):
 
 
 def spread(sentences: list[Sentence], limit: int | None) -> list[Sentence]:
-    """So many of the sentences, evenly spread, always the same ones; all when `limit` is None or no fewer."""
+    """At most `limit` of the sentences, evenly spread and always the same ones; all of them when it is None."""
     if limit is None or limit >= len(sentences):
         return sentences
     return [sentences[n * len(sentences) // limit] for n in range(limit)]

@@ -67,7 +67,7 @@ def sense_sums(codes: sparse.csr_array, words: np.ndarray, synsets: np.ndarray, 
     return (sparse.csr_array((np.ones(len(words)), (synsets, words)), shape) @ codes.astype(np.float64)).tocsr()
 
 
-def normalised(codes: sparse.csr_array) -> sparse.csr_array:
+def normalise(codes: sparse.csr_array) -> sparse.csr_array:
     """The codes with rows that sum to 1; empty ones stay empty."""
     sums = np.asarray(codes.sum(1, dtype=np.float64)).ravel()
     scale = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)

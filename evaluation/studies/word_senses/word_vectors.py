@@ -1,8 +1,9 @@
 """Vectors of annotated words at several layers, from one pass of the teacher.
 
     text = Readings(sentences, tokenizer, special, teacher.max_positions)
-    for chunk in text.chunks(65_536):
-        vectors = word_vectors(teacher, chunk, layers, batch_tokens, special["pad"])   # {layer: (words of it, d)}
+    for numbers, readings in text.chunks(65_536):
+        vectors = word_vectors(teacher, len(numbers), readings, layers, batch_tokens, special["pad"])
+        vectors[layers[0]]                                                             # (n, d)
 
 The context is one sentence, its words in order with single spaces between them. The vector of a word is the mean over
 its subtokens, scaled to unit length. Sentences of about equal length share a forward pass, so that there is little
@@ -53,7 +54,7 @@ class Readings:
     def __init__(self, sentences: list[Sentence], tokenizer: Any, special: dict, max_positions: int):
         sentences = [sentence for sentence in sentences if sentence.instances]
         room, first, found = max_positions - 2, 0, []
-        for sentence, (ids, word_of) in zip(sentences, _tokenised(sentences, tokenizer), strict=True):
+        for sentence, (ids, word_of) in zip(sentences, _tokenise(sentences, tokenizer), strict=True):
             number = {instance.place: first + i for i, instance in enumerate(sentence.instances)}
             numbers = [number.get(word, -1) for word in word_of]
             found.append((list(number.values()), _windows(ids, numbers, room, special)))
@@ -63,7 +64,7 @@ class Readings:
         self.tokens = sum(map(_length, found))
 
     def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[Reading]]]:
-        """Parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
+        """Yield parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
         words: list[int] = []
         readings: list[Reading] = []
         size = 0
@@ -84,7 +85,7 @@ def _length(words_and_windows):
     return sum(len(window.ids) for window in words_and_windows[1])
 
 
-def _tokenised(sentences, tokenizer, at_once=4096):
+def _tokenise(sentences, tokenizer, at_once=4096):
     """Ids of every sentence without specials, and for each the word in the sentence that it belongs to, -1 for none.
 
     The sentence is given as text, so that tokenizers which mark spaces see what they saw in training; a subtoken

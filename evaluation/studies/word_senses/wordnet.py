@@ -1,4 +1,4 @@
-"""WordNet as its sense index tells it: candidates of a word, synsets of sense keys, names of synsets.
+"""WordNet, read from its sense index: candidates of a word, synsets of sense keys, names of synsets.
 
     wordnet = WordNet.load("wordnet3.0/index.sense")
     wordnet.candidates("dog", "NOUN")           # [("dog%1:05:00::", "02084071-n"), ...], first sense first
@@ -68,7 +68,7 @@ class WordNet:
         self._lexname_of[synset] = LEXNAMES[int(lex_filenum)]
 
     def candidates(self, lemma: str, pos: str) -> list[tuple[str, str]]:
-        """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that it does not know."""
+        """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that is not in WordNet."""
         senses = self._keys_of.get((lemma, PARTS_OF_SPEECH[pos][0]), ())
         return [(key, self.synset_of[key]) for _, key in senses]
 
