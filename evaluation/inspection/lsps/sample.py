@@ -169,6 +169,12 @@ def by_lsp(sample: Sample) -> Entries:
     return Entries(starts, tokens_E, weights_E)
 
 
+def largest(lsps: np.ndarray, weights: np.ndarray, top: int = 5) -> list[list]:
+    """The largest weights of one token as pairs [LSP, weight], of equal weights the earlier first."""
+    order = np.argsort(-weights, kind="stable")[:top]
+    return [[int(lsps[i]), float(weights[i])] for i in order]
+
+
 @kernel
 def _sort(indptr, lsps_E, weights_E, next_K, tokens_E, sorted_E):
     for token in range(len(indptr) - 1):

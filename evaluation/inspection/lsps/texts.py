@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.errors import InspectionError
+from evaluation.inspection.lsps.sample import largest
 from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
 from shards.reader import Store
@@ -130,17 +131,12 @@ def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None
     tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
-            token["teacher"] = _largest(*teacher.row(t), top)
+            token["teacher"] = largest(*teacher.row(t), top)
         if predicted:
             q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
-            token["student"] = _largest(np.arange(len(q_K)), q_K, top)
+            token["student"] = largest(np.arange(len(q_K)), q_K, top)
             token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
     return tokens
-
-
-def _largest(lsps, weights, top):
-    order = np.argsort(-weights, kind="stable")[:top]
-    return [[int(lsps[i]), float(weights[i])] for i in order]
 
 
 def _divergence(lsps, weights, q_K):

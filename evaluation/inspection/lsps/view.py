@@ -23,7 +23,7 @@ from evaluation.inspection.lsps.contexts import context, lsp_contexts
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
-from evaluation.inspection.lsps.sample import Entries, by_lsp, draw
+from evaluation.inspection.lsps.sample import Entries, by_lsp, draw, largest
 from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -248,13 +248,9 @@ class StoreView:
         first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [
-            {**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
+            {**context(self.sample, self.vocabulary, int(token)), "lsps": largest(*self.sample.row(token))}
             for token in tokens[first]
         ]
-
-    def _largest(self, lsps, weights, top=5):
-        order = np.argsort(-weights, kind="stable")[:top]
-        return [[int(lsps[i]), float(weights[i])] for i in order]
 
     # -- tokens by their profile --------------------------------------------------------------------------
 
@@ -292,9 +288,9 @@ class StoreView:
             "token": text,
             **self.facts(),
             "indexed": len(index.tokens),
-            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
+            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in largest(lsps, weights)],
             "similar": [
-                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": self._largest(*sample.row(token))}
+                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": largest(*sample.row(token))}
                 for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])
             ],
         }
