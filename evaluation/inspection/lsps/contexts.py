@@ -25,20 +25,19 @@ def lsp_contexts(
     sample: Sample, vocabulary: Vocabulary, tokens: Iterable[int], lsp: int, reach: int = REACH
 ) -> list[dict]:
     """Contexts of some tokens in which the LSP's weights are marked."""
-    return [_mark(sample, vocabulary, int(token), lsp, reach) for token in tokens]
+    contexts = []
+    for token in map(int, tokens):
+        first, last = sample.bounds(token, reach)
+        weights = np.zeros(last - first)
+        _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
+        contexts.append(_describe(sample, vocabulary, token, first, weights, float(weights[token - first])))
+    return contexts
 
 
 def context(sample: Sample, vocabulary: Vocabulary, token: int, weight: float = 0.0, reach: int = REACH) -> dict:
     """The context of a token in which only itself is marked."""
     first, last = sample.bounds(token, reach)
     return _describe(sample, vocabulary, token, first, np.zeros(last - first), weight)
-
-
-def _mark(sample, vocabulary, token, lsp, reach):
-    first, last = sample.bounds(token, reach)
-    weights = np.zeros(last - first)
-    _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
-    return _describe(sample, vocabulary, token, first, weights, float(weights[token - first]))
 
 
 @kernel

@@ -48,10 +48,11 @@ def _count(setting, settings):
     columns, full = table(setting), full_table(setting)
     run = settings.steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
-    cut = f"mlsm-{setting.layer}"
+    cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]
+    ours = full[cut]["total"] - full[cut][FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
     offline = {str(reuse): offline_flops(setting, reuse) for reuse in settings.reuse}
     for parts in offline.values():
-        parts["percent_of_mlm"] = 100 * parts["total"] / full["mlm"]["total"]
+        parts["percent_of_mlm"] = 100 * parts["total"] / mlm
     return {
         "setting": plain(settings)
         | {
@@ -67,7 +68,7 @@ def _count(setting, settings):
         },
         "percent_of_mlm": {name: rows["percent_of_mlm"] for name, rows in columns.items() if name != "mlm"},
         "in_full": full,
-        "with_our_solver": _with_our_solver(setting, full),
+        "with_our_solver": {"total": ours, "percent_of_mlm": 100 * ours / mlm},
         "solver": _solver(setting),
         "encoding": encoding_flops(setting),
         "offline": offline,
@@ -104,13 +105,6 @@ def _solver(setting):
             "coordinate_updates": update_flops(tokens, k),
         }
     return found
-
-
-def _with_our_solver(setting, full):
-    """Online MLSM at the cut layer when coordinate descent codes the masked positions: total, percent_of_mlm."""
-    rows = full[f"mlsm-{setting.layer}"]
-    total = rows["total"] - rows[FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
-    return {"total": total, "percent_of_mlm": 100 * total / full["mlm"]["total"]}
 
 
 def _measure(setting, progress):
