@@ -5,13 +5,15 @@
 
 Settings are the dataclasses that the table names: a recipe gives the defaults, flags win. Exit codes: 0 done or already
 finished, 1 a fault of this program, 2 bad input or usage, 3 a store or shard that is damaged or unfinished, 4 training
-stopped by itself, 5 encoded but for documents in quarantine, 74 a file could not be written or workers are gone, 129
+stopped by itself, 5 encoded except for documents in quarantine, 74 a file could not be written or workers are gone, 129
 its terminal was closed (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM). A display that goes away changes
 no exit code (common/streams.py). What is printed is in terminal/.
 """
 
 import signal
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 from common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
 from common.streams import guard_standard_streams, loss
@@ -168,7 +170,7 @@ VERBS = {
 }
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     guard_standard_streams()
     end_on_signals()
@@ -194,7 +196,7 @@ def main(argv=None):
     sys.exit(code)
 
 
-def run(argv):
+def run(argv: list[str]) -> int:
     """Parse, run, show. Returns the exit code; raises what the command raises."""
     if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help VERB
         argv = [argv[1], "--help"]

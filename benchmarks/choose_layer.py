@@ -31,7 +31,7 @@ from evaluation.studies.word_senses.data import WsdData
 from evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, read_annotated
 from evaluation.studies.word_senses.word_vectors import batches
 from evaluation.studies.word_senses.wordnet import WordNet
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
 LAYER, K, LAM, REPEATS = 5, 1536, 0.05, 5
@@ -94,7 +94,7 @@ def prepare(place, job, teacher, data):
     """Atoms, and the batches of the forward passes."""
     vectors = word_vectors(place, job, teacher, data)
     hidden_Nd = np.concatenate(list(vectors.layer(LAYER)))
-    atoms_Kd = learn_dictionary(hidden_Nd, K, LAM, seed=0, epochs=2).atoms_Kd
+    atoms_Kd = learn_dictionary(hidden_Nd, DictionarySettings(K, LAM, seed=0), LearningSchedule(epochs=2)).atoms_Kd
     pad, tokens = job.special_ids["pad"], job.config.batch_tokens
     return atoms_Kd, [batch for _, readings in vectors.chunks for batch in batches(readings, tokens, pad)]
 

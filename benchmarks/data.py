@@ -13,11 +13,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def bench_file(name):
     """Path of a file of the bench data, in $MLSM_DATA/bench or in ../shared/bench beside the repository."""
+    return _found("bench", name)
+
+
+def data_file(name):
+    """Path of a file of the evaluation data and text, in $MLSM_DATA/data or in ../shared/data."""
+    return _found("data", name)
+
+
+def _found(folder, name):
     places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
     for place in [*places, ROOT.parent / "shared"]:
-        if (place / "bench" / name).is_file():
-            return place / "bench" / name
-    sys.exit(f"this benchmark needs bench/{name}: set MLSM_DATA to the directory that contains bench/")
+        if (place / folder / name).exists():
+            return place / folder / name
+    sys.exit(f"this benchmark needs {folder}/{name}: set MLSM_DATA to the directory that contains {folder}/")
 
 
 def minilm_directory():

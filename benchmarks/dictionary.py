@@ -36,7 +36,7 @@ import warnings
 import numpy as np
 
 from benchmarks.data import bench_file, conditions, require
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import objective
@@ -101,7 +101,8 @@ def warm_up(task):
     """Compile every kernel, and import what a start by k-means needs."""
     import faiss  # noqa: F401
 
-    learn_dictionary(task.train_Nd[:1024], 64, task.lam, seed=0, batch=512, epochs=1)
+    settings = DictionarySettings(64, task.lam, seed=0)
+    learn_dictionary(task.train_Nd[:1024], settings, LearningSchedule(epochs=1, batch=512))
 
 
 def run_spams(spams, task, iterations, dtype=np.float32):
@@ -123,7 +124,7 @@ def run_spams(spams, task, iterations, dtype=np.float32):
     return {"seconds": seconds, "objective": task.objective(atoms_dK.T)}
 
 
-def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, **settings):
+def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, batch=None):
     """Our curve, [seconds, passes, objective] of every evaluation, and the objective of the atoms that came back."""
     seconds_at, clock = {}, time.perf_counter()
 
@@ -132,16 +133,10 @@ def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, **settings)
 
     found = learn_dictionary(
         task.train_Nd,
-        task.k,
-        task.lam,
-        seed=seed,
+        DictionarySettings(task.k, task.lam, seed, init),
+        LearningSchedule(epochs, batch, min_improvement=0, evaluate_every=evaluate_every),
         held_out_Hd=task.held_out_Hd,
-        epochs=epochs,
-        evaluate_every=evaluate_every,
-        init=init,
-        min_improvement=0,
         progress=note,
-        **settings,
     )
     seconds = time.perf_counter() - clock
     curve = [[seconds_at[entry["vectors"]], entry["epoch"], entry["objective"]] for entry in found.history]
@@ -151,7 +146,8 @@ def run_ours(task, epochs, evaluate_every, *, init="sample", seed=0, **settings)
 def run_defaults(task):
     """Seconds and objective of ours with every setting as it comes."""
     clock = time.perf_counter()
-    found = learn_dictionary(task.train_Nd, task.k, task.lam, seed=SEEDS[0], held_out_Hd=task.held_out_Hd)
+    settings = DictionarySettings(task.k, task.lam, seed=SEEDS[0])
+    found = learn_dictionary(task.train_Nd, settings, held_out_Hd=task.held_out_Hd)
     seconds = time.perf_counter() - clock
     return {
         "default_seconds": seconds,

@@ -26,7 +26,7 @@ from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import TextFile, join_windows
 from pipeline.corpus.docstrings import collect_docstrings
-from pipeline.corpus.windows import packed_windows, tokenised
+from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from pipeline.units import write_units
@@ -72,7 +72,7 @@ def median(rows, name):
 def real_windows(directory, tokenizer, special, blocks):
     """Windows of one measurement for the warm-up and of one for each repeat; the text repeats where it ends."""
     pieces = TextFile(collect_docstrings(directory)).pieces()
-    windows = packed_windows(tokenised(pieces, tokenizer), MAX_LENGTH, special["cls"], special["sep"])
+    windows = packed_windows(tokenise(pieces, tokenizer), MAX_LENGTH, special["cls"], special["sep"])
     size = blocks * windows_per_block(MAX_LENGTH)
     windows = cycle(islice(windows, (REPEATS + 1) * size))
     return [list(islice(windows, size)) for _ in range(REPEATS + 1)]

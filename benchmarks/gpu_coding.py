@@ -98,9 +98,9 @@ def unit_states(teacher, ids_WL):
 
 
 def learned_atoms(states_Nd, count, device):
-    from pipeline.dictionary import learn_dictionary
+    from pipeline.dictionary import DictionarySettings, learn_dictionary
 
-    dictionary = learn_dictionary(states_Nd.cpu().numpy(), k=count, lam=LAM, seed=0)
+    dictionary = learn_dictionary(states_Nd.cpu().numpy(), DictionarySettings(count, LAM, seed=0))
     return torch.as_tensor(dictionary.atoms_Kd, device=device)
 
 

@@ -27,7 +27,7 @@ from pipeline.coding.batch import Output
 from pipeline.coding.hidden import hidden_rows
 from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from pipeline.units import write_units
@@ -78,8 +78,9 @@ def spread(rows, name, ratio):
 def learn(teacher, windows, special):
     """An Output for every layer, its atoms learned from these windows."""
     hidden = hidden_rows(teacher, windows, len(windows), MAX_LENGTH, special, LAYERS)[0]
+    settings, schedule = DictionarySettings(K, LAM, seed=0), LearningSchedule(epochs=1)
     return [
-        Output(layer, learn_dictionary(hidden_Nd, K, LAM, seed=0, epochs=1, device="cpu"))
+        Output(layer, learn_dictionary(hidden_Nd, settings, schedule))
         for layer, hidden_Nd in zip(LAYERS, hidden, strict=True)
     ]
 

@@ -34,7 +34,7 @@ from pipeline.coding.batch import Reading
 from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import hidden_rows
 from pipeline.config import CENTERS, LearnConfig
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.job import load_teacher, teacher_job
 from pipeline.solvers import nonneg_lasso
@@ -137,7 +137,7 @@ class _Tokens:
             for start in range(0, len(rows_Nd), ROWS_AT_ONCE):
                 part = slice(start, start + ROWS_AT_ONCE)
                 sums.add(self.position_N[part], rows_Nd[part])
-            rows_Nd = sums.center(kind).subtracted(rows_Nd, self.position_N)
+            rows_Nd = sums.center(kind).subtract_from(rows_Nd, self.position_N)
         return rows_Nd / np.linalg.norm(rows_Nd, axis=1, keepdims=True)
 
     def coded(self, rows_Nd, atoms_Kd, lam):
@@ -170,7 +170,8 @@ def _some(rows_Nd, count=TUNED_ON):
 
 def _learn(rows_Nd, config, lam, vectors, epochs):
     chosen = np.sort(np.random.default_rng(0).choice(len(rows_Nd), min(vectors, len(rows_Nd)), replace=False))
-    return learn_dictionary(rows_Nd[chosen], config.k[0], lam, seed=config.seed, epochs=epochs).atoms_Kd
+    settings = DictionarySettings(config.k[0], lam, seed=config.seed)
+    return learn_dictionary(rows_Nd[chosen], settings, LearningSchedule(epochs=epochs)).atoms_Kd
 
 
 def _nnz(rows_Nd, atoms_Kd, lam):

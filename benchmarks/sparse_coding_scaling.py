@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from benchmarks.data import bench_file, conditions
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 
@@ -48,7 +48,7 @@ def main():
 
 def measure(k, d, lam):
     train_Nd, test_Nd = vectors(d)
-    dictionary = learn_dictionary(train_Nd, k, lam, seed=SEED, epochs=1.0)
+    dictionary = learn_dictionary(train_Nd, DictionarySettings(k, lam, seed=SEED), LearningSchedule(epochs=1.0))
     atoms_Kd = dictionary.atoms_Kd
     gram_KK = atoms_Kd @ atoms_Kd.T
     seconds = []

@@ -1,5 +1,6 @@
 """Which device to compute on, as --device names it (the CPU or one of the GPUs that torch sees), and its randomness."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from common.errors import DeviceError
 
 
-def choose_device(name) -> torch.device:
+def choose_device(name: str | torch.device) -> torch.device:
     """The device of a name such as "cpu", "cuda" or "cuda:1"; "auto" is the first GPU if there is one, else the CPU.
 
     A GPU's device always carries its number.
@@ -35,7 +36,7 @@ def choose_device(name) -> torch.device:
 
 
 @contextmanager
-def own_randomness(device: torch.device):
-    """Whatever is drawn or seeded meanwhile, torch's global generators are afterwards as they were."""
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Leave torch's global generators as they were, whatever is drawn from them or seeded in the block."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

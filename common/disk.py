@@ -14,9 +14,11 @@ import atexit
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 import uuid
+from io import FileIO, IOBase
 from pathlib import Path
 
 CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
@@ -30,30 +32,31 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_temporaries = set()
+TEMPORARY_NAME = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")  # what `temporary_name` gives
+_temporaries: set[tuple[int, Path]] = set()
 
 
-def create(path):
+def create(path: str | Path) -> FileIO:
     """Open a new file for writing."""
     return open(path, "xb", buffering=0)
 
 
-def write(file, raw):
+def write(file: FileIO, raw: bytes | bytearray | memoryview) -> None:
     """Write all of it; the system may take a part at a time."""
     raw = memoryview(raw)
     while len(raw):
         raw = raw[file.write(raw) :]
 
 
-def fsync(file):
+def fsync(file: IOBase) -> None:
     os.fsync(file.fileno())
 
 
-def close(file):
+def close(file: IOBase) -> None:
     file.close()
 
 
-def open_to_read(path):
+def open_to_read(path: str | Path) -> FileIO:
     """A regular file, or a link that ends at one, open for reading.
 
     Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
@@ -73,44 +76,44 @@ def _refuse_irregular(status, path):
         raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
 
 
-def kind_of_file(status):
-    """What an os.stat_result is of, in words."""
+def kind_of_file(status: os.stat_result) -> str:
+    """What kind of thing a status is of, in words."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
 
 
-def read_file(path):
+def read_file(path: str | Path) -> bytes:
     """All bytes of a regular file. Raises as `open_to_read`."""
     with open_to_read(path) as file:
         return file.readall()
 
 
-def file_sha256(path):
+def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
     with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def link(old, new):
+def link(old: Path, new: Path) -> None:
     """A second name for a file; FileExistsError if there is one of that name."""
     os.link(old, new)
 
 
-def unlink(path):
+def unlink(path: Path) -> None:
     os.unlink(path)
     _temporaries.discard((os.getpid(), path))
 
 
-def rename(old, new):
+def rename(old: Path, new: Path) -> None:
     """Replaces a file, or an empty directory, that has the new name."""
     os.rename(old, new)
     _temporaries.discard((os.getpid(), old))
 
 
-def mkdir(path):
+def mkdir(path: Path) -> None:
     os.mkdir(path)
 
 
-def fsync_path(path):
+def fsync_path(path: Path) -> None:
     """Make a file's bytes, or a directory's names, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -119,7 +122,7 @@ def fsync_path(path):
         os.close(descriptor)
 
 
-def temporary_name(directory, stem):
+def temporary_name(directory: str | Path, stem: str) -> Path:
     """A name no other process uses; it begins with a dot, so that no reader takes it for finished.
 
     Until `discard` it is remembered: what an interruption left behind goes when the process ends, unless it is
@@ -130,7 +133,7 @@ def temporary_name(directory, stem):
     return path
 
 
-def discard(temporary):
+def discard(temporary: Path) -> None:
     """Remove a temporary, file or directory, if it still has its name. Never raises OSError."""
     if (os.getpid(), temporary) not in _temporaries:
         return
@@ -147,8 +150,8 @@ def discard(temporary):
 
 
 @atexit.register
-def discard_all():
-    """Remove the temporaries of this process: at its end, or when nobody wants any more what it is about to write."""
+def discard_all() -> None:
+    """Remove the temporaries of this process: when it ends, or when what it is about to write is no longer wanted."""
     for process, path in list(_temporaries):
-        if process == os.getpid():  # a forked child owns none of its parent's
+        if process == os.getpid():  # those of a parent that forked this process are not ours
             discard(path)

@@ -10,7 +10,12 @@ under --documents-apart. Left out: which tokens belong to which document (shards
 Shapes: W windows, L positions.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Families of which a test shows that documents packed in a window can be kept apart.
 KEEP_APART = (
@@ -28,7 +33,9 @@ KEEP_APART = (
 )
 
 
-def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
+def attention_inputs(
+    encoder: "PreTrainedModel", attention_WL: torch.Tensor | None, documents_WL: torch.Tensor | None = None
+) -> dict:
     """Keyword arguments that say to the encoder which positions see each other.
 
     attention_WL  int64, 0 at padding; None where nothing is padded
@@ -53,7 +60,7 @@ def attention_inputs(encoder, attention_WL, documents_WL=None) -> dict:
     return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
 
 
-def why_not_apart(config) -> str | None:
+def why_not_apart(config: "PretrainedConfig") -> str | None:
     """Why documents cannot be kept apart in an encoder of this Hugging Face config; None if they can."""
     if config.model_type not in KEEP_APART:
         return (
@@ -68,7 +75,7 @@ def why_not_apart(config) -> str | None:
     return None
 
 
-def accept_pairwise_mask(encoder) -> None:
+def accept_pairwise_mask(encoder: "PreTrainedModel") -> None:
     """Let DeBERTa and DeBERTa-v2 take an attention mask for every pair of positions; other families take one already.
 
     They multiply the embeddings of padding by the mask's zeros, which a mask of pairs does not have.
@@ -77,7 +84,7 @@ def accept_pairwise_mask(encoder) -> None:
         encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
 
 
-def first_position(encoder) -> int:
+def first_position(encoder: "PreTrainedModel") -> int:
     """The position id of a text's first token: RoBERTa and its relatives begin behind the padding id."""
     table = getattr(getattr(encoder.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
@@ -89,7 +96,7 @@ def _without_pairwise_mask(embeddings, args, kwargs):
     return args, kwargs | {"mask": None if mask is not None and mask.dim() == 3 else mask}
 
 
-def positions_in_documents(documents_WL):
+def positions_in_documents(documents_WL: torch.Tensor) -> torch.Tensor:
     """Positions of tokens, int64 (W, L), that count from 0 in every run of equal document numbers."""
     place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
     begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)

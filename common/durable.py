@@ -16,14 +16,17 @@ import errno
 import io
 import json
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
 
 from common import disk
 from common.paths import utf8
 
 
 @contextmanager
-def appearing_whole(path, sync=True):
+def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """A buffered binary file to write to, which gets its name when the block ends well; else nothing stays.
 
     sync  whether it survives a power cut once it has its name
@@ -43,24 +46,24 @@ def appearing_whole(path, sync=True):
         _rename(temporary, path, sync)
 
 
-def replace_bytes(path, content, sync=True):
-    """Write a file's content under a final name, in place of what has it. `sync` as of `appearing_whole`."""
+def replace_bytes(path: Path, content: bytes, sync: bool = True) -> None:
+    """Write a file's content under a final name, in place of what has that name; `sync` as in `appearing_whole`."""
     with _written(path, content, sync) as temporary:
         _rename(temporary, path, sync)
 
 
-def replace_json(path, value, allow_nan=False):
-    """Write JSON under a final name, in place of what has it."""
+def replace_json(path: Path, value: object, allow_nan: bool = False) -> None:
+    """Write JSON under a final name, in place of what has that name."""
     replace_bytes(path, _json_bytes(value, allow_nan))
 
 
-def publish_json(path, value, withdraw=False):
-    """Write JSON under a final name, unless it exists. Returns, and `withdraw`, as `publish`."""
+def publish_json(path: Path, value: object, withdraw: bool = False) -> bool:
+    """Write JSON under a final name, unless that name exists; result and `withdraw` as of `publish`."""
     with _written(path, _json_bytes(value)) as temporary:
         return publish(temporary, path, withdraw)
 
 
-def publish(temporary, final, withdraw=False):
+def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
     """Give a written and fsynced file its final name, unless that name exists.
 
     withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
@@ -84,12 +87,17 @@ def publish(temporary, final, withdraw=False):
     return published
 
 
-def publish_directory(final, fill, replace=True, carry=None):
+def publish_directory(
+    final: Path,
+    fill: Callable[[Path], object],
+    replace: bool = True,
+    carry: Callable[[Path, Path], object] | None = None,
+) -> None:
     """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
 
     replace  whether one that is already there is replaced, or stays and counts as this one
-    carry    called as carry(old, new) with a directory that is replaced, out of everybody's way already, and the one
-             that shall take its place: what it does not take over (leaving the old one as it is) is removed
+    carry    called as carry(old, new) before a directory is replaced, when it has been moved out of everybody's way:
+             takes over into the new one what shall stay, without changing the old one, which is then removed
     A failure leaves things as they were, and no temporary.
     """
     make_directories(final.parent)
@@ -109,7 +117,7 @@ def publish_directory(final, fill, replace=True, carry=None):
         disk.fsync_path(final.parent)
 
 
-def _replace_directory(temporary, final, carry):
+def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path], object] | None) -> None:
     replaced = disk.temporary_name(final.parent, final.name)
     try:
         disk.rename(final, replaced)
@@ -123,7 +131,7 @@ def _replace_directory(temporary, final, carry):
     disk.discard(replaced)
 
 
-def make_directories(path):
+def make_directories(path: Path) -> None:
     """Make a directory and its parents, each of them durable in the one above."""
     if not path.is_dir():
         make_directories(path.parent)

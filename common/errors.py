@@ -50,7 +50,7 @@ class BlockError(ShardError):
     offset, length  its bytes in the shard
     """
 
-    def __init__(self, problem, block=None, offset=0, length=0):
+    def __init__(self, problem: str, block: str | None = None, offset: int = 0, length: int = 0):
         super().__init__(problem)
         self.block, self.offset, self.length = block, offset, length
 
@@ -103,7 +103,7 @@ class NotUtf8Error(CorpusError):
     place  the file, and what is wrong where in it
     """
 
-    def __init__(self, place, remedy):
+    def __init__(self, place: str, remedy: str):
         super().__init__(f"{place}. {remedy}; or choose --invalid-utf8 replace or skip.")
         self.place, self.remedy = place, remedy
 
@@ -161,7 +161,7 @@ class WriteError(MlsmError, OSError):
 class Interrupted(KeyboardInterrupt):
     """A signal (SIGINT, SIGTERM or SIGHUP) arrived; a checkpoint was saved and the same command continues from it."""
 
-    def __init__(self, message, number):
+    def __init__(self, message: str, number: int):
         super().__init__(message)
         self.number = number
 

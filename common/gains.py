@@ -21,6 +21,7 @@ Left out: reading tokens (shards/), which groups there are.
 Shapes: N tokens, E entries of their sparse rows, G groups, K columns.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +43,20 @@ class GroupMass(NamedTuple):
         return GroupMass((self.mass_GK + other.mass_GK).tocsr(), self.tokens_G + other.tokens_G)
 
     @property
-    def mean_K(self):
+    def mean_K(self) -> np.ndarray:
         """The mean of all tokens, smoothed by one uniform token so that no column has probability zero; float64."""
         columns = self.mass_GK.shape[1]
         return (np.asarray(self.mass_GK.sum(0)).ravel() + 1 / columns) / (self.tokens_G.sum() + 1)
 
 
-def mass_by_group(group_N, indptr, columns_E, weights_E, groups, columns):
+def mass_by_group(
+    group_N: np.ndarray,
+    indptr: np.ndarray,
+    columns_E: np.ndarray,
+    weights_E: np.ndarray,
+    groups: int,
+    columns: int,
+) -> GroupMass:
     """The GroupMass of some tokens.
 
     group_N  int, the group of each token, 0 ... groups - 1;  the rows, in CSR form, sum to one or are empty
@@ -61,7 +69,7 @@ def mass_by_group(group_N, indptr, columns_E, weights_E, groups, columns):
     return GroupMass(mass_GK, np.bincount(group_N[nnz_N > 0], minlength=groups).astype(np.float64))
 
 
-def gain(known, scored, pseudo_count):
+def gain(known: GroupMass, scored: GroupMass, pseudo_count: float) -> np.ndarray:
     """Nats a token by which marginals estimated on `known` tokens predict the `scored` ones better than one marginal.
 
     known, scored  GroupMass; the same one for the gain in sample
@@ -75,7 +83,9 @@ def gain(known, scored, pseudo_count):
     return gain_K / max(scored.tokens_G.sum(), 1)
 
 
-def cross_fitted_gain(first, second, pseudo_counts=(*PSEUDO_COUNTS, NO_GAIN)):
+def cross_fitted_gain(
+    first: GroupMass, second: GroupMass, *, pseudo_counts: Sequence[float] = (*PSEUDO_COUNTS, NO_GAIN)
+) -> tuple[np.ndarray, float]:
     """The gain of a grouping: each half predicted from the other, the mean of the two, with the best pseudo-count.
 
     Returns  float64 (K), nats a token by column; the pseudo-count
@@ -85,7 +95,7 @@ def cross_fitted_gain(first, second, pseudo_counts=(*PSEUDO_COUNTS, NO_GAIN)):
     return found[best], pseudo_counts[best]
 
 
-def shrunk_marginals(mass, pseudo_count):
+def shrunk_marginals(mass: GroupMass, pseudo_count: float) -> np.ndarray:
     """q(j | g) of every group: dense float64 (G, K), rows sum to one. A group without tokens has the mean of all."""
     mean_K = mass.mean_K
     numerator_GK = mass.mass_GK.toarray() + pseudo_count * mean_K

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 
-def program():
+def program() -> str:
     """What to type in front of a verb: as the user typed it where the command line runs, else `mlsm`.
 
     The console script appears in sys.argv with its whole path even when the shell found it on the PATH; it is `mlsm`

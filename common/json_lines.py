@@ -2,16 +2,19 @@
 
     lines, damaged = read_json_lines("log.jsonl")      # [{"step": 1, ...}, ...], {17: b'{"st\x85p": ...'}
 
-A log is evidence beside the work, and never worth the work. Left out: saying so (whoever reads).
+A log only accompanies the work, so damage to it must never stop the work. Left out: telling the user (`damage` has the
+words for it).
 """
 
 import errno
 import json
 import os
 import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 
-def read_json_lines(path, needed=("step",)):
+def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tuple[list[dict], dict[int, bytes]]:
     """The lines of a log.
 
     needed   names of whole numbers without which a line is damaged
@@ -23,7 +26,10 @@ def read_json_lines(path, needed=("step",)):
         raw = file.read()
     lines, damaged = [], {}
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
-        values = _parsed(line)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
         if isinstance(values, dict) and all(type(values.get(name)) is int for name in needed):
             lines.append(values)
         else:
@@ -31,7 +37,7 @@ def read_json_lines(path, needed=("step",)):
     return lines, damaged
 
 
-def damage(path, damaged):
+def damage(path: str | Path, damaged: Mapping[int, bytes]) -> str:
     """What to say of damaged lines: how many, and which."""
     first = ", ".join(map(str, list(damaged)[:5])) + (", ..." if len(damaged) > 5 else "")
     return f"{path}: {len(damaged)} damaged lines are passed over (line {first})"
@@ -43,10 +49,3 @@ def _open_regular(path, flags):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no file", str(path))
     return descriptor
-
-
-def _parsed(line):
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

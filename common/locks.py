@@ -3,9 +3,16 @@ for one another or keep out of one another's way. A lock ends with the process t
 """
 
 import fcntl
+from typing import Protocol
 
 
-def acquire(file, *, shared=False, wait=False) -> bool:
+class _Open(Protocol):
+    """An open file."""
+
+    def fileno(self) -> int: ...
+
+
+def acquire(file: _Open, *, shared: bool = False, wait: bool = False) -> bool:
     """Lock an open file. False where another process holds a lock on it that does not go with this one.
 
     shared  whether others may hold a shared lock too
@@ -19,6 +26,6 @@ def acquire(file, *, shared=False, wait=False) -> bool:
     return True
 
 
-def release(file) -> None:
+def release(file: _Open) -> None:
     """Give a lock back now, not when every process that has inherited the open file has closed it."""
     fcntl.flock(file, fcntl.LOCK_UN)

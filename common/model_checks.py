@@ -1,15 +1,20 @@
 """Whether transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
 
 transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
-another model than the checkpoint's. These functions name both, and whoever loads a model refuses it. They look at names
+another model than the checkpoint's. These functions name both, and what loads a model refuses it. They look at names
 only. Left out: weights that the model lacks (the loading report of transformers names them as missing).
 """
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.disk import read_file
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Families whose checkpoints were published with code of their own before transformers took that same code over.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
@@ -20,7 +25,7 @@ _LEAST_BYTES_PER_LAYER = 250  # its names in the header of a safetensors file
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
-def describe_foreign_settings(config):
+def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     """Which setting of a config.json stands for a model that transformers does not compute; None if there is none.
 
     config  a configuration of transformers
@@ -68,7 +73,7 @@ def check_token_ids(directory: Path) -> None:
         raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
 
 
-def check_size(model_class, config, directory, **options) -> None:
+def check_size(model_class: Callable, config: "PretrainedConfig", directory: str | Path, **options: Any) -> None:
     """Raise ValueError where a config.json describes more parameters than the files of weights have bytes.
 
     transformers would make room for them, and fill it with random numbers, before it says that they are missing.
@@ -90,11 +95,10 @@ def check_size(model_class, config, directory, **options) -> None:
         raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
 
 
-def unused_encoder_weights(unexpected, model):
+def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:
     """Names of weights that belong to the model's encoder, in the checkpoint, but have no place in it; sorted.
 
-    Weights of heads, of a pooler, and of layers above the model's last are none of them; nor are buffers of older
-    versions.
+    Left out are the weights of heads, of a pooler and of layers above the model's last, and buffers of older versions.
 
     unexpected  names, as in the loading report of transformers
     model       of transformers, with a head or without
@@ -111,7 +115,7 @@ def unused_encoder_weights(unexpected, model):
     return sorted(found)
 
 
-def describe_unused_weights(unexpected, model):
+def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> str | None:
     """What `unused_encoder_weights` found, in a sentence; None if nothing."""
     if not (names := unused_encoder_weights(unexpected, model)):
         return None

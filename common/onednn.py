@@ -1,8 +1,8 @@
 """Matrix products by oneDNN, which torch carries but asks only for some of its float32 products.
 
 torch sends a float32 product on a CPU to MKL, NumPy to OpenBLAS. On an AMD EPYC (Zen 5) neither uses AVX-512, and
-oneDNN took half the time or less. The operator is a private one of torch, so it is tried once; whoever uses it must do
-without where `available()` says no. Left out: gradients (student/onednn.py), threads and rounding
+oneDNN took half the time or less. The operator is a private one of torch, so it is tried once; where `available()` says
+no, its users must do without. Left out: gradients (student/onednn.py), threads and rounding
 (pipeline/solvers/onednn.py).
 
 Shapes: N rows, d inputs, K outputs.
@@ -13,7 +13,7 @@ import functools
 import torch
 
 
-def multiply(rows_Nd, weight_Kd, bias_K=None):
+def multiply(rows_Nd: torch.Tensor, weight_Kd: torch.Tensor, bias_K: torch.Tensor | None = None) -> torch.Tensor:
     """rows @ weight.T + bias on float32 tensors of the CPU: a new tensor (N, K) without a gradient."""
     return torch.ops.mkldnn._linear_pointwise(rows_Nd, weight_Kd, bias_K, "none", [], "")
 

@@ -1,5 +1,5 @@
 """What long work reports to: a callback progress(stage, done, total, unit=..., **figures), often the command line's."""
 
 
-def silent(*args, **figures) -> None:
+def silent(*args: object, **figures: object) -> None:
     """A progress callback that shows nothing."""

@@ -6,9 +6,9 @@
 
     convert(tuple[int, ...], "1e1", text=True)    # (10,): a value as a YAML file has it
 
-A mistake is a ValueError of one sentence that begins with the flag's name, whoever made it. Left out: the range that a
-number must keep, which each settings class checks itself, and the reading of flags (terminal/flags.py) and of recipes
-(recipes/reading.py).
+A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Left out: the
+range that a number must keep, which each settings class checks itself, and the reading of flags (terminal/flags.py) and
+of recipes (recipes/reading.py).
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from contextlib import suppress
 from operator import is_
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 _Value = TypeVar("_Value")
 WORD = "a word of the command line, not a flag"
 Positional = Annotated[_Value, WORD]  # store: Positional[str | None] is STORE on the command line, not --store
 
 
-def check(settings) -> None:
+def check(settings: Any) -> None:
     """Check the types and choices of a settings dataclass, and give each field the type that it is annotated with.
 
     A single value becomes a tuple of one where a tuple is meant, a string a Path where a path is meant; a number is not
@@ -43,7 +43,7 @@ def check(settings) -> None:
             object.__setattr__(settings, field.name, converted)
 
 
-def convert_field(field, value, text=False):
+def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
     """The value of a dataclass field as its annotation says. Arguments and errors as of `convert`, with the flag."""
     try:
         return convert(field.type, value, text)
@@ -52,22 +52,22 @@ def convert_field(field, value, text=False):
         raise ValueError(f"{flag_of(field)} takes {describe(hint)}, found {value!r}{_advice(hint, value)}") from None
 
 
-def flag_of(field) -> str:
+def flag_of(field: dataclasses.Field) -> str:
     """What a field is called on the command line: --max-length, or STORE for a word without a flag."""
     return field.name.upper() if is_word(field) else f"--{field.name.replace('_', '-')}"
 
 
-def is_word(field) -> bool:
+def is_word(field: dataclasses.Field) -> bool:
     """Whether a setting is a word of its own on the command line, marked as Positional."""
     return WORD in getattr(field.type, "__metadata__", ())
 
 
-def convert(hint, value, text=False):
+def convert(hint: Any, value: object, text: bool = False) -> Any:
     """The value as one of a type: int, float, bool, str, Path, None, a Literal, a tuple of these, or a union.
 
     text    whether the value is from a YAML file, which reads 1e5 as a string: then numbers may be written as text,
             and become the very type of the annotation
-    Raises  ValueError, without words, where it is none
+    Raises  ValueError, without a message, where it is not of that type
     """
     hint = plain_hint(hint)
     kinds = get_args(hint)
@@ -108,14 +108,14 @@ def _number(hint, value, text):
     return int(float(value))
 
 
-def plain_hint(hint):
+def plain_hint(hint: Any) -> Any:
     """The annotation without the mark of Positional."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     return hint
 
 
-def describe(hint) -> str:
+def describe(hint: Any) -> str:
     """What a type takes, in words."""
     hint = plain_hint(hint)
     kinds = get_args(hint)

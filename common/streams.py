@@ -36,7 +36,7 @@ def guard_standard_streams() -> None:
         setattr(sys, f"__{name}__", guarded)
 
 
-def loss(stream) -> OSError | None:
+def loss(stream: object) -> OSError | None:
     """Why some of what a guarded stream was given is lost; None where nothing is, or where nobody reads it."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, _Display) else None

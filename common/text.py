@@ -6,11 +6,13 @@
 
 Names, settings and lineage of a store or an export that somebody else made may hold anything: line breaks that forge
 further lines, escape sequences that rewrite a terminal, marks that turn text around, Markdown, bytes that are not
-UTF-8. Whoever prints calls `printable`, whoever writes Markdown `code_span` or `markdown_text`, whoever writes down an
-address `redacted`. Left out: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
+UTF-8. What is printed passes `printable`, what is written as Markdown `code_span` or `markdown_text`, an address that
+is written down `redacted`. Left out: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
 """
 
 import re
+from collections.abc import Collection
+from typing import Any
 
 # C0 and C1 controls, marks that turn text around, invisible characters but for the joiners that scripts need, line
 # separators, lone surrogates.
@@ -30,16 +32,16 @@ _CREDENTIALS = re.compile(
 _QUERY = re.compile(r"(?P<address>(?<![\w+.-])[A-Za-z][\w+.-]*://[^\s?#'\"]+)\?[^\s#'\"<>)\]]+")
 
 
-def printable(text, keep="\n\t"):
+def printable(text: object, keep: str = "\n\t") -> str:
     """The text with every character that a terminal would act on shown as an escape like \\x1b.
 
-    keep  characters that stay; "" for what shall stay in one line
+    keep  characters that stay; "" keeps the text in one line
     A byte that is not UTF-8, which Python carries as a lone surrogate, is shown as that byte.
     """
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), str(text))
 
 
-def printable_values(value, but=()):
+def printable_values(value: Any, but: Collection[str] = ()) -> Any:
     """The same value with every string in its dicts, lists and tuples printable, each on one line.
 
     but  keys of dicts whose values stay
@@ -57,7 +59,7 @@ def printable_values(value, but=()):
     return value
 
 
-def redacted(text):
+def redacted(text: object) -> str:
     """The text, every URL in it without user and password, and without what its query says.
 
     What remains is still an address: the credentials come from elsewhere then (docs/remote.md).
@@ -65,12 +67,12 @@ def redacted(text):
     return _QUERY.sub(r"\g<address>?***", _CREDENTIALS.sub(_without_credentials, str(text)))
 
 
-def without_credentials(url):
+def without_credentials(url: str) -> str:
     """One URL without user and password; its query stays."""
     return _CREDENTIALS.sub(_without_credentials, url, count=1)
 
 
-def code_span(value):
+def code_span(value: object) -> str:
     """A value as a Markdown code span on one line, also inside of a table."""
     text = printable(value, keep="")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
@@ -79,7 +81,7 @@ def code_span(value):
     return f"{fence}{space}{text}{space}{fence}".replace("|", r"\|")
 
 
-def markdown_text(value):
+def markdown_text(value: object) -> str:
     """A value as plain text of a Markdown line: nothing in it is markup, a link or HTML."""
     return re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", printable(value, keep=""))
 

@@ -32,7 +32,7 @@ from common.errors import LineageError, RecordError
 from common.invocation import program
 from evaluation.lineage import TAIL, lineage
 from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
-from shards.manifest import canonical_json
+from shards.checksums import canonical_json
 
 SCHEMA = "mlsm-record-2"
 _FIRST_SCHEMA = "mlsm-record-1"

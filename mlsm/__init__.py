@@ -14,7 +14,7 @@ milliseconds. Left out: the rooms that do the work (pipeline, student, shards, e
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
@@ -88,7 +88,7 @@ def _refuse_shadows() -> None:
     for name in ROOMS:
         try:
             spec = find_spec(name)
-        except ValueError:  # a module that was put into sys.modules by hand says nothing of where it is from
+        except ValueError:  # a module that was put into sys.modules by hand does not say where it is from
             continue
         origin = spec.origin if spec is not None else None
         if origin is None:
@@ -104,12 +104,12 @@ def _refuse_shadows() -> None:
 _refuse_shadows()
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in HOME:
         raise AttributeError(f"module 'mlsm' has no attribute {name!r}. It has: {', '.join(__all__)}")
     value = globals()[name] = getattr(import_module(HOME[name]), name)
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

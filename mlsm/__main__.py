@@ -1,7 +1,7 @@
-"""python -m mlsm: the command line, as of cli.py. Importing the package first makes sure that cli is ours."""
+"""python -m mlsm: the command line of cli.py. Importing the package first makes sure that `cli` is ours."""
 
 
-def main():
+def main() -> None:
     """Run one command and exit with its code."""
     from cli import main
 

@@ -3,26 +3,45 @@
 Each takes the settings of its command as keyword arguments (`mlsm help encode-lsp` lists them), or one settings object
 (`mlsm.EncodeConfig`), and two arguments more:
 
-    recipe    name of a recipe, or a YAML file, whose settings stand where no argument does. Unlike on the command line,
-              no recipe applies by itself, but for a training, which starts from the one that made its store
+    recipe    name of a recipe, or a YAML file, whose settings hold where no argument is given. Unlike on the command
+              line, no recipe applies by itself, except that a training starts from the one that made its store
     progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
 
 All raise ValueError on settings that do not fit, TypeError on an unknown one, and what common/errors.py lists: each
-class says what went wrong, its message what to do next. What command works on a store, a student or a run that is not
-named takes the newest that fits, as on the command line, and logs which.
+class says what went wrong, its message what to do next. Where a command works on a store, a student or a run and none
+is named, it takes the newest that fits, as on the command line, and logs which.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
+from common.progress import silent
 from mlsm.results import EncodedStore, Estimate, Exported, LearnedDictionary, Report, Result, TrainedStudent, Verified
+
+if TYPE_CHECKING:
+    from evaluation.comparison.config import CompareConfig
+    from evaluation.inspection.lsps.config import LspConfig
+    from evaluation.studies.flops.config import CountFlopsConfig
+    from evaluation.studies.sweeps.config import SweepConfig
+    from evaluation.studies.word_senses.config import ChooseLayerConfig
+    from evaluation.tasks.blimp.config import BlimpConfig
+    from evaluation.tasks.finetuning.config import FinetuneConfig
+    from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+    from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
+    from student.config import StudentConfig
+    from student.export_config import ExportConfig
+    from student.probe_config import ProbeConfig
 
 logger = logging.getLogger("mlsm")
 Progress = Callable[..., None] | None
+Recipe = str | PathLike[str] | None
 
 
-def encode_lsp(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+def encode_lsp(
+    config: "EncodeConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> list[EncodedStore]:
     """Encode a corpus into LSP shards: a store for each layer and k, from one pass of the teacher.
 
     mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
@@ -31,35 +50,45 @@ def encode_lsp(config=None, /, *, recipe=None, progress: Progress = None, **sett
     return _stores(_run("encode-lsp", config, settings, recipe, progress))
 
 
-def encode_ids(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+def encode_ids(
+    config: "EncodeIdsConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> list[EncodedStore]:
     """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store."""
     return _stores(_run("encode-ids", config, settings, recipe, progress))
 
 
-def encode_logits(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[EncodedStore]:
+def encode_logits(
+    config: "EncodeLogitsConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> list[EncodedStore]:
     """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store."""
     return _stores(_run("encode-logits", config, settings, recipe, progress))
 
 
-def derive_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> EncodedStore:
+def derive_shards(
+    config: "DeriveConfig | None" = None, /, *, progress: Progress = None, **settings: Any
+) -> EncodedStore:
     """Make a store with fewer entries a token from a stored one, without the teacher."""
     return EncodedStore.of(_run("derive-shards", config, settings, None, progress)[0])
 
 
 def learn_dictionary(
-    config=None, /, *, recipe=None, progress: Progress = None, **settings: Any
+    config: "LearnConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
 ) -> list[LearnedDictionary]:
     """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
     reports = _run("learn-dictionary", config, settings, recipe, progress)
     return [LearnedDictionary.of(report) for report in reports]
 
 
-def train_tokenizer(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> list[str]:
+def train_tokenizer(
+    config: "TokenizerConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> list[str]:
     """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
     return [str(path) for path in _run("train-tokenizer", config, settings, recipe, progress)]
 
 
-def train_student(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> TrainedStudent:
+def train_student(
+    config: "StudentConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> TrainedStudent:
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 
     mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
@@ -67,68 +96,74 @@ def train_student(config=None, /, *, recipe=None, progress: Progress = None, **s
     return TrainedStudent.of(_run("train-student", config, settings, recipe, progress))
 
 
-def train_probe(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> TrainedStudent:
+def train_probe(
+    config: "ProbeConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> TrainedStudent:
     """Train a linear probe that predicts words from the LSPs of a frozen student."""
     return TrainedStudent.of(_run("train-probe", config, settings, recipe, progress))
 
 
-def export_student(config=None, /, *, progress: Progress = None, **settings: Any) -> Exported:
+def export_student(config: "ExportConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Exported:
     """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub."""
     return Exported.of(_run("export-student", config, settings, None, progress))
 
 
-def verify_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> Verified:
+def verify_shards(config: "VerifyConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Verified:
     """Check that a store is whole; with full=True every byte of it."""
     return Verified.of(_run("verify-shards", config, settings, None, progress))
 
 
-def show_shards(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def show_shards(config: "ShowConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """What a store holds: statistics, or one document or window with its targets."""
     return Report.of(_run("show-shards", config, settings, None, progress))
 
 
-def show_lsp(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def show_lsp(config: "LspConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
     return Report.of(_run("show-lsp", config, settings, None, progress))
 
 
-def choose_layer(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> Report:
+def choose_layer(
+    config: "ChooseLayerConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> Report:
     """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
     return Report.of(_run("choose-layer", config, settings, recipe, progress))
 
 
-def sweep(config=None, /, *, recipe=None, progress: Progress = None, **settings: Any) -> Report:
+def sweep(
+    config: "SweepConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> Report:
     """Train a student for every layer, or every k, from one pass of the teacher."""
     return Report.of(_run("sweep", config, settings, recipe, progress))
 
 
-def evaluate_blimp(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def evaluate_blimp(config: "BlimpConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Score masked language models on BLiMP's minimal pairs."""
     return Report.of(_run("evaluate-blimp", config, settings, None, progress))
 
 
-def finetune(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def finetune(config: "FinetuneConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
     return Report.of(_run("finetune", config, settings, None, progress))
 
 
-def compare(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def compare(config: "CompareConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Compare models by the records of finetune and evaluate_blimp."""
     return Report.of(_run("compare", config, settings, None, progress))
 
 
-def count_flops(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def count_flops(config: "CountFlopsConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Count the operations of pre-training, from configurations alone."""
     return Report.of(_run("count-flops", config, settings, None, progress))
 
 
-def clean(config=None, /, *, progress: Progress = None, **settings: Any) -> Report:
+def clean(config: "CleanConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Remove what killed processes left behind."""
     return Report.of(_run("clean", config, settings, None, progress))
 
 
-def read_records(paths) -> list[dict[str, Any]]:
-    """The records of evaluations in files and directories, checked; RecordError names what is malformed."""
+def read_records(paths: Iterable[str | PathLike[str]]) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
     from evaluation import records
 
     return records.read(paths)
@@ -153,7 +188,7 @@ def _run(name, config, settings, recipe, progress):
     config, choice = choose(verb, config)
     if choice is not None:
         logger.info("%s", choice)
-    return load(verb.function)(config, progress or (lambda *_, **__: None))
+    return load(verb.function)(config, progress or silent)
 
 
 def _configured(name, settings_class, settings, recipe):

@@ -3,12 +3,16 @@
     student                       # TrainedStudent(run='runs/students/mlsm-...', steps=500, held_out_loss=3.508, ...)
     student.report["baseline"]    # anything else that --json prints; also student["baseline"]
 
-What lies on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
+A result that lies on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pipeline.dictionary import Dictionary
+    from shards.reader import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +22,7 @@ class Result(Mapping[str, Any]):
     report: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, report: dict[str, Any]):
+    def of(cls, report: dict[str, Any]) -> Self:
         """The result of a report, whose keys are the fields' names."""
         names = [entry.name for entry in fields(cls) if entry.name != "report"]
         return cls(report=report, **{name: report.get(name) for name in names})
@@ -67,7 +71,7 @@ class EncodedStore(Result):
     def __fspath__(self) -> str:
         return self.store
 
-    def open(self):
+    def open(self) -> "Store":
         """The open mlsm.Store."""
         from shards.reader import Store
 
@@ -106,7 +110,7 @@ class LearnedDictionary(Result):
     def __fspath__(self) -> str:
         return self.dictionary
 
-    def open(self):
+    def open(self) -> "Dictionary":
         """The loaded mlsm.Dictionary."""
         from pipeline.dictionary import Dictionary
 

@@ -3,15 +3,16 @@
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from common.settings import check
 
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
 CENTERS = ("none", "mean", "position")
-HOW = ("retry_quarantine", "dry_run", "workers", "scheduler")  # settings that say nothing of what is made
+HOW = ("retry_quarantine", "dry_run", "workers", "scheduler")  # settings on which what is made does not depend
 DOCSTRINGS = ("docstrings",)  # the demonstration's own text
 
 
@@ -52,9 +53,9 @@ class CorpusConfig:
     output: Path = Path("runs")
     """Directory for stores, dictionaries and collected corpora."""
 
-    # Without annotations, so that they are no settings:
-    without_effect = ()  # settings that a command inherits and does not use
-    recipe = None  # the recipe that these settings come from, for stores to keep; the command line sets it
+    # Not settings:
+    without_effect: ClassVar[tuple[str, ...]] = ()  # settings that a command inherits and does not use
+    recipe: ClassVar[str | None] = None  # that these settings come from; the command line sets it, and stores keep it
 
     def __post_init__(self):
         check(self)
@@ -81,10 +82,11 @@ class TokenizerConfig(CorpusConfig):
     vocab_size: int = 8192
     """Entries, special tokens included; the tokenizer goes to <output>/tokenizers/cased-<vocab-size>."""
 
-    held_out_by: Literal["document", "file"] | None = None
-    packing: Literal["packed", "pairs"] | None = None
+    # The ignored errors, here and below: what has no effect is None unless somebody gives it.
+    held_out_by: Literal["document", "file"] | None = None  # type: ignore[assignment]
+    packing: Literal["packed", "pairs"] | None = None  # type: ignore[assignment]
     max_tokens: int | None = None
-    seed: int | None = None
+    seed: int | None = None  # type: ignore[assignment]
     without_effect = ("held_out_by", "packing", "max_tokens", "seed")
 
     def __post_init__(self):
@@ -114,7 +116,7 @@ class WorkersConfig(CorpusConfig):
                 "cluster. Give one of them."
             )
         if self.scheduler is not None and "://" not in self.scheduler:
-            raise ValueError(f"--scheduler {self.scheduler} is no address. Give one such as tcp://host:8786.")
+            raise ValueError(f"--scheduler {self.scheduler} is not an address. Give one such as tcp://host:8786.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ class EncodeIdsConfig(EncodingConfig, WorkersConfig):
     """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's, and only the demonstration's own
     text has it by default."""
 
-    seed: int | None = None
+    seed: int | None = None  # type: ignore[assignment]
     without_effect = ("seed",)
 
     def __post_init__(self):
@@ -155,13 +157,13 @@ class TeacherConfig(WorkersConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the teacher's forward pass; `auto` is float16 on a GPU, float32 elsewhere. Hidden states that
     overflow float16 end the run: then give bfloat16 or float32. Each dtype makes stores of its own. Version 0.1 took
-    bfloat16 for `auto` on a GPU: give that to add to stores of then."""
+    bfloat16 for `auto` on a GPU: give bfloat16 to add to a store that it made."""
     documents_apart: bool = False
     """Read each document of a packed window as if it stood alone: the teacher's attention stays within a document and
     positions begin anew with each, as under train-student's option of this name. Makes a store of its own."""
     segments: Literal["auto", "never"] = "auto"
     """With `--packing pairs`, which sentence each token belongs to: `auto` tells a teacher that has token types;
-    `never` gives type 0 to every token, as version 0.1 did, and adds to stores of then."""
+    `never` gives type 0 to every token, as version 0.1 did, and adds to a store that it made."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
 
@@ -190,7 +192,7 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     """Most probable vocabulary entries kept of each token, 1 to 255; `all` is the 255 that the shard format holds. The
     mass of the others is kept as one number."""
 
-    seed: int | None = None
+    seed: int | None = None  # type: ignore[assignment]
     without_effect = ("seed",)
 
     def __post_init__(self):
@@ -210,22 +212,27 @@ class DictionaryConfig(TeacherConfig):
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
     center: Literal["none", "mean", "position"] = "none"
     """What is subtracted from hidden states before they are scaled to unit length: nothing, as in the paper; the mean
-    hidden state; or the mean at each position of the window. The means are estimated on the dictionary's sample, of raw
-    hidden states, and stored with the dictionary. `position` takes positions out of the LSPs of some teachers and puts
-    more in with others: docs/centring.md says how to tell. Makes dictionaries and stores of its own."""
+    hidden state; or the mean at each position of the window. The means are those of the raw hidden states in the
+    dictionary's sample, and are stored with the dictionary. `position` takes positions out of the LSPs of some teachers
+    and puts more of them into those of others: docs/centring.md says how to tell. Makes dictionaries and stores of its
+    own."""
     dictionary_tokens: int = 2_000_000
     """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
     dictionary_batch: int | None = None
-    """Vectors between two updates of the atoms; when not given by the size of the sample: 400 up to 51,200 vectors,
-    2,048 from 262,144 on, in between so many that a pass has 128 updates. On a small sample, small minibatches learn
-    better atoms and take longer."""
+    """Vectors between two updates of the atoms. By default it follows from the size of the sample: 400 for up to 51,200
+    vectors, 2,048 from 262,144 on, and in between as many as make 128 updates a pass. On a small sample, small
+    minibatches learn better atoms and take longer."""
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("layer", "k"):
-            _refuse_repeats(name, getattr(self, name))
+        for name, example in (("layer", 10), ("k", 3072)):
+            values = getattr(self, name)
+            if not values:
+                raise ValueError(f"--{name} needs at least one number, for example: --{name} {example}.")
+            if len(set(values)) < len(values):
+                raise ValueError(f"--{name} names a number twice: {' '.join(map(str, values))}.")
         if not 0 < self.lam < 1:
             raise ValueError(
                 f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
@@ -247,9 +254,9 @@ class LearnConfig(DictionaryConfig):
 
     hidden: Path | None = None
     """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
-    every row, scaled to unit length. It goes before the settings of teacher, layer and corpus, which are not used
-    then, whether a flag or a recipe gives them: only --k, --lam, --dictionary-epochs, --dictionary-batch, --seed,
-    --device and --output apply."""
+    every row, scaled to unit length. The settings of teacher, layer and corpus are not used then, whether a flag or a
+    recipe gives them: only --k, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
+    apply."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -309,21 +316,22 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
             raise ValueError(f"--solver-steps must be positive, found {self.solver_steps}. The official code has 100.")
 
 
-def own_or_bundled(name, given, corpus):
-    """The teacher or tokenizer that is meant where none may be given: the demonstration's, for its own text alone.
+def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str:
+    """The teacher or tokenizer that was given; where none was, the bundled one, for the demonstration's own text alone.
 
-    Raises  ValueError, which names the choices, on other text without one
+    name    "teacher" or "tokenizer"
+    Raises  ValueError, which names the choices, where none was given for other text
     """
     if given is None and corpus != DOCSTRINGS:
         example = "google-bert/bert-base-cased"
         raise ValueError(
             f"--corpus {' '.join(corpus)} is text of your own, and no --{name} is given. Give a Hub id, such as "
-            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, for a try."
+            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, to try it out."
         )
     return given if given is not None else "bundled"
 
 
-def refuse_tolerance(tolerance, lam):
+def refuse_tolerance(tolerance: float, lam: float) -> None:
     """Raise ValueError when a solver's tolerance does not fit the penalty."""
     if not 0 < tolerance < lam:
         is_default = tolerance == EncodeConfig.tolerance
@@ -334,8 +342,8 @@ def refuse_tolerance(tolerance, lam):
         )
 
 
-def refuse_top_n(top_n):
-    """Raise ValueError when a number of entries is none that the shard format can hold."""
+def refuse_top_n(top_n: int | str) -> None:
+    """Raise ValueError when the shard format cannot hold so many entries of a token."""
     if top_n != "all" and not (isinstance(top_n, int) and 1 <= top_n <= 255):
         raise ValueError(
             f"--top-n must lie between 1 and 255, or be `all`, found {top_n}: "
@@ -343,24 +351,16 @@ def refuse_top_n(top_n):
         )
 
 
-def _refuse_repeats(name, values):
-    if not values:
-        example = {"layer": 10, "k": 3072}[name]
-        raise ValueError(f"--{name} needs at least one number, for example: --{name} {example}.")
-    if len(set(values)) < len(values):
-        raise ValueError(f"--{name} names a number twice: {' '.join(map(str, values))}.")
-
-
-def plain(settings):
-    """Settings as a dict that JSON and YAML can hold."""
+def plain(settings: Any) -> dict:
+    """A settings dataclass as a dict that JSON and YAML can hold."""
     return {
         key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         for key, value in asdict(settings).items()
     }
 
 
-def with_absolute_paths(values):
-    """The same with paths as they are seen from any directory; `bundled`, `docstrings` and names of the Hub stay."""
+def with_absolute_paths(values: Mapping) -> dict:
+    """The same with absolute paths; `bundled`, `docstrings` and names on the Hub stay as they are."""
     return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
 
 

@@ -11,27 +11,42 @@ of the teacher and go to one store each. Left out: how a unit is encoded (units.
 import logging
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ShardError
 from common.progress import silent
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
-from pipeline.config import HOW, plain, with_absolute_paths
+from pipeline.config import (
+    HOW,
+    EncodeConfig,
+    EncodeIdsConfig,
+    EncodeLogitsConfig,
+    plain,
+    with_absolute_paths,
+)
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.executors import open_executor
-from pipeline.job import check_teacher, load_teacher, scan_corpus, teacher_job
-from pipeline.kinds import KINDS, name_of_dtype
+from pipeline.executors.base import Executor
+from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, teacher_job
+from pipeline.kinds import KINDS, Kind, name_of_dtype
 from pipeline.learn import load_dictionary, provide_dictionaries
 from pipeline.stores import TargetStore
 from pipeline.units import encode_missing
 from shards.manifest import StoreFiles
 from shards.schema import LOGITS_OCTAVES
 
+if TYPE_CHECKING:
+    from pipeline.dictionary import Dictionary
+    from pipeline.teacher import Teacher
+
 logger = logging.getLogger(__name__)
 
 
-def encode_ids(config, progress=silent):
+def encode_ids(config: EncodeIdsConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Write a store of token ids only. Returns a list of one report dict, as `encode_lsp`."""
     from pipeline.teacher import load_tokenizer
 
@@ -43,7 +58,7 @@ def encode_ids(config, progress=silent):
         return run(executor, [store], KINDS["ids"])
 
 
-def encode_logits(config, progress=silent):
+def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Write a store of the teacher's vocabulary distributions. Returns a list of one report dict, as `encode_lsp`.
 
     Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
@@ -68,7 +83,7 @@ def encode_logits(config, progress=silent):
         return run(executor, [store], KINDS["logits"])
 
 
-def encode_lsp(config, progress=silent):
+def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Encode the corpus into one LSP store for every layer and k, learning dictionaries where none is given.
 
     progress  called with (stage, done, total, unit=..., **figures)
@@ -96,37 +111,47 @@ def encode_lsp(config, progress=silent):
     return [report | fact for report, fact in zip(reports, facts, strict=True)]
 
 
-def make_lsp_store(job, teacher, output):
+def make_lsp_store(job: Job, teacher: "Teacher", output: Output) -> TargetStore:
     """The TargetStore of one layer and dictionary."""
     command = select_settings(job.config) | {"layer": [output.layer], "k": [len(output.dictionary.atoms_Kd)]}
     _mention_other_tolerance(job.config.output / "stores", KINDS["lsp"].target(job, teacher, output))
     return make_store(job, "lsp", teacher, output, {"encode-lsp": command}, output.dictionary)
 
 
-def make_store(job, kind, teacher, output, command, dictionary=None):
+def make_store(
+    job: Job,
+    kind: str,
+    teacher: "Teacher | None",
+    output: Output | None,
+    command: dict,
+    dictionary: "Dictionary | None" = None,
+) -> TargetStore:
     """The TargetStore of a kind; other arguments as of TargetStore and `Kind.describe`."""
     name = KINDS[kind].describe(job, teacher, output).name
     return TargetStore(job, name, KINDS[kind].target(job, teacher, output), command, dictionary)
 
 
-def select_settings(config):
-    """The settings that a store keeps, so that the command can be given again from anywhere."""
-    left_out = {"fista": ("tolerance",), "cd": ("solver", "solver_steps")}.get(getattr(config, "solver", None), ())
-    left_out += ("held_out_by",) if config.held_out_by == "document" else ()
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in (*HOW, *left_out)}
+def select_settings(config: Any) -> dict:
+    """The settings of a command that a store keeps, so that the command can be given again from anywhere."""
+    left_out = {*HOW}
+    if hasattr(config, "solver"):
+        left_out |= {"tolerance"} if config.solver == "fista" else {"solver", "solver_steps"}
+    if config.held_out_by == "document":
+        left_out.add("held_out_by")
+    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
 
 
-def run(executor, stores, kind):
+def run(executor: Executor, stores: Sequence[TargetStore], kind: Kind) -> list[dict]:
     """Encode every unit of the plan that a store wants. Returns the stores' reports.
 
-    stores  TargetStores of one kind, of KINDS
+    kind  that of all the stores
     """
     job, started = executor.job, time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
     tasks = [(unit, outputs) for unit, outputs in tasks if outputs]
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
-    begun = dict.fromkeys(range(len(stores)), 0)  # tokens of the unit in flight that were shown block by block
+    begun = [0] * len(stores)  # tokens of the unit in flight that were shown block by block
 
     def show(output, tokens, figures):
         begun[output] += tokens
@@ -148,14 +173,14 @@ def run(executor, stores, kind):
 
 
 def _mention_other_tolerance(stores, target):
-    """Say so where a new store is about to be made beside one that differs in nothing but the solver's tolerance."""
+    """Log when a new store is about to be made beside one that differs in nothing but the solver's tolerance."""
     if any(stores.glob(f"*-{target['target'][:12]}")):
         return
     wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
     for path in sorted(stores.glob("*/target.json")):
         try:
             found = dict(StoreFiles(path.parent).target()["settings"])
-        except ValueError:  # a damaged store is none of this command's concern
+        except ValueError:  # a damaged store does not concern this command
             continue
         tolerance = found.pop("tolerance", None)
         if tolerance is not None and found == wanted:
@@ -170,11 +195,11 @@ def _mention_other_tolerance(stores, target):
 
 
 def _point_to_other_dtypes(job, teacher, kind):
-    """Say which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
+    """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
     if job.config.dtype != "auto":
         return
     wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules}
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted((job.config.output / "stores").glob("*/target.json")):
         with suppress(ShardError):
             settings = StoreFiles(path.parent).target()["settings"]

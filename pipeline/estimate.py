@@ -1,10 +1,10 @@
 """What an encoding will take, before it begins: tokens, bytes, hours, room on the disk.
 
     estimate(job, coder, targets)               # --dry-run: measures for some seconds; nothing stays
-    warn_of_disk(output, bytes)                 # before an encoding: a warning when it is not likely to fit
+    warn_of_disk(output, bytes)                 # before an encoding: a warning when it will probably not fit
 
 The measurement is the work itself: the first windows of the plan go through the real stages into temporary stores,
-whose bytes are counted. Dictionaries that are not there yet are learned from a few vectors, and do not stay either.
+whose bytes are counted. Dictionaries that are not there yet are learned from a few vectors and dropped afterwards.
 Left out: the encoding (encode.py).
 
 Shapes: K atoms, N vectors, d hidden width.
@@ -14,35 +14,42 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.coding.batch import Output, Reading
+from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.hidden import hidden_rows
 from pipeline.coding.lsp import LspCoder
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
+from pipeline.job import Job
 from pipeline.learn import load_dictionary, wanted_dictionaries
 from pipeline.units import write_units
 from shards.manifest import StoreFiles
 from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+
 SECONDS = 5  # a measurement lasts at least this long, where there is enough text
 FEWEST_WINDOWS = 128  # of the first measurement, which is made twice: once to warm up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
-LEARNING_COST = 5  # of one vector in one pass of learning, in codings of a token; at k = 3072, d = 384, two cores
-VECTORS_AN_ATOM = 4  # that a provisional dictionary is learned from
+LEARNING_COST = 5  # of a vector in a pass of learning: codings of a token; at k = 3072, d = 384, on two cores
+VECTORS_AN_ATOM = 4  # from which a provisional dictionary is learned
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9  # of a block
 USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
 FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
 
 
-def estimate(job, coder, targets):
+def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping]) -> dict:
     """Encode the beginning of the plan into temporary stores, one for every output of the coder, and extrapolate.
 
     targets  contents of target.json
@@ -71,15 +78,16 @@ def estimate(job, coder, targets):
 
 
 def _extrapolate_bytes(record, tokens, units):
-    """Bytes of a store of so many tokens and units, from a small one: what is there once a block or unit apart."""
+    """Bytes of a store of so many tokens and units, from a small one; what a block or a unit has once counts apart."""
     blocks = sum(group["length"] for group in record.blocks)
     once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in record.statistics else IDS_COLUMNS)
     per_token = (blocks - once_a_block * len(record.blocks)) / record.tokens
     return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * (record.bytes - blocks))
 
 
-def estimate_lsp(job, teacher):
-    """The same for the LSP stores of the settings; adds learning_seconds, of the dictionaries that are lacking."""
+def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
+    """`estimate` for the LSP stores of the settings, with two more: the number of dictionaries that are `lacking`, and
+    `learning_seconds` for these."""
     from pipeline.dictionary import Dictionary
 
     config, outputs = job.config, []
@@ -102,7 +110,7 @@ def estimate_lsp(job, teacher):
 
 def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan."""
-    from pipeline.dictionary.learning import MOST_A_BATCH, learn_dictionary
+    from pipeline.dictionary.learning import MOST_A_BATCH, DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
     centred = config.center != "none"
@@ -122,14 +130,14 @@ def _learn_provisional(job, teacher, entry):
         sums = HiddenSums(teacher.hidden_size)
         sums.add(position_N, rows_Nd)
         center = sums.center(config.center, least_tokens=1)
-        parts = [center.subtracted(rows_Nd, position_N)]
+        parts = [center.subtract_from(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
-    settings = {"seed": config.seed, "epochs": 1, "batch": MOST_A_BATCH, "device": config.device}
-    found = learn_dictionary(hidden_Nd, entry.k, config.lam, **settings)
+    settings, schedule = DictionarySettings(entry.k, config.lam, config.seed), LearningSchedule(1, MOST_A_BATCH)
+    found = learn_dictionary(hidden_Nd, settings, schedule, device=config.device)
     return replace(found, center=center)
 
 
-def tokens_by_sample(job):
+def tokens_by_sample(job: Job) -> int:
     """About how many tokens the plan holds, special ones included, from a sample of its text."""
     train = [unit for unit in job.plan.units if unit.split == "train"]
     tokens = size = 0
@@ -147,7 +155,7 @@ def tokens_by_sample(job):
     return min(found, job.config.max_tokens or found)
 
 
-def warn_of_disk(output, needed):
+def warn_of_disk(output: str | Path, needed: float) -> None:
     """Warn when about so many bytes will not fit; the encoding begins all the same."""
     free = free_bytes(output)
     if needed > free:
@@ -158,16 +166,16 @@ def warn_of_disk(output, needed):
         )
 
 
-def free_bytes(path):
-    """Bytes that may be written on the disk that a path is on, or will be."""
+def free_bytes(path: str | Path) -> int:
+    """Free bytes of the disk that a path is on, or will be on."""
     path = Path(path).absolute()
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
-def likely_bytes(target):
-    """Bytes of a token in a store, more rather than less."""
+def likely_bytes(target: Mapping) -> float:
+    """Bytes of a token in a store, rather too many than too few."""
     size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
     if not target["k"]:
         return size
@@ -178,7 +186,7 @@ def likely_bytes(target):
 
 
 def _measure(job, coder, targets):
-    """Records of the longest measurement, one a target, and its seconds."""
+    """Records of a measurement that lasts long enough, one for each target, and its seconds."""
     unit = next(unit for unit in job.plan.units if unit.split == "train")
     _encode_some(job, coder, targets, unit, FEWEST_WINDOWS)  # compiles, and fills the caches
     windows = FEWEST_WINDOWS
@@ -190,7 +198,7 @@ def _measure(job, coder, targets):
 
 
 def _encode_some(job, coder, targets, unit, windows):
-    """Encode the first windows of a unit into stores that do not stay; their records, and the seconds."""
+    """Encode the first windows of a unit into temporary stores. Returns their records, and the seconds."""
     with tempfile.TemporaryDirectory() as directory:
         opened = []
         for number, target in enumerate(targets):

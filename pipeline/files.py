@@ -1,17 +1,20 @@
 """A .npy file that grows by rows and appears whole or not at all (common/durable.py)."""
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from common.durable import appearing_whole
 
 
 @contextmanager
-def growing_rows(path, shape, dtype):
-    """A .npy file that rows are added to, in order; it appears when the block ends well.
+def growing_rows(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[Callable[[np.ndarray], None]]:
+    """A .npy file that rows are added to, in order; it appears when the block ends without an error.
 
-    shape   the file's; where fewer rows are added, its first number becomes theirs
+    shape   of the file; where fewer rows are added, their number replaces its first
     Gives   a function that adds an array of rows
     Raises  OSError on a full disk and the like
     """

@@ -3,22 +3,30 @@
     job = teacher_job(config, progress)
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
 
-A Job is never changed, and can be sent to other processes: `scan_corpus` makes it, once in a command.
+A Job is never changed, and can be sent to other processes. A command makes one, with `scan_corpus` or `teacher_job`.
 Left out: dictionaries (learn.py), encoding (units.py), who does the work (executors/).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.errors import CorpusError, EncodeError, StoreError
 from common.progress import silent
 from pipeline import plan as planning
-from pipeline.corpus import TextFile, open_sources
+from pipeline.config import CorpusConfig, DictionaryConfig
+from pipeline.corpus import TextFile, Window, open_sources
 from pipeline.corpus.documents import Selection
+from pipeline.corpus.source import Source
 from pipeline.corpus.windows import drops_white_space
-from shards.manifest import fingerprint
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import LSP_OCTAVES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from pipeline.teacher import Teacher
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, in summaries
 LISTED_FILES = 5
@@ -29,43 +37,44 @@ PARAGRAPHS = 50  # documents of a text file, on average: above, they may be para
 class Job:
     """Sources, tokenizer and plan of one command.
 
-    config       its settings
+    config       its settings: a CorpusConfig with those of the command, such as EncodeConfig
     special_ids  dict of `teacher.special_ids`
     rules        dict of `plan.windowing`
-    sources      name to reader;  stamps  name to what says that the source is still the one that was scanned
-    progress     called with what the command is doing; a process that the job is sent to says nothing
+    sources      by name
+    stamps       of the sources when they were scanned, by name: while a stamp is the same, the content is
+    progress     called with what the command is doing; a process that the job is sent to reports nothing
     """
 
-    config: object
-    tokenizer: object
+    config: Any
+    tokenizer: "PreTrainedTokenizerFast"
     special_ids: dict
     rules: dict
-    plan: planning.Plan
-    sources: dict
-    stamps: dict
-    progress: Callable = silent
+    plan: Plan
+    sources: dict[str, Source]
+    stamps: dict[str, tuple[int, int]]
+    progress: Callable[..., None] = silent
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
         return Job, fields
 
-    def check_sources(self):
+    def check_sources(self) -> None:
         """Raise CorpusError if a source is no longer the file that was scanned."""
         for name in self.sources:
             self.check_unchanged(name)
 
-    def check_unchanged(self, name):
+    def check_unchanged(self, name: str) -> None:
         """The same of one source."""
         if self.sources[name].stamp() != self.stamps[name]:
             raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
-    def describe_corpus(self):
+    def describe_corpus(self) -> dict:
         """What the scan counted, for summaries: a dict that JSON can hold, however many files there are.
 
         Returns  totals (files, documents, held_out_documents, duplicates, too_short, invalid), max_tokens,
                  files_listed: the same of the files with the most documents (files that are held out first),
-                 paragraphs: mean documents of the text files that are cut at empty lines, where that is so many that
-                 these may be paragraphs, else None
+                 paragraphs: how many documents a text file that is cut at empty lines has on average, where these are
+                 so many that they may be paragraphs, else None
         """
         files = {name: {count: found[count] for count in COUNTED} for name, found in self.plan.corpus["files"].items()}
         by_file = self.config.held_out_by == "file"  # then the files that are held out come first
@@ -90,13 +99,13 @@ class Job:
         }
 
     @property
-    def expected_tokens(self):
+    def expected_tokens(self) -> int:
         """About how many tokens the plan holds, for progress."""
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
 
-    def target(self, settings, lineage, k, octaves=LSP_OCTAVES):
-        """The content of target.json."""
+    def target(self, settings: dict, lineage: dict, k: int, octaves: int = LSP_OCTAVES) -> dict:
+        """The content of target.json; arguments as the fields of kinds.Description."""
         return {
             "target": fingerprint(settings),
             "settings": settings,
@@ -108,13 +117,13 @@ class Job:
             "special_ids": self.special_ids,
         }
 
-    def windows(self, unit):
+    def windows(self, unit: PlannedUnit) -> Iterator[Window]:
         """The windows of a planned unit."""
         return planning.unit_windows(unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.rules)
 
 
-def scan_corpus(config, tokenizer, progress):
-    """Scan the corpus of the settings; returns the Job.
+def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", progress: Callable[..., None]) -> Job:
+    """Scan the corpus of the settings.
 
     Raises  CorpusError, StoreError
     """
@@ -147,8 +156,8 @@ def scan_corpus(config, tokenizer, progress):
     return job
 
 
-def teacher_job(config, progress):
-    """The Job of a command that has a teacher; a layer it lacks is refused before the corpus is read."""
+def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
+    """The Job of a command that has a teacher; a layer that the teacher lacks is refused before the corpus is read."""
     from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
 
     check_layers(config.teacher, config.layer)
@@ -159,7 +168,7 @@ def teacher_job(config, progress):
     return scan_corpus(config, load_tokenizer(config.teacher), progress)
 
 
-def load_teacher(job):
+def load_teacher(job: Job) -> "Teacher":
     """The teacher of the settings, cut after the deepest of their layers.
 
     Raises  TeacherError, DeviceError; EncodeError when the windows are too long or a GPU has no solver
@@ -174,17 +183,17 @@ def load_teacher(job):
     return teacher
 
 
-def check_same_teacher(teacher, fingerprint, dtype):
+def check_same_teacher(teacher: "Teacher", fingerprint: str, dtype: str) -> None:
     """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
     found = str(teacher.dtype).removeprefix("torch.")
     if (teacher.fingerprint, found) != (fingerprint, dtype):
-        what = f"computes in {found}, not {dtype}" if found != dtype else f"finds other files at {teacher.name}"
+        what = f"computes in {found}, not {dtype} as" if found != dtype else f"finds other files at {teacher.name} than"
         raise EncodeError(
-            f"a worker {what} as the command that was given. Let all see the same files, and give --dtype and --device."
+            f"a worker {what} the command that was given. Let all see the same files, and give --dtype and --device."
         )
 
 
-def check_teacher(job, teacher):
+def check_teacher(job: Job, teacher: "Teacher") -> None:
     """Raise TeacherError or EncodeError when a teacher cannot read what the job's tokenizer and windows give it."""
     teacher.check_tokenizer(job.tokenizer)
     max_length = job.config.max_length
@@ -195,7 +204,7 @@ def check_teacher(job, teacher):
         )
 
 
-def require_gpu_solver():
+def require_gpu_solver() -> None:
     """Raise EncodeError, which says what to install, when the solver cannot run on a GPU."""
     try:
         from pipeline.solvers import cd_cuda  # noqa: F401
@@ -203,12 +212,15 @@ def require_gpu_solver():
         raise EncodeError(f"{error}. Or use --device cpu.") from error
 
 
-def named_by_content(parent, name, content):
-    """`<parent>/<name>-<12 digits of content>`, or what has those digits already, under whatever name."""
+def named_by_content(parent: Path, name: str, content: str) -> Path:
+    """`<parent>/<name>-<12 digits of content>`, or what is there already under another name with these digits.
+
+    content  a fingerprint
+    """
     return next(iter(sorted(parent.glob(f"*-{content[:12]}"))), parent / f"{name}-{content[:12]}")
 
 
-def refuse_foreign_output(output):
+def refuse_foreign_output(output: str | Path) -> None:
     """Raise StoreError when the output directory is a file, a store or a run itself."""
     if Path(output).is_file():
         raise StoreError(f"--output {output} is a file. Give a directory, such as ./runs.")

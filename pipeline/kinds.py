@@ -8,19 +8,26 @@ To add a kind, write its class and its coder (coding/coder.py says what that is)
 Left out: the commands (encode.py), the stores themselves (stores.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.errors import EncodeError
 from pipeline.coding.batch import Output, Reading
-from pipeline.coding.coder import IdsCoder
+from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.lsp import LspCoder
-from pipeline.job import check_same_teacher, check_teacher, load_teacher
+from pipeline.executors.base import Context
+from pipeline.job import Job, check_same_teacher, check_teacher, load_teacher
+from pipeline.stores import OpenStore
 from shards import copies
 from shards.manifest import differing, fingerprint
 from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, LSP_OCTAVES
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+    from pipeline.teacher.masked_lm import MaskedLm
 
 
 class Description(NamedTuple):
@@ -42,34 +49,37 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True)  # equal to itself in other processes, where a coder is kept for it
 class Kind:
-    """One kind of store; a subclass says what is its own."""
+    """One kind of store; a subclass defines what differs. A kind without a teacher or an Output has None for it."""
 
-    def load_teacher(self, job):
-        """What reads the text; None where nothing does."""
+    def load_teacher(self, job: Job) -> "Teacher | None":
+        """The teacher that reads the text, if the kind needs one."""
         raise NotImplementedError
 
-    def describe(self, job, teacher, output):
+    def describe(self, job: Job, teacher: Any, output: Any) -> Description:
         """The Description of a store for an Output."""
         raise NotImplementedError
 
-    def read_output(self, store, teacher):
-        """The Output that an OpenStore was made for. Raises StoreError when it holds another dictionary than its target
-        names."""
+    def read_output(self, store: OpenStore, teacher: Any) -> Output | None:
+        """The Output that a store was made for. Raises StoreError when the store holds another dictionary than its
+        target names."""
         raise NotImplementedError
 
-    def make_coder(self, teacher, outputs, config, special_ids):
-        """What codes for the Outputs."""
+    def make_coder(
+        self, teacher: Any, outputs: Sequence[Any], config: Any, special_ids: dict
+    ) -> IdsCoder | TeacherCoder:
+        """The coder for the Outputs."""
         raise NotImplementedError
 
-    def target(self, job, teacher, output):
+    def target(self, job: Job, teacher: Any, output: Any) -> dict:
         """The content of target.json."""
         found = self.describe(job, teacher, output)
         return job.target(found.settings, found.lineage, found.k, found.octaves)
 
-    def open_coder(self, context, stores):
-        """What codes for some OpenStores, an output of the coder for each, in any process.
+    def open_coder(self, context: Context, stores: list[OpenStore]) -> IdsCoder | TeacherCoder:
+        """The coder for some stores, with an output for each, in any process.
 
-        Raises  EncodeError where the teacher or the settings are not the stores'; StoreError as `read_output`
+        Raises  EncodeError when the stores were made with another teacher or other settings; StoreError as
+                `read_output`
         """
         job = context.job
         teacher = context.keep("teacher", partial(self.load_teacher, job))
@@ -88,7 +98,7 @@ class Kind:
         return self.make_coder(teacher, outputs, job.config, job.special_ids)
 
 
-def name_of_dtype(teacher):
+def name_of_dtype(teacher: "Teacher") -> str:
     """How settings spell the precision that a teacher computes in."""
     return str(teacher.dtype).removeprefix("torch.")
 
@@ -96,31 +106,31 @@ def name_of_dtype(teacher):
 class Ids(Kind):
     """Token ids alone."""
 
-    def load_teacher(self, job):
+    def load_teacher(self, job: Job) -> None:
         return None
 
-    def describe(self, job, teacher, output):
+    def describe(self, job: Job, teacher: None, output: None) -> Description:
         settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
         return Description(f"ids-L{job.config.max_length}", settings, {"tokenizer_name": job.config.tokenizer}, k=0)
 
-    def read_output(self, store, teacher):
+    def read_output(self, store: OpenStore, teacher: None) -> None:
         return None
 
-    def make_coder(self, *_):
+    def make_coder(self, teacher: None, outputs: Sequence[None], config: Any, special_ids: dict) -> IdsCoder:
         return IdsCoder()
 
 
 class Logits(Kind):
     """The teacher's most probable words at every token."""
 
-    def load_teacher(self, job):
+    def load_teacher(self, job: Job) -> "MaskedLm":
         from pipeline.teacher.masked_lm import MaskedLm
 
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
         check_teacher(job, teacher)
         return teacher
 
-    def describe(self, job, teacher, output):
+    def describe(self, job: Job, teacher: "MaskedLm", output: Output) -> Description:
         from pipeline.coding.logits import entries_kept
 
         settings = {
@@ -136,22 +146,24 @@ class Logits(Kind):
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
         return Description(f"logits-{Path(teacher.name).name}", settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
 
-    def read_output(self, store, teacher):
+    def read_output(self, store: OpenStore, teacher: "MaskedLm") -> Output:
         return Output(teacher.layer, None)
 
-    def make_coder(self, *arguments):
+    def make_coder(
+        self, teacher: "MaskedLm", outputs: Sequence[Output], config: Any, special_ids: dict
+    ) -> TeacherCoder:
         from pipeline.coding.logits import LogitsCoder
 
-        return LogitsCoder(*arguments)
+        return LogitsCoder(teacher, outputs, config, special_ids)
 
 
 class Lsp(Kind):
     """Distributions over latent semantic properties."""
 
-    def load_teacher(self, job):
+    def load_teacher(self, job: Job) -> "Teacher":
         return load_teacher(job)
 
-    def describe(self, job, teacher, output):
+    def describe(self, job: Job, teacher: "Teacher", output: Output) -> Description:
         config, k = job.config, len(output.dictionary.atoms_Kd)
         settings = {
             "kind": "lsp",
@@ -168,8 +180,8 @@ class Lsp(Kind):
         if config.solver == "fista":
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
         else:
-            settings["tolerance"] = config.tolerance  # which FISTA does not ask for
-        if output.dictionary.center is not None:  # stores from before there was centring have no such key
+            settings["tolerance"] = config.tolerance  # which FISTA does not have
+        if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
             settings["center"] = output.dictionary.centering
         settings |= Reading.of(config, teacher).settings()
         lineage = {
@@ -179,15 +191,15 @@ class Lsp(Kind):
         }
         return Description(f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}", settings, lineage, k)
 
-    def read_output(self, store, teacher):
+    def read_output(self, store: OpenStore, teacher: "Teacher") -> Output:
         from pipeline.dictionary import Dictionary
 
         dictionary = Dictionary.load(store.files.dictionary)
         copies.check_dictionary(store.files, dictionary.fingerprint)
         return Output(store.target["settings"]["layer"], dictionary)
 
-    def make_coder(self, *arguments):
-        return LspCoder(*arguments)
+    def make_coder(self, teacher: "Teacher", outputs: Sequence[Output], config: Any, special_ids: dict) -> LspCoder:
+        return LspCoder(teacher, outputs, config, special_ids)
 
 
-KINDS = {"ids": Ids(), "logits": Logits(), "lsp": Lsp()}
+KINDS: dict[str, Kind] = {"ids": Ids(), "logits": Logits(), "lsp": Lsp()}

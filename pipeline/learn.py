@@ -4,30 +4,39 @@
         report["dictionary"], report["layer"], report["finished_before"]
 
 All that are lacking are sampled in one pass of the teacher, then learned one after the other. A dictionary's
-directory is named by what it is learned from; its work lies in a hidden directory beside it until it is finished, so
-that an interruption costs at most a minute of learning. Left out: the sample (sample.py), the learning itself
-(dictionary/).
+directory is named by what it is learned from; its sample and checkpoints lie in a hidden directory beside it until it
+is finished, so that an interruption costs at most a minute of learning. Left out: the sample (sample.py), the learning
+itself (dictionary/).
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.errors import EncodeError
 from common.invocation import program
 from common.progress import silent
+from common.workplaces import discard, workplace
 from pipeline.coding.batch import Reading
-from pipeline.config import LearnConfig
+from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
-from pipeline.job import load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
-from pipeline.sample import sample_hidden
+from pipeline.executors.base import PART, Executor
+from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
+from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from shards import copies
 from shards.manifest import StoreFiles, fingerprint
 
-ALWAYS_BEFORE = 2048  # vectors of a minibatch
+if TYPE_CHECKING:
+    from pipeline.dictionary import Dictionary
+    from pipeline.teacher import Teacher
+
+WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
+FIXED_BATCH = 2048  # vectors of a minibatch, before there was a choice
 logger = logging.getLogger(__name__)
 
 
@@ -37,15 +46,21 @@ class Wanted:
 
     directory: Path
     k: int
-    layer: int | None = None
 
     @property
-    def work(self):
-        """Where its sample and checkpoints are until it is learned, whatever the name of what it is learned from."""
+    def work(self) -> Path:
+        """Where its sample and checkpoints are until it is learned: it follows from the digits of the name alone."""
         return self.directory.with_name(f".{self.directory.name.rpartition('-')[2]}.learning")
 
 
-def learn_dictionary(config, progress=silent):
+@dataclass(frozen=True)
+class WantedOfLayer(Wanted):
+    """One that is learned from hidden states of a layer of the teacher."""
+
+    layer: int
+
+
+def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Learn, or find, the dictionary of every layer and k of the settings, or those of the file config.hidden.
 
     Returns  list of report dicts: directory, finished_before, the figures of its atoms
@@ -59,8 +74,8 @@ def learn_dictionary(config, progress=silent):
         return provide_dictionaries(executor, teacher)
 
 
-def provide_dictionaries(executor, teacher):
-    """Reports of the dictionaries that the settings ask for, layer by layer; learned now where they are not there."""
+def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
+    """Reports of the dictionaries that the settings ask for, layer by layer; those that are lacking are learned now."""
     job = executor.job
     wanted = wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
@@ -71,14 +86,14 @@ def provide_dictionaries(executor, teacher):
     return [_report(entry, learned) | {"layer": entry.layer} for entry in wanted]
 
 
-def wanted_dictionaries(job, teacher):
+def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
     """The dictionaries that the settings ask for, layer by layer, whether they are there or not."""
     return [_wanted(job, teacher, layer, k) for layer in job.config.layer for k in job.config.k]
 
 
 def _wanted(job, teacher, layer, k):
     config = job.config
-    request = {
+    request: dict[str, Any] = {
         "teacher": teacher.fingerprint,
         "layer": layer,
         "plan": job.plan.id,
@@ -92,22 +107,22 @@ def _wanted(job, teacher, layer, k):
     if (dtype := str(teacher.dtype).removeprefix("torch.")) != "float32":  # dictionaries of earlier versions lack it
         request["dtype"] = dtype
     request |= batch_key(minibatch_of_sample(job))
-    if config.center != "none":  # so do those that are not centred
+    if config.center != "none":  # dictionaries that are not centred lack it
         request["center"] = config.center
     name = f"{Path(teacher.name).name}-l{layer}-k{k}"
-    return Wanted(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
+    return WantedOfLayer(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
 
 
-def minibatch_of_sample(job):
-    """Vectors of a minibatch, as the settings say or by the size of the sample, so far as the plan tells it."""
+def minibatch_of_sample(job: Job) -> int:
+    """Vectors of a minibatch: as the settings say, or by the size of the sample that the plan lets expect."""
     from pipeline.dictionary import minibatch_size
 
     return job.config.dictionary_batch or minibatch_size(min(job.config.dictionary_tokens, job.expected_tokens))
 
 
-def batch_key(batch):
-    """The minibatch as part of what names a dictionary: not when it is what it was before it could be chosen."""
-    return {} if batch == ALWAYS_BEFORE else {"batch": batch}
+def batch_key(batch: int) -> dict[str, int]:
+    """The minibatch as part of what names a dictionary; nothing if it is the fixed one of earlier versions."""
+    return {} if batch == FIXED_BATCH else {"batch": batch}
 
 
 def _provide_from_file(config, progress):
@@ -152,7 +167,6 @@ def _provide_from_file(config, progress):
 
 def _report(entry, learned):
     from pipeline.dictionary import Dictionary
-    from pipeline.dictionary.checkpoint import discard
 
     discard(entry.work)
     return Dictionary.load(entry.directory).report() | {
@@ -166,13 +180,11 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
 
     batch          vectors of a minibatch
     make_vectors   function from (Wanted, its working directory) pairs to their training vectors
-    check_vectors  raises when they are no longer what the names of the directories say
-    Returns        those that were learned; another process may have finished the rest before their places were ours
+    check_vectors  raises ValueError when the vectors are no longer those that the directories are named by
+    Returns        those that were learned here; another process may have finished the others while this one waited
     """
-    from pipeline.dictionary.checkpoint import workplace
-
     with ExitStack() as held:
-        places = [(entry, held.enter_context(workplace(entry.work))) for entry in lacking]
+        places = [(entry, held.enter_context(workplace(entry.work, WORK_FILES))) for entry in lacking]
         places = [(entry, place) for entry, place in places if not entry.directory.is_dir()]
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):
@@ -181,16 +193,14 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
 
 
 def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
+    from pipeline.dictionary import DictionarySettings, LearningSchedule
     from pipeline.dictionary import learn_dictionary as learn
     from pipeline.dictionary.checkpoint import forget
 
     found = learn(
         hidden_Nd,
-        k,
-        config.lam,
-        seed=config.seed,
-        epochs=config.dictionary_epochs,
-        batch=batch,
+        DictionarySettings(k, config.lam, config.seed),
+        LearningSchedule(config.dictionary_epochs, batch),
         device=config.device,
         checkpoint=place,
         progress=progress,
@@ -204,7 +214,7 @@ def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
 
 
 def _announce(directory):
-    """Say that a new dictionary means a new store, when others were learned for the same teacher, layer and k."""
+    """Log that a new dictionary means a new store, if others were learned for the same teacher, layer and k."""
     others = sorted(directory.parent.glob(directory.name.rpartition("-")[0] + "-*"))
     if others:
         logger.info(
@@ -214,16 +224,20 @@ def _announce(directory):
         )
 
 
-def load_dictionary(config, source, teacher):
+def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teacher") -> "Dictionary":
     """The dictionary of a directory, to code hidden states of the teacher with.
 
-    Raises  DictionaryError; EncodeError when its width or its centring does not fit; TeacherError
+    Raises  DictionaryError; EncodeError when its width or its centring does not fit; TeacherError; StoreError when a
+            store's copy is not the one that the store's target names: it would silently begin a new store
     """
     from pipeline.dictionary import Dictionary
     from pipeline.teacher import check_position_means
 
-    dictionary = Dictionary.load(Path(source))
-    _check_dictionary_of_a_store(Path(source), dictionary)
+    directory = Path(source)
+    dictionary = Dictionary.load(directory)
+    files = StoreFiles(directory.absolute().parent)
+    if directory.name == files.dictionary.name and files.target_file.is_file():
+        copies.check_dictionary(files, dictionary.fingerprint)
     width = dictionary.atoms_Kd.shape[1]
     if width != teacher.hidden_size:
         raise EncodeError(
@@ -240,11 +254,3 @@ def load_dictionary(config, source, teacher):
     if dictionary.centering == "position":
         check_position_means(teacher.name)
     return dictionary
-
-
-def _check_dictionary_of_a_store(directory, dictionary):
-    """Raise StoreError when a dictionary is taken from a store whose target names another: some other atoms have got
-    there, and what they encode would silently be a new store."""
-    files = StoreFiles(directory.absolute().parent)
-    if directory.name == files.dictionary.name and files.target_file.is_file():
-        copies.check_dictionary(files, dictionary.fingerprint)

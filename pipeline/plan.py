@@ -1,37 +1,51 @@
 """A corpus cut into fixed units of work, before any work is done.
 
-One scan hashes each source, decides by content which documents are held out and which are left out, and cuts record
-ranges of about `unit_tokens` tokens. A unit's id follows from the tokenizer, the windowing, the source's bytes, the
-record range and the records in it that are left out, so the output does not depend on the worker count, on retries or
-on order, and an LSP store and an ids store of one plan pair exactly. Where a source is cut does not depend on what is
-left out: a text that turns up in an earlier file changes the unit it is left out of, and no other. Left out: encoding
-a unit (units.py).
+A unit is a range of a source's records, about `unit_tokens` tokens of text, that becomes one shard. One scan hashes
+each source, decides by content which documents are held out and which are left out, and cuts the units. A unit's id
+follows from the tokenizer, the windowing, the source's bytes, the record range and the records in it that are left out,
+so the output does not depend on the worker count, on retries or on order, and an LSP store and an ids store of one plan
+pair exactly. Where a source is cut does not depend on what is left out: a text that turns up in an earlier file changes
+the unit it is left out of, and no other. Left out: encoding a unit (units.py).
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from heapq import heappush, heapreplace
 from itertools import chain, groupby, islice
 from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from common.errors import CorpusError, NotUtf8Error
 from common.progress import silent
 from pipeline.corpus import windows as packing
-from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, documents, split_key_of, take_head
+from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, Selection, documents, split_key_of, take_head
+from pipeline.corpus.source import Source
+from pipeline.corpus.windows import Window
 from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 HELD_OUT_SHARE = 0.01
 NAMED_FILES = 20  # of those that are not UTF-8, in an error
 BYTES_PER_TOKEN = 4  # of English text; only sizes the units, which need not be exact
 
 
-def windowing(tokenizer_fingerprint, max_length, packing="packed", *, whole_documents=False, held_out_by="document"):
-    """What turns text into windows, the part of a plan that is not the corpus.
+def windowing(
+    tokenizer_fingerprint: str | None,
+    max_length: int,
+    packing: str = "packed",
+    *,
+    whole_documents: bool = False,
+    held_out_by: str = "document",
+) -> dict:
+    """The rules that turn text into windows: the part of a plan that is not the corpus.
 
     whole_documents  packed documents are tokenised as one string instead of line by line
     held_out_by      "document", or "file": all documents of a file are in one split
     """
-    rules = {
+    rules: dict[str, Any] = {
         "tokenizer": tokenizer_fingerprint,
         "packing": packing,
         "max_length": max_length,
@@ -39,32 +53,32 @@ def windowing(tokenizer_fingerprint, max_length, packing="packed", *, whole_docu
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":  # a key of its own only then: plans keep the names that they had
+    if held_out_by != "document":  # only then, so that other plans keep the id that they had in earlier versions
         rules["held_out_by"] = held_out_by
     return rules
 
 
 def scan(
-    sources,
-    tokenizer,
-    special_ids,
-    rules,
+    sources: Sequence[Source],
+    tokenizer: "PreTrainedTokenizerFast | None",
+    special_ids: Mapping[str, Any] | None,
+    rules: dict,
     *,
-    unit_tokens,
-    max_tokens=None,
-    selection=DEFAULT_SELECTION,
-    progress=silent,
-):
+    unit_tokens: int,
+    max_tokens: int | None = None,
+    selection: Selection = DEFAULT_SELECTION,
+    progress: Callable[..., None] = silent,
+) -> Plan:
     """Cut the sources into units.
 
-    sources       readers of pipeline.corpus; of those with equal content the first counts
-    rules         dict of `windowing`
+    sources       of those with equal content the first counts
+    tokenizer     it and special_ids are only needed for max_tokens
+    rules         of `windowing`
     unit_tokens   about this many tokens a unit
     max_tokens    stop at the window that reaches it, 99 % of it from training and 1 % from held-out
                   documents; None takes everything and does not tokenise
     selection     which documents are left out
     progress      called with (stage, done bytes, None, unit)
-    Returns       Plan
     Raises        CorpusError when there is no document, or no training document, or whole files are to be held out and
                   there is only one
     """
@@ -84,13 +98,13 @@ def scan(
             for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found, split):
                 units.append(_unit(rules, source, content, span))
                 progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
-        except NotUtf8Error as error:  # told together with those of the other files
+        except NotUtf8Error as error:  # raised together with those of the other files
             faulty.append(error)
         for name, count in found.items():
             counts[name] += count
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if faulty:
-        raise _in_one(faulty)
+        raise _join_errors(faulty)
     if not any(unit.split == "train" for unit in units):
         raise CorpusError(
             f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
@@ -101,7 +115,7 @@ def scan(
     return Plan(rules, tuple(units), counts)
 
 
-def _in_one(errors):
+def _join_errors(errors):
     """One error for all files that are not UTF-8, each with its first place."""
     if len(errors) == 1:
         return errors[0]
@@ -125,7 +139,13 @@ def _left_out(counts):
     return f" (left out: {', '.join(reasons)})" if reasons else ""
 
 
-def unit_windows(unit, source, tokenizer, special_ids, rules):
+def unit_windows(
+    unit: PlannedUnit,
+    source: Source,
+    tokenizer: "PreTrainedTokenizerFast",
+    special_ids: Mapping[str, Any],
+    rules: Mapping,
+) -> Iterator[Window]:
     """The windows of one unit; record numbers count from the unit's first."""
     pieces = _unit_pieces(unit, source, _is_by_file(rules))
     if rules.get("text") == "document":
@@ -135,8 +155,8 @@ def unit_windows(unit, source, tokenizer, special_ids, rules):
         yield window._replace(run_records=[record - unit.start for record in window.run_records])
 
 
-def unit_texts(unit, source):
-    """The text of one unit in pieces, for what needs no windows."""
+def unit_texts(unit: PlannedUnit, source: Source) -> Iterator[str]:
+    """The text of one unit in pieces, for whoever needs no windows."""
     return (piece.text for piece in _unit_pieces(unit, source))
 
 
@@ -159,7 +179,9 @@ def _if_of_split(document, split):
         yield from chain(head, document)
 
 
-def candidates(unit, windows, seed, bound):
+def candidates(
+    unit: PlannedUnit, windows: Iterable[Window], seed: int, bound: int
+) -> Iterator[tuple[int, tuple[str, int], Window]]:
     """A unit's windows with a hash below a bound: triples (hash, (unit's id, number in the unit), window).
 
     The hash is counter-based, of (seed, unit, number).
@@ -172,22 +194,23 @@ def candidates(unit, windows, seed, bound):
 
 class WindowSample:
     """The windows of a plan with the smallest hashes, so that they follow from the plan and the seed alone, in
-    whatever order units are added. Memory: the sample.
+    whatever order units are added. Only the sample is in memory.
 
     tokens  coded tokens that the sample is to hold
     """
 
-    def __init__(self, plan, tokens):
-        self._tokens, self._heap = tokens, []  # (-hash, place, window): largest hash first
+    def __init__(self, plan: Plan, tokens: int):
+        self._tokens = tokens
+        self._heap: list[tuple[int, tuple[str, int], Window]] = []  # (-hash, place, window): largest hash first
         least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
-        self._wanted = -(-tokens // max(1, least))  # those with as few tokens as that, on average, would still do
+        self._wanted = -(-tokens // max(1, least))  # windows: enough even if they hold as few tokens as that on average
 
     @property
-    def bound(self):
-        """Hashes from this on cannot be among the smallest."""
+    def bound(self) -> int:
+        """Windows whose hash is not below this cannot be among the smallest."""
         return -self._heap[0][0] if len(self._heap) == self._wanted else 2**64
 
-    def add(self, found):
+    def add(self, found: Iterable[tuple[int, tuple[str, int], Window]]) -> None:
         """Add what `candidates` gives."""
         for value, place, window in found:
             if len(self._heap) < self._wanted:
@@ -195,7 +218,7 @@ class WindowSample:
             elif value < self.bound:
                 heapreplace(self._heap, (-value, place, window))
 
-    def windows(self):
+    def windows(self) -> list[Window]:
         """Those of the smallest hashes that hold the tokens, in the order of their hash."""
         chosen, total = [], 0
         for _, _, window in sorted(self._heap, reverse=True):
@@ -216,7 +239,9 @@ def _is_by_file(rules):
 
 
 def _files_held_out(sources):
-    """Content hashes of the files that are held out: the hundredth with the lowest ones, and at least the lowest.
+    """Content hashes of the files that are held out: about one file in a hundred, those with the lowest hashes.
+
+    The lowest is always among them.
 
     Raises  CorpusError when all the files have one content
     """
@@ -230,11 +255,11 @@ def _files_held_out(sources):
 
 
 def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
-    """Record ranges of a source, a dict each, in the order in which they are full; those without a document not.
+    """Record ranges of a source that hold a document, a dict each, in the order in which they are full.
 
     split_of_all  the split of all its documents; None where each document's content decides
     """
-    open_spans = {}
+    open_spans: dict[str, dict] = {}
     for document in documents(source.pieces()):
         reason = selection.refusal(document, seen)
         counts["invalid"] += document.invalid and reason != "invalid"
@@ -278,15 +303,15 @@ def _worth_a_unit(span):
 
 def _ranges(numbers):
     """Ascending numbers as text: 3,7-9."""
-    parts, numbers = [], list(numbers)
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in run]
+    parts = []
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
         parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
     return ",".join(parts)
 
 
 def _numbers(ranges):
-    """The set of numbers that `_ranges` wrote."""
+    """The set of numbers in a text of `_ranges`."""
     parts = [part.partition("-") for part in ranges.split(",") if part]
     return {number for first, _, last in parts for number in range(int(first), int(last or first) + 1)}
 
@@ -300,7 +325,7 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
-    if span["dropped"]:  # units of which nothing is left out keep the id that they had before anything could be
+    if span["dropped"]:  # other units keep the id that they had in earlier versions
         address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),

@@ -2,15 +2,18 @@
 
     hidden_Nd, ... = sample_hidden(executor, teacher, places)
 
-Windows at which the teacher fails, or a worker dies, are left out. Left out: which dictionaries are learned (learn.py),
+Windows at which the teacher fails, or a worker dies, do not count. Left out: which dictionaries are learned (learn.py),
 the learning (dictionary/).
 
 Shapes: N vectors of the sample, n of a part of it, d hidden width.
 """
 
 import logging
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,26 +22,41 @@ from pipeline import plan as planning
 from pipeline.coding.batch import Reading
 from pipeline.coding.failures import SOME_WINDOWS, isolate, may_be_the_texts_fault
 from pipeline.coding.hidden import hidden_rows
+from pipeline.corpus import Window
 from pipeline.dictionary.centering import HiddenSums
-from pipeline.executors.base import KILLED, PART, unpack
+from pipeline.executors.base import KILLED, PART, Context, Executor, unpack
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
 from pipeline.files import growing_rows
-from pipeline.job import check_same_teacher, load_teacher
+from pipeline.job import Job, check_same_teacher, load_teacher
 from pipeline.units import read_windows
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
 
 SAMPLE, RAW_SAMPLE = "sample.npy", "raw.npy"
 ROWS_AT_ONCE = 65_536
 logger = logging.getLogger(__name__)
 
 
-def sample_hidden(executor, teacher, places):
+class SamplesFor(Protocol):
+    """What is asked here of a WantedOfLayer of learn.py."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+
+
+def sample_hidden(
+    executor: Executor, teacher: "Teacher", places: Sequence[tuple[SamplesFor, Path]]
+) -> list[np.ndarray]:
     """Unit-length hidden states of a uniform sample of training windows: one float16 (N, d) map for every place.
 
     They go to sample.npy in each place batch by batch; the file appears when it is complete, and one that is there
-    already is used. Places of one layer share its file. With --center they come as the teacher gives them to raw.npy
-    first, in float32 with their positions; then the means are taken, and sample.npy and center.npy follow from both.
+    already is used. Places of one layer share its file. With --center, hidden states go to raw.npy first, in float32 as
+    the teacher gives them, with their positions; then the means are taken, and sample.npy and center.npy follow.
 
-    places  pairs (Wanted, directory)
+    places  pairs (wanted dictionary, directory)
     """
     job = executor.job
     centred = job.config.center != "none"
@@ -65,7 +83,7 @@ def sample_hidden(executor, teacher, places):
 
 
 def _center_sample(place, kind):
-    """raw.npy of a place to center.npy, center.json and, last, sample.npy."""
+    """Make center.npy, center.json and, last, sample.npy of the raw.npy of a place."""
     raw_N = np.load(place / RAW_SAMPLE, mmap_mode="r")
     shape, starts = raw_N["row"].shape, range(0, len(raw_N), ROWS_AT_ONCE)
     sums = HiddenSums(shape[1])
@@ -77,19 +95,19 @@ def _center_sample(place, kind):
     with growing_rows(place / SAMPLE, shape, np.float16) as add:
         for start in starts:
             rows_n = raw_N[start : start + ROWS_AT_ONCE]
-            rows_nd = center.subtracted(rows_n["row"], rows_n["position"])
+            rows_nd = center.subtract_from(rows_n["row"], rows_n["position"])
             add(rows_nd / np.maximum(np.linalg.norm(rows_nd, axis=1, keepdims=True), 1e-12))
     (place / RAW_SAMPLE).unlink()
 
 
-def sample_dtype(job, teacher):
-    """Of the rows that a sample is made of: with --center a raw one and its position."""
+def sample_dtype(job: Job, teacher: "Teacher") -> np.dtype:
+    """The type of a sample's rows: with --center a raw hidden state and its position."""
     if job.config.center == "none":
         return np.dtype((np.float16, (teacher.hidden_size,)))
     return np.dtype([("position", "<i4"), ("row", "<f4", (teacher.hidden_size,))])
 
 
-def choose_windows(executor, k):
+def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
     """The windows of the sample, and how many vectors it is to have."""
     job, config = executor.job, executor.job.config
     windows = sample_windows(executor, config.dictionary_tokens, config.seed)
@@ -104,10 +122,10 @@ def choose_windows(executor, k):
     return windows, count
 
 
-def sample_windows(executor, tokens, seed):
+def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
 
-    Returns  list of windows in the order of their hash
+    They are in the order of their hash.
     """
     job, suspects = executor.job, []
     sample = planning.WindowSample(job.plan, tokens)
@@ -120,7 +138,7 @@ def sample_windows(executor, tokens, seed):
                 continue
             sample.add(found)
             job.progress("choose", done, len(training), unit="units")
-    for number in suspects:  # alone: another's death may have been laid at its door
+    for number in suspects:  # each alone: it may have been blamed for the death of another
         ((_, found),) = executor.map(find, [(number, sample.bound)])
         if found is KILLED:
             raise EncodeError(f"workers die when they read {job.plan.units[number].source}. Leave it out.")
@@ -147,10 +165,11 @@ def _write_samples(path_of, executor, teacher, windows, count):
 
 
 def _read_hidden(executor, teacher, batches, layers, place):
-    """Hidden states of batches of windows, in order; the teacher's as this process has it.
+    """Hidden states of batches of windows, in order.
 
-    place   directory for the files of other processes, which are gone when this ends
-    Yields  lists of rows as the sample holds them (sample_dtype), one for a layer
+    teacher  of this process; all processes must have the same
+    place    directory for the files of other processes, which are removed at the end
+    Yields   lists of rows as the sample holds them (sample_dtype), one for a layer
     """
     expected = teacher.fingerprint, str(teacher.dtype).removeprefix("torch.")
     starts = range(0, len(batches), executor.grain)
@@ -201,14 +220,23 @@ def _leave_out_killers(executor, windows, layers):
 # -- functions for executors -------------------------------------------------------------------------------
 
 
-def find_candidates(context, items, *, seed):
+def find_candidates(
+    context: Context, items: Iterable[tuple[int, int]], *, seed: int
+) -> Generator[list[tuple[int, tuple[str, int], Window]], None, None]:
     """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound)."""
     for number, bound in items:
         unit = context.job.plan.units[number]
         yield list(planning.candidates(unit, read_windows(context, unit), seed, bound))
 
 
-def read_hidden(context, items, *, layers, place, expected):
+def read_hidden(
+    context: Context,
+    items: Iterable[tuple[int, list[list[Window]]]],
+    *,
+    layers: Sequence[int],
+    place: Path,
+    expected: tuple[str, str],
+) -> Generator[list[np.ndarray | Path], None, None]:
     """The hidden states of some batches, as the sample holds them.
 
     items     pairs (number, list of batches, which are lists of windows)
@@ -227,8 +255,10 @@ def read_hidden(context, items, *, layers, place, expected):
         ]
 
 
-def probe_hidden(context, items, *, layers):
-    """The same of some windows, and keep nothing: only whether this process survives it counts."""
+def probe_hidden(
+    context: Context, items: Iterable[tuple[list[Window]]], *, layers: Sequence[int]
+) -> Generator[None, None, None]:
+    """Read the hidden states of some windows and keep nothing: all that matters is whether this process survives it."""
     for (windows,) in items:
         try:
             read_batch(context.job, context.keep("teacher", partial(load_teacher, context.job)), layers, windows)
@@ -240,8 +270,8 @@ def probe_hidden(context, items, *, layers):
 # -- one batch ---------------------------------------------------------------------------------------------
 
 
-def read_batch(job, teacher, layers, windows):
-    """Hidden states of the windows of one forward pass, those left out at which the teacher fails.
+def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: list[Window]) -> list[np.ndarray]:
+    """Hidden states of the windows of one forward pass, without those at which the teacher fails.
 
     Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
     Raises   EncodeError when it fails at most of them
@@ -262,7 +292,7 @@ def _read_usable(job, teacher, layers, windows, batch):
 
     def read(layers, windows):
         rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, reading, raw)
-        return [_record(found, sample_dtype(job, teacher)) if raw else found for found in rows]
+        return [_as_records(found, sample_dtype(job, teacher)) if raw else found for found in rows]
 
     if len(layers) > 1:
         try:
@@ -270,20 +300,20 @@ def _read_usable(job, teacher, layers, windows, batch):
         except Exception as error:
             if not may_be_the_texts_fault(error):
                 raise
-        # It may be the fault of one layer, and the others' samples must not know of that one.
+        # One layer alone may have failed, and that must not show in the samples of the others.
         return [_read_usable(job, teacher, (layer,), windows, batch)[0] for layer in layers]
     parts, failing = [], 0
-    for _, rows, error in isolate(windows, partial(read, layers)):
-        if error is None:
+    for _, rows, reason in isolate(windows, partial(read, layers)):
+        if reason is None:
             parts.append(rows[0])
         else:
-            logger.warning("a window is left out of the dictionary's sample: %s", describe(error))
+            logger.warning("a window is left out of the dictionary's sample: %s", describe(reason))
             parts.append(_no_rows(job, teacher))
             failing += 1
     return [(parts[0] if len(parts) == 1 else np.concatenate(parts), failing)]
 
 
-def _record(found, dtype):
+def _as_records(found, dtype):
     """HiddenRows as an array of records."""
     records_n = np.empty(len(found.rows_Nd), dtype)
     records_n["row"], records_n["position"] = found.rows_Nd, found.position_N

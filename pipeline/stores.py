@@ -8,38 +8,44 @@ Left out: the content of the units (units.py), what a store of each kind needs (
 
 import logging
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, StoreError
 from common.paths import utf8_name
-from pipeline.job import named_by_content
+from pipeline.job import Job, named_by_content
 from shards import copies
-from shards.manifest import StoreFiles
+from shards.manifest import PlannedUnit, StoreFiles, UnitRecord
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter
 
+if TYPE_CHECKING:
+    from pipeline.dictionary import Dictionary
+
 logger = logging.getLogger(__name__)
 QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
-QUARANTINE_LEAST = 10  # documents that may fail in a plan however small
+QUARANTINE_LEAST = 10  # documents that may fail, however small the plan
 
 
 class OpenStore:
-    """A store as a process sees it that writes units of a job into it."""
+    """A store into which a process writes units of a job."""
 
-    def __init__(self, job, path):
+    def __init__(self, job: Job, path: str | Path):
         self.job, self.files = job, StoreFiles(path)
         self.target = self.files.target()
 
-    def finished(self, unit):
-        """The record of a unit; None if it is to be encoded, for the first time or again."""
+    def finished(self, unit: PlannedUnit) -> UnitRecord | None:
+        """The record of a unit; None if the unit is to be encoded, for the first time or again."""
         record = self.files.record(unit.id)
         return None if record and record.quarantined and self.job.config.retry_quarantine else record
 
     @contextmanager
-    def writer(self, unit, environment):
-        """The UnitWriter of a unit; its end commits, if the source is unchanged and not too much failed."""
+    def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
+        """The UnitWriter of a unit; the block's end commits, if the source is unchanged and not too much failed."""
         target = self.target
         meta = ShardMeta(
             target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]
@@ -49,8 +55,8 @@ class OpenStore:
             self.job.check_unchanged(unit.source)
             self.check_quarantine(unit, writer.quarantined)
 
-    def check_quarantine(self, unit, quarantined):
-        """Raise EncodeError when too many documents failed, this unit's and those of all records there are."""
+    def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:
+        """Raise EncodeError when too many documents failed, those of this unit and of all units that have a record."""
         if not quarantined:
             return
         plan = self.job.plan
@@ -65,14 +71,14 @@ class OpenStore:
 
 
 class TargetStore(OpenStore):
-    """A store that a command adds to: made where it is not there, which units it wants, and what was done.
+    """A store that a command adds to, and makes where it is not there: which units it wants, and what was done.
 
     command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
     wanted   ids of the units that it lacks, or that are to be tried again
     done     tokens of the units that are finished;  new_tokens  of those that this command finished
     """
 
-    def __init__(self, job, name, target, command, dictionary=None):
+    def __init__(self, job: Job, name: str, target: dict, command: dict, dictionary: "Dictionary | None" = None):
         files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
         files.create(target)
         super().__init__(job, files.path)
@@ -97,13 +103,13 @@ class TargetStore(OpenStore):
             else:
                 self.done += record.tokens
 
-    def note(self, unit, tokens, quarantined):
+    def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
         """Note that a unit was committed. Raises EncodeError when too many documents failed: whoever committed it could
-        not see what others were about to commit."""
+        not see what other processes were about to commit."""
         self.new_tokens += tokens
         self.check_quarantine(unit, quarantined)
 
-    def report(self, seconds):
+    def report(self, seconds: float) -> dict:
         """What was made, with the store's statistics."""
         store = Store.open(self.files.path, self.job.plan.id)
         return {
@@ -119,8 +125,8 @@ class TargetStore(OpenStore):
         }
 
 
-def _keep_copy(directory, read, write):
-    """Write a store's copy of a tokenizer or dictionary where it is not there, or is not the one of its target.
+def _keep_copy(directory: Path, read: Callable, write: Callable):
+    """Write a store's copy of a tokenizer or dictionary, unless the one that its target names is there.
 
     read   raises StoreError unless the copy is the right one
     write  called with a directory to fill

@@ -1,21 +1,23 @@
 """Train a cased WordPiece tokenizer on a corpus, saved the way `AutoTokenizer` loads it.
 
-The training is the `tokenizers` library's; ours is only feeding it documents in bounded memory.
-Left out: other tokenizer families; bring a directory that `AutoTokenizer` reads.
+The `tokenizers` library trains; this module feeds it documents in bounded memory.
+Left out: other families of tokenizers; bring a directory that `AutoTokenizer` reads.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from common.paths import utf8_name
 from pipeline import plan as planning
+from pipeline.config import TokenizerConfig
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def run(config, progress):
-    """Train as the settings say; returns a list with the directory."""
+def run(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
+    """Train as the settings say; returns the directory, in a list."""
     sources = open_sources(config, progress)
     rules = planning.windowing(None, config.max_length)
     plan = planning.scan(
@@ -28,13 +30,19 @@ def run(config, progress):
     return [train_tokenizer(texts, directory, vocab_size=config.vocab_size)]
 
 
-def train_tokenizer(texts, output, *, vocab_size=8192, max_length=512, lowercase=False):
-    """Train on texts and save to a directory.
+def train_tokenizer(
+    texts: Iterable[str],
+    output: str | Path,
+    *,
+    vocab_size: int = 8192,
+    max_length: int = 512,
+    lowercase: bool = False,
+) -> Path:
+    """Train on texts and save to a directory, which is returned.
 
-    texts       iterable of strings, pieces of documents
+    texts       pieces of documents
     vocab_size  entries, special tokens included
     max_length  tokens, the model_max_length that is stored
-    Returns     Path of the directory
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -51,12 +59,12 @@ def train_tokenizer(texts, output, *, vocab_size=8192, max_length=512, lowercase
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    ids = tokenizer.get_vocab()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
-    output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
-    with utf8_name(output) as place:
+    directory = Path(output)
+    directory.mkdir(parents=True, exist_ok=True)
+    with utf8_name(directory) as place:
         fast.save_pretrained(place)
-    return output
+    return directory

@@ -1,4 +1,4 @@
-"""One unit of the plan becomes one committed shard of every store that lacks it.
+"""One unit of the plan becomes one committed shard of every store that lacks the unit.
 
     for unit, counts, figures in encode_missing(executor, tasks, stores, kind): ...
 
@@ -6,43 +6,63 @@ Reading and coding run in stages ahead of the writing (coding/coder.py says whic
 a pause between two; writing stays in the caller's thread. A document whose coding fails is quarantined: its windows
 keep their numbers but carry no entries, and its unit's record names it.
 
-A unit at which workers die twice is put aside until nothing else runs. Then ranges of its windows are probed, smaller
-and smaller ones, until the windows that kill a worker are alone; the unit is encoded without them, and its record names
-their documents. Left out: one unit on several workers; what is coded (kinds.py); who does it (executors/).
+A unit at which workers die twice is put aside until nothing else runs. Then ever smaller ranges of its windows are
+probed, until the windows that kill a worker are alone; the unit is encoded without them, and its record names their
+documents. Left out: one unit on several workers; what is coded (kinds.py); who does it (executors/).
 """
 
 import logging
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from common.errors import EncodeError
 from common.progress import silent
 from pipeline.coding.batch import UNIT_END, Block
+from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.stages import Stages
-from pipeline.corpus import join_windows
-from pipeline.executors.base import KILLED
+from pipeline.corpus import Window, join_windows
+from pipeline.executors.base import KILLED, Context, Executor
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
 from pipeline.stores import OpenStore
+from shards.manifest import PlannedUnit, UnitRecord
 from shards.schema import windows_per_block
+from shards.writer import UnitWriter
 
+Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers of the stores that want it
+Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by a store's number: tokens and quarantined documents
 logger = logging.getLogger(__name__)
 
 
-def encode_missing(executor, tasks, stores, kind, report=silent):
+class OpensCoders(Protocol):
+    """What is asked here of a Kind of kinds.py."""
+
+    def open_coder(self, context: Context, stores: list[OpenStore]) -> IdsCoder | TeacherCoder: ...
+
+
+def encode_missing(
+    executor: Executor,
+    tasks: Iterable[Task],
+    stores: Sequence[Path],
+    kind: OpensCoders,
+    report: Callable[..., None] = silent,
+) -> Iterator[tuple[PlannedUnit, Counts, dict[str, float]]]:
     """Encode units, each for the stores that want it.
 
-    tasks   pairs (unit, numbers of the stores that want it)
-    stores  directories of the stores, in any process that encodes;  kind  theirs, of kinds.py
+    stores  directories of the stores, as every process that encodes sees them;  kind  theirs, of kinds.py
     report  called as report(output, tokens, figures) after each block that is written in this process
-    Yields  (unit, tokens and quarantined documents of each of its stores, figures of merit) as units end
+    Yields  a unit, its Counts and its figures of merit, as units end
     Raises  as encode_lsp
     """
     units, number_of = executor.job.plan.units, {unit.id: i for i, unit in enumerate(executor.job.plan.units)}
     encode = partial(encode_units, stores=tuple(stores), kind=kind)
-    items, suspects = ((number_of[unit.id], tuple(outputs), {}) for unit, outputs in tasks), []
+    items: Iterator[tuple] = ((number_of[unit.id], tuple(outputs), {}) for unit, outputs in tasks)
+    suspects = []
     with closing(executor.map(encode, items, report=report)) as results:
         for item, result in results:
             if result is KILLED:
@@ -80,13 +100,19 @@ def _encode_without_killers(executor, number, output, stores, kind):
 # -- functions for executors -------------------------------------------------------------------------------
 
 
-def encode_units(context, items, *, stores, kind):
+def encode_units(
+    context: Context,
+    items: Iterable[tuple[int, Sequence[int], Mapping[int, str]]],
+    *,
+    stores: Sequence[Path],
+    kind: OpensCoders,
+) -> Generator[tuple[Counts, dict[str, float]], None, None]:
     """Encode what stores still lack of units.
 
     items   triples of a unit's number, the numbers of the stores that want it, and its windows that are known to fail
             with the reason
     stores  directories;  kind  of kinds.py
-    Yields  pairs: tokens and quarantined documents of each of the unit's stores, figures of merit
+    Yields  the Counts of a unit and its figures of merit
     """
     items, units = list(items), context.job.plan.units
     if not items:
@@ -95,7 +121,7 @@ def encode_units(context, items, *, stores, kind):
     # An item may have been encoded before: by a worker that died before it could say so, or by another command.
     found = [{output: opened[output].finished(units[number]) for output in outputs} for number, outputs, _ in items]
     lacking = [[output for output, record in records.items() if record is None] for records in found]
-    figures = {}
+    figures: dict[str, float] = {}
 
     def note_block(block, writer):
         figures.update(_figures_of_merit(writer.statistics))
@@ -117,18 +143,20 @@ def encode_units(context, items, *, stores, kind):
                 records |= next(written)
             yield {output: (record.tokens, record.quarantined) for output, record in records.items()}, dict(figures)
             figures.clear()
-        for _ in written:  # to its end, which raises what a stage raised when it was closed
+        for _ in written:  # what a stage raises while it is closed comes at the end
             pass
 
 
-def count_windows(context, items):
+def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[int, None, None]:
     """How many windows a unit has; items are tuples of its number."""
     for (number,) in items:
         yield len(_keep_windows(context, number))
 
 
-def probe_windows(context, items, *, stores, kind):
-    """Code ranges of units' windows and keep nothing: only whether this process survives it counts.
+def probe_windows(
+    context: Context, items: Iterable[tuple[int, int, int, int]], *, stores: Sequence[Path], kind: OpensCoders
+) -> Generator[None, None, None]:
+    """Code ranges of units' windows and keep nothing: all that matters is whether this process survives it.
 
     items   (number of a unit, first and stop of the range, number of the store that they are coded for)
     """
@@ -136,7 +164,7 @@ def probe_windows(context, items, *, stores, kind):
         _, coder = _open(context, stores, kind)
         try:
             windows = _keep_windows(context, number)[first:stop]
-            found = [[Block(join_windows(windows), output)]] if windows else []
+            found: Iterable[Any] = [[Block(join_windows(windows), output)]] if windows else []
             for _, stage in coder.stages():
                 found = stage(found)
             for _ in found:
@@ -147,7 +175,7 @@ def probe_windows(context, items, *, stores, kind):
 
 
 def _open(context, stores, kind):
-    """OpenStores of the directories and what codes for them, kept for the next item."""
+    """OpenStores of the directories and their coder, kept for the next item."""
 
     def make():
         opened = [OpenStore(context.job, path) for path in stores]
@@ -157,12 +185,12 @@ def _open(context, stores, kind):
 
 
 def _keep_windows(context, number):
-    """List of a unit's windows; that of the unit asked for last is kept."""
+    """List of a unit's windows, kept until another unit's are asked for."""
     unit = context.job.plan.units[number]
     return context.keep("windows", lambda: list(read_windows(context, unit)), unit.id)
 
 
-def read_windows(context, unit):
+def read_windows(context: Context, unit: PlannedUnit) -> Iterator[Window]:
     """The windows of a unit, as long as somebody waits for what becomes of them."""
     for window in context.job.windows(unit):
         context.check_wanted()
@@ -180,15 +208,21 @@ def _figures_of_merit(statistics):
 # -- reading, coding, writing ------------------------------------------------------------------------------
 
 
-def write_units(tasks, windows_of, coder, max_length, open_writer, after_block=silent, failed=None):
+def write_units(
+    tasks: Iterable[Task],
+    windows_of: Callable[[PlannedUnit], Iterator[Window]],
+    coder: IdsCoder | TeacherCoder,
+    max_length: int,
+    open_writer: Callable[[PlannedUnit, int], AbstractContextManager[UnitWriter]],
+    after_block: Callable[[Block, UnitWriter], None] = silent,
+    failed: Mapping[str, Mapping[int, str]] | None = None,
+) -> Generator[dict[int, UnitRecord], None, None]:
     """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
 
-    tasks        pairs (unit, numbers of the outputs that want it)
     windows_of   function from a unit to its windows
-    coder        IdsCoder, LspCoder or LogitsCoder
     open_writer  function from a unit and an output to a context manager that gives a UnitWriter and commits at its end
     after_block  called with each Block and its UnitWriter once it is written
-    failed       of units by their id: windows that are known to fail, with the reason
+    failed       by the id of a unit: its windows that are known to fail, with the reason
     Yields       for each unit once it is committed, a dict of its outputs to their records
     Raises       what any of these raises, as it is; the units before it are committed
     """

@@ -4,7 +4,7 @@
     recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
 
 A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
-what trains on the store starts from that one. Left out: flags, and which recipe applies without a store
+a command that trains on the store starts from that one. Left out: flags, and which recipe applies without a store
 (terminal/settings.py).
 """
 
@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from common.settings import convert_field
 
@@ -21,18 +22,19 @@ DEMONSTRATION = "quickstart"
 NAME = "recipe"  # in plans/<plan>.yaml of a store: which recipe made it, null where none did
 
 
-def recipe_settings(recipe, verb, settings_class, is_asked_for):
+def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: bool) -> dict[str, Any]:
     """The values that a recipe gives the settings of a command, by field.
 
     recipe        name of a recipe of this directory, or path of a YAML file
-    is_asked_for  whether the recipe was named; then it must speak of the command
+    is_asked_for  whether the user named the recipe; if so, it must have a section for the command
     Raises        ValueError on a recipe that is not there or not readable, on settings and types that do not fit
     """
     path = _recipe_file(recipe)
     sections = _sections(path)
     known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
-        raise ValueError(f"recipe {path} says nothing of {verb}. It has sections for: {', '.join(map(str, sections))}")
+        others = ", ".join(map(str, sections))
+        raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         shared = sections.get("encode-lsp") or {}
@@ -51,19 +53,19 @@ def recipe_settings(recipe, verb, settings_class, is_asked_for):
         raise ValueError(f"recipe {path}, {verb}: {error}") from None
 
 
-def recipe_of_store(store, verb):
-    """The recipe that a command on a store starts from: the one that made the store, if it speaks of that command.
+def recipe_of_store(store: Any, verb: str) -> str | None:
+    """The recipe that a command on a store starts from: the one that made the store, if it has a section for it.
 
-    A store that names none counts as the demonstration's where its material is the demonstration's own: the bundled
-    teacher or tokenizer, and the docstrings. Stores of earlier versions, of sweeps and of Python name none.
+    A store that names no recipe counts as the demonstration's if it was made from the demonstration's material: the
+    bundled teacher or tokenizer, and the docstrings. Stores of earlier versions, of sweeps and of Python name none.
 
     store    an open Store
-    Returns  a recipe's name or path, or None: then the settings follow from the size of the store
+    Returns  a recipe's name or path; without one, the settings follow from the size of the store
     """
     recipe = store.command.get(NAME)
     if recipe is None and (_asks_for_the_demonstration(store.command) or _is_of_its_material(store)):
         recipe = DEMONSTRATION
-    if not isinstance(recipe, str):  # a store may come from anywhere
+    if not isinstance(recipe, str):  # a store that somebody else made may hold anything
         return None
     try:
         return recipe if verb in _sections(_recipe_file(recipe)) else None
@@ -76,10 +78,10 @@ def recipe_of_store(store, verb):
         return None
 
 
-def recipe_to_keep(recipe):
+def recipe_to_keep(recipe: str | None) -> str | None:
     """What a store keeps of the recipe that makes it: a name as it is, the absolute path of a file; None for none.
 
-    For the settings that a store itself has kept, with which it is repaired: the recipe that they name.
+    The settings that a store has kept can be given as a recipe, to repair it: then the recipe that they name.
     """
     if recipe is None:
         return None
@@ -101,7 +103,7 @@ def _asks_for_the_demonstration(command):
 
 
 def _is_of_its_material(store):
-    """The same of a store beside whose plan no command was kept, such as a derived one of an earlier version."""
+    """The same of a store that kept no command beside its plan, such as a derived one of an earlier version."""
     bundled = "bundled" in (store.settings.get("teacher_name"), store.settings.get("tokenizer_name"))
     sources = {Path(unit.source).name for unit in store.plan.units}
     return bundled and all(re.fullmatch(r"docstrings-[^/]*\.txt", name) for name in sources)
@@ -117,7 +119,7 @@ def _sections(path):
 
 
 def _read(path):
-    import yaml  # not at import: --help shall answer at once
+    import yaml  # not at import: --help is to answer at once
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -149,6 +151,6 @@ def _recipe_file(recipe):
     return path
 
 
-def names_of(settings):
-    """Names of what can be set; the other fields are fixed."""
+def names_of(settings: Any) -> list[str]:
+    """Names of the fields of a settings dataclass that can be set; the others are fixed."""
     return [field.name for field in dataclasses.fields(settings) if field.init]

@@ -5,17 +5,19 @@ Left out: hashes (shard_file.py), which blocks are looked at (verify.py).
 Shapes: E entries, P pairs of entries.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from common.errors import ShardError
 from shards import codec
 from shards.members import check_columns
-from shards.schema import index_bits
+from shards.schema import ShardMeta, index_bits
 
 _PAIRS = 16_384  # 64 KB of words
 
 
-def check_block(columns, group, meta):
+def check_block(columns: Mapping[str, np.ndarray], group: Mapping, meta: ShardMeta) -> None:
     """Raise ShardError unless the columns of a block are well formed and as long as its record says.
 
     columns  name to array, as ShardFile.columns gives them
@@ -31,14 +33,14 @@ def _check_rows(columns, meta):
     entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
     ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
     ends = ends[(ends > 0) & (ends < entries)]
-    parts = _unpacked_12(atoms, entries) if bits == 12 else [atoms] if entries else []
-    rising, largest = _rising(parts, entries)
+    parts = _unpack_12(atoms, entries) if bits == 12 else [atoms] if entries else []
+    rising, largest = _find_rising(parts, entries)
     rising[ends - 1] = True
     if entries and (largest >= meta.k or not rising.all()):
         raise ShardError(f"atoms are not increasing below k = {meta.k}")
 
 
-def _rising(parts, entries):
+def _find_rising(parts, entries):
     """Whether each entry exceeds the one before it, bool (E - 1), and the largest; entries come in parts."""
     rising, largest, place, before = np.empty(max(0, entries - 1), bool), 0, 0, None
     for part in parts:
@@ -49,7 +51,7 @@ def _rising(parts, entries):
     return rising, largest
 
 
-def _unpacked_12(packed, entries):
+def _unpack_12(packed, entries):
     """12-bit indices (E) as parts of uint16, in order, each small enough to stay in the cache.
 
     Three bytes hold a pair: one unaligned 32-bit load, whose two 12-bit fields move into its 16-bit halves. That

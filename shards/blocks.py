@@ -4,9 +4,9 @@
     blocks.prepare(numbers)                         # once for all blocks that are about to be mapped
     mapping, raw = blocks.map(unit, group)
 
-A reader of windows (windows.py) knows no kind of storage: it asks a BlockStore. There are two, the shards of a
+A reader of windows (windows.py) need not know where a store lies: it asks a BlockStore. There are two, the shards of a
 directory (LocalBlocks) and the cache of a store behind a URL (cache.py). Files are memory-mapped;
-Mapping.is_unchanged tells whether a mapped file still is as it was. Left out: hashes and columns of what is mapped
+Mapping.is_unchanged tells whether a mapped file is still as it was. Left out: hashes and columns of what is mapped
 (windows.py).
 
 Shapes: B blocks, U units.
@@ -16,14 +16,21 @@ import hashlib
 import mmap
 import os
 from array import array
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Protocol
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from common import disk
 from common.errors import ShardError, StoreError
 
+if TYPE_CHECKING:
+    from shards.manifest import StoreFiles, UnitRecord
+
+Group = tuple[str, int, int, bytes]  # of a shard: name, offset, length, SHA-256
 KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
 
 
@@ -39,8 +46,10 @@ class BlockTable:
     digest                   hexadecimal SHA-256 over the hashes of the shards
     """
 
-    def __init__(self, records):
-        self.ids, self.files, self.sums = [], [], []
+    def __init__(self, records: Iterable["UnitRecord"]):
+        self.ids: list[str] = []
+        self.files: list[str] = []
+        self.sums: list[tuple[int, int, bytes]] = []
         sizes, tokens, first_block = array("q"), array("q"), array("q", [0])
         blocks, digests, digest = array("q"), bytearray(), hashlib.sha256()
         for record in records:
@@ -64,8 +73,8 @@ class BlockTable:
     def __len__(self):
         return len(self.unit)
 
-    def group(self, number):
-        """(name, offset, length, sha256) of a block."""
+    def group(self, number: int) -> Group:
+        """The member group of a block."""
         name = f"{number - self.first_block[self.unit[number]]:06d}"
         return name, int(self.offset[number]), int(self.length[number]), self.sha256[number].tobytes()
 
@@ -76,15 +85,15 @@ class Mapping:
     raw  uint8 array, a view of the mapping
     """
 
-    def __init__(self, file, path):
+    def __init__(self, file: FileIO, path: str | Path):
         status = os.fstat(file.fileno())
         self._path, self._identity = str(path), _identity(status)
         self.key = hash(self._identity) or 1  # 0 stands for no file
         size = status.st_size
         self.raw = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", np.uint8)
 
-    def is_unchanged(self):
-        """Whether nobody has written to the file since. Another one of its name, or none, leaves what is mapped."""
+    def is_unchanged(self) -> bool:
+        """Whether nobody has written to the file since. It stays mapped when another file, or none, has its name."""
         try:
             now = _identity(os.stat(self._path))
         except OSError:
@@ -99,21 +108,21 @@ def _identity(status):
 class BlockStore(Protocol):
     """The bytes of the member groups in one BlockTable: units by number, groups as `BlockTable.group` gives them."""
 
-    def prepare(self, blocks):
+    def prepare(self, blocks: np.ndarray) -> None:
         """Called with the numbers of the blocks that are about to be mapped, ascending, perhaps several times each."""
 
-    def prepare_sums(self, units):
+    def prepare_sums(self, units: Iterable[int]) -> None:
         """The same for the `__stats__` groups of some units."""
 
-    def map(self, unit, group):
+    def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
         """The Mapping that holds a group, and its bytes, a uint8 view of it.
 
         Raises  ShardError when the file is missing or cannot be read, StoreError when the unit was encoded again
                 meanwhile, RemoteError when it cannot be fetched
         """
 
-    def discard(self, unit, group):
-        """Take away what can be had again, when a group is found damaged. Returns what to do, in words for an error."""
+    def discard(self, unit: int, group: Group) -> str:
+        """Remove the copy of a damaged group if it can be fetched again. Returns what to do, in words for an error."""
 
 
 class LocalBlocks:
@@ -122,22 +131,22 @@ class LocalBlocks:
     files  StoreFiles
     """
 
-    def __init__(self, files, table):
+    def __init__(self, files: "StoreFiles", table: BlockTable):
         self._files, self._table = files, table
         self._shard = lru_cache(maxsize=KEPT)(self._map_shard)
 
-    def prepare(self, blocks):
-        """Nothing to do: the shards are here."""
+    def prepare(self, blocks: np.ndarray) -> None:
+        """Nothing to do: the shards are on this machine."""
 
-    def prepare_sums(self, units):
-        """Nothing to do either."""
+    def prepare_sums(self, units: Iterable[int]) -> None:
+        """Nothing to do, as in `prepare`."""
 
-    def map(self, unit, group):
+    def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
         _, offset, length, _ = group
         mapping = self._shard(unit)
         return mapping, mapping.raw[offset : offset + length]
 
-    def discard(self, unit, group):
+    def discard(self, unit: int, group: Group) -> str:
         return self._files.repair_hint()
 
     def _map_shard(self, unit):

@@ -4,31 +4,40 @@
         groups/<shard>/<block>      a block's bytes of the shard, or __stats__: what readers map
         lock                        one process of the machine fetches at a time, many things at once; a process that
                                     keeps nothing for the time limit of an attempt is waited for no longer
-    <cache>/stores/fetched          its size tells how much all processes fetched since one looked at the cache's size
+    <cache>/stores/fetched          grows by a byte for every _GRAIN that a process fetches, until one of them looks
+                                    at the size of the whole cache
 
 Blocks are fetched, not shards: an epoch's order takes single blocks from everywhere, so with whole shards the first
 batch would wait for gigabytes, and a cache smaller than the store would fetch each shard again and again. From a
 server that knows no ranges the whole shard comes, and all its blocks are kept. Whatever is fetched is compared with the
 length and SHA-256 of the record before it gets its final name; a bad answer is never kept.
 
-A block that is mapped carries a shared lock, and the least recently used of the others go when the cache has reached
-its limit; so the limit is passed by what readers hold. Nothing is fsynced: readers check the hash of what they find.
+A block that is mapped carries a shared lock. When the cache has reached its limit, the least recently used of the other
+blocks are removed; so the cache may exceed its limit by what readers have mapped. Nothing is fsynced: readers check the
+hash of what they find.
 Left out: small files (remote.py), repeating what failed (source.py).
 """
 
 import hashlib
 import os
 import time
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common import locks
 from common.durable import replace_bytes
 from common.errors import RemoteError, ShardError, WholeError
-from shards.blocks import Mapping
+from shards.blocks import BlockTable, Group, Mapping
 from shards.source import copy_again
+
+if TYPE_CHECKING:
+    from shards.remote import RemoteFiles
 
 _RANGES, _SHARDS = 16, 2  # asked for in one go: what memory holds, and a dead server delays
 _SCAN_AFTER = 1 / 20  # of the limit is fetched between two looks at the cache's size
@@ -43,23 +52,23 @@ class CachedBlocks:
     table  BlockTable
     """
 
-    def __init__(self, cache, table):
+    def __init__(self, cache: "GroupCache", table: BlockTable):
         self._cache, self._table = cache, table
 
-    def prepare(self, blocks):
+    def prepare(self, blocks: np.ndarray) -> None:
         blocks = np.unique(blocks)
         numbered = zip(self._table.unit[blocks].tolist(), blocks.tolist(), strict=True)
         self._cache.fetch_groups([self._name(unit, self._table.group(number)[0]) for unit, number in numbered])
 
-    def prepare_sums(self, units):
+    def prepare_sums(self, units: Iterable[int]) -> None:
         self._cache.fetch_groups([self._name(unit, "__stats__") for unit in units])
 
-    def map(self, unit, group):
+    def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
         with self._cache.open_group(*self._name(unit, group[0])) as file:
             mapping = Mapping(file, file.name)
         return mapping, mapping.raw
 
-    def discard(self, unit, group):
+    def discard(self, unit: int, group: Group) -> str:
         return self._cache.discard_group(self._table.files[unit], group[0])
 
     def _name(self, unit, group):
@@ -67,32 +76,32 @@ class CachedBlocks:
 
 
 class GroupCache:
-    """The member groups of one remote store that were fetched to this machine, and the way to the others.
+    """The member groups of one remote store: those in the cache, and how the others get there.
 
     files      RemoteFiles, whose records say what a group must be
     directory  the store's in the cache
     """
 
-    def __init__(self, files, directory):
+    def __init__(self, files: "RemoteFiles", directory: Path):
         self._files, self.groups, self._lock_file = files, directory / "groups", directory / "lock"
-        self._ranges = None  # whether the server knows them, once it has shown that
+        self._ranges: bool | None = None  # whether the server knows them, once it has shown that
         self._fits = False  # whether the cache kept to its limit when this process looked last
-        self._lock_seen = None, 0.0  # what the lock's holder kept last: its time, and when we saw that first
+        self._lock_seen = 0, 0.0  # when the lock's holder kept something last, by its clock (ns), and by ours (s)
 
-    def open_group(self, unit_id, file, name):
+    def open_group(self, unit_id: str, file: str, name: str) -> FileIO:
         """The cached bytes of one member group of a shard as an open file, fetched if it is not there.
 
         Raises  RemoteError when it cannot be fetched
         """
         path = self._group_file(file, name)
         for _ in range(self._files.options.attempts):
-            if opened := _opened(path):
+            if opened := _open(path):
                 return opened
             self.fetch_groups([(unit_id, file, name)])
         raise RemoteError(f"{path} is removed again and again. Give a larger MLSM_CACHE_GB.")
 
-    def discard_group(self, file, name):
-        """Take a cached group away that is found damaged; what to do then, in words for an error."""
+    def discard_group(self, file: str, name: str) -> str:
+        """Remove a cached group that is damaged. Returns what to do then, in words for an error."""
         path = self._group_file(file, name)
         path.unlink(missing_ok=True)
         return (
@@ -100,8 +109,8 @@ class GroupCache:
             "again, which fetches it anew. If that happens often, the disk is failing: set MLSM_CACHE to another."
         )
 
-    def fetch_groups(self, wanted):
-        """Fetch the groups that the cache lacks: (unit id, shard's name, group's name), many at once."""
+    def fetch_groups(self, wanted: list[tuple[str, str, str]]) -> None:
+        """Fetch those of the groups (unit id, shard's name, group's name) that the cache lacks, many at once."""
         paths = {entry: self._group_file(*entry[1:]) for entry in wanted}
         if all(path.exists() for path in paths.values()):
             return
@@ -114,7 +123,7 @@ class GroupCache:
             self._make_room(set(paths.values()))
 
     def _fetch_some(self, wanted):
-        """Fetch the first of these groups; none when a server that knew ranges sends whole shards for so many."""
+        """Fetch the first of these groups; none, where the server turns out to send whole shards in place of ranges."""
         if self._ranges is False:
             wanted = list({entry[:2]: entry for entry in wanted}.values())[:_SHARDS]  # one of a shard brings all
         else:
@@ -122,9 +131,10 @@ class GroupCache:
         expected = {}
         for unit_id, file, name in wanted:
             record = self._files.record(unit_id)
-            group = next((group for group in record.groups if group["name"] == name), None) if record else None
-            if group is None or record.file != file:
+            groups = {group["name"]: group for group in record.groups} if record else {}
+            if record is None or record.file != file or name not in groups:
                 raise self._changed(unit_id)
+            group = groups[name]
             expected[f"units/{file}", group["offset"], group["offset"] + group["length"]] = (record, group)
 
         def accept(request, raw):
@@ -175,19 +185,20 @@ class GroupCache:
     def _alone(self):
         """Let the other processes and threads of this machine that want to fetch wait: they may want the same.
 
-        Gives a function to call whenever something was kept; whoever waits takes a holder that does not for dead.
+        Gives a function to call whenever something was kept: those who wait take a holder that keeps nothing for dead.
         """
         with open(self._lock_file, "a") as file:
-            held = self._locked(file)
+            held = self._wait_for_lock(file)
             try:
                 yield partial(os.utime, file.fileno()) if held else lambda: None
             finally:
                 with suppress(OSError):
                     locks.release(file)  # now, not when a forked worker has closed it too
 
-    def _locked(self, file):
-        """Wait for the lock. False, and two may fetch the same, both rightly: its holder has kept nothing for the time
-        limit of an attempt (stopped, or its server stalls), or the file system has no locks.
+    def _wait_for_lock(self, file):
+        """Whether the lock was obtained. It is not when its holder has kept nothing for the time limit of an attempt
+        (it was stopped, or its server stalls), or when the file system has no locks; then two processes may fetch the
+        same group, which does no harm.
         """
         while True:
             try:
@@ -206,25 +217,26 @@ class GroupCache:
     def _make_room(self, needed):
         """Remove blocks that no process maps, the least recently used first, until the cache keeps to its limit."""
         budget = self._files.options.budget
-        if budget is None or (self._fits and self._fetched_by_all() < _SCAN_AFTER * budget):
+        if budget is None:
             return
+        with suppress(FileNotFoundError):  # how much all processes fetched since one of them looked, rounded up
+            if self._fits and self._fetched_file.stat().st_size * _GRAIN < _SCAN_AFTER * budget:
+                return
         open(self._fetched_file, "wb").close()  # before the look: what comes during it counts for the next
-        groups = sorted(_cached_groups(self._fetched_file.parent))
+        groups = []  # of all stores: when they were mapped last, bytes, path
+        for path in self._fetched_file.parent.glob("*/groups/*/*"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                groups.append((status.st_atime_ns, status.st_size, path))
         excess = sum(size for _, size, _ in groups) - (1 - _SCAN_AFTER) * budget
-        for _, size, path in groups:
-            if excess > 0 and path not in needed and _removed_unless_mapped(path):
+        for _, size, path in sorted(groups):
+            if excess > 0 and path not in needed and _remove_unless_mapped(path):
                 excess -= size
         self._fits = excess <= 0
 
-    def _fetched_by_all(self):
-        """Bytes that all processes fetched since one of them looked at the cache's size, each block rounded up."""
-        with suppress(FileNotFoundError):
-            return self._fetched_file.stat().st_size * _GRAIN
-        return 0
 
-
-def keep(path, raw):
-    """Write a file that appears whole, and replaces one of that name."""
+def keep(path: Path, raw: bytes) -> None:
+    """Write a file of the cache, which appears whole and replaces one of that name."""
     try:
         replace_bytes(path, raw, sync=False)
     except OSError as error:
@@ -232,16 +244,8 @@ def keep(path, raw):
         raise OSError(error.errno, f"{error.strerror} ({hint})", str(path)) from None
 
 
-def _cached_groups(stores):
-    """Triples (when it was mapped last, bytes, path) of all cached groups of all stores."""
-    for path in stores.glob("*/groups/*/*"):
-        with suppress(FileNotFoundError):
-            stat = path.stat()
-            yield stat.st_atime_ns, stat.st_size, path
-
-
-def _opened(path):
-    """A cached group as an open file, with the lock that its mapping keeps; None when it is missing or empty."""
+def _open(path):
+    """A cached group as an open file, locked for as long as it is mapped; None when it is missing or empty."""
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
     except FileNotFoundError:
@@ -251,13 +255,13 @@ def _opened(path):
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))  # readers watch the latter
     if os.fstat(file.fileno()).st_size:
         return file
-    file.close()  # a power cut may leave such
+    file.close()  # empty, as a power cut may leave it
     path.unlink(missing_ok=True)
     return None
 
 
-def _removed_unless_mapped(path):
-    """Whether a cached group was removed: not when some process maps it. One that is gone counts as removed."""
+def _remove_unless_mapped(path):
+    """Remove a cached group unless some process maps it. Returns whether it is gone now."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         with suppress(OSError):  # no locks here; a mapped file stays readable without its name
             if not locks.acquire(file):

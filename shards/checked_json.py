@@ -1,4 +1,4 @@
-"""JSON files whose content nobody has vouched for: parsed within limits, and every field of the kind that it must be.
+"""Reads JSON files that anybody may have written: parsed within limits, and every field checked for its kind.
 
     values = parse_json(raw, path)
     require(values, RECORD, path)                # ShardError: path, field, what was expected, what was found
@@ -13,13 +13,13 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from common.errors import ShardError
 from shards.schema import BLOCK_TOKENS
 
-MAX_DEPTH = 64  # brackets inside one another; files of ours have fewer than ten
+MAX_DEPTH = 64  # brackets inside one another; the files of this project have fewer than ten
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size
 _LARGEST = 2**63 - 1  # what an int64 holds
 _SHOWN = 60  # characters of a wrong value
@@ -38,13 +38,13 @@ class Kind(NamedTuple):
     """of an object, or of each object of a list: the table for what is inside"""
 
 
-def parse_json(raw, where):
+def parse_json(raw: str | bytes | bytearray | memoryview, where: object) -> Any:
     """The value of a JSON text.
 
     raw     bytes or text
     where   the file, for the error
-    Raises  ShardError when it is not JSON: NaN and infinities, lone surrogates (but for those by which Python carries
-            the bytes of a file name that is not UTF-8) and numbers of thousands of digits are not, nor is what is
+    Raises  ShardError when it is not JSON, and when it holds NaN, infinities, numbers of thousands of digits, lone
+            surrogates (except those by which Python carries the bytes of a file name that is not UTF-8) or brackets
             nested more than MAX_DEPTH deep
     """
     try:
@@ -63,14 +63,14 @@ def parse_json(raw, where):
     raise ShardError(f"{where}: not readable as JSON ({problem})")
 
 
-def require(values, fields, where):
+def require(values: object, fields: Mapping[str, Kind], where: object) -> None:
     """Raise ShardError, naming file and field, unless `values` is an object that the table describes."""
     problem = find_problem(values, fields)
     if problem is not None:
         raise ShardError(f"{where}: {problem}")
 
 
-def find_problem(values, fields, place=""):
+def find_problem(values: Any, fields: Mapping[str, Kind], place: str = "") -> str | None:
     """What is wrong with an object, in words that name the field; None when it is as the table says.
 
     Fields that the table does not name are not looked at.
@@ -126,32 +126,32 @@ def _is_deep(value):
 # -- kinds ------------------------------------------------------------------------------------------------
 
 
-def is_number(value):
-    """Whether a value is a finite number that a float can hold; true and false are none."""
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number that a float can hold. true and false do not count as numbers."""
     return type(value) in _NUMBERS and abs(value) <= sys.float_info.max  # of NaN this is not true
 
 
-def is_count(value):
+def is_count(value: Any) -> bool:
     """Whether a value is a whole number from 0 that 64 bits hold."""
     return type(value) is int and 0 <= value <= _LARGEST
 
 
-def within(least, most):
+def within(least: int, most: int) -> Kind:
     """The kind of whole numbers in a range."""
     return Kind(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most:,}")
 
 
-def optional(kind):
+def optional(kind: Kind) -> Kind:
     """The same kind, for a field that may be absent."""
     return kind._replace(required=False)
 
 
-def or_null(kind):
+def or_null(kind: Kind) -> Kind:
     """The same kind, or null."""
     return kind._replace(holds=lambda value: value is None or kind.holds(value), expected=f"{kind.expected} or null")
 
 
-def objects(fields, expected):
+def objects(fields: dict[str, Kind], expected: str) -> Kind:
     """The kind of lists of objects that a table describes."""
     return Kind(lambda value: type(value) is list, expected, fields=fields)
 
@@ -187,10 +187,6 @@ def _are_statistics(value):
         if not 0 <= min(histogram) <= max(histogram) <= _LARGEST:
             return False
     return all(is_number(entry) for name, entry in value.items() if name != "nnz_histogram")
-
-
-def _is_environment(value):
-    return type(value) is dict and all(is_number(value[name]) for name in value if name.endswith("_seconds"))
 
 
 _WINDOWING = {
@@ -281,7 +277,10 @@ RECORD = {
     "tokens": COUNT,
     "groups": objects(_GROUP, "a list of member groups"),
     "statistics": Kind(_are_statistics, "an object of numbers with 'documents'"),
-    "environment": Kind(_is_environment, "an object whose '..._seconds' are numbers"),
+    "environment": Kind(
+        lambda value: type(value) is dict and all(is_number(value[key]) for key in value if key.endswith("_seconds")),
+        "an object whose '..._seconds' are numbers",
+    ),
     "quarantined": optional(
         objects({"record": COUNT, "source": TEXT, "windows": COUNTS, "reason": TEXT}, "a list of documents")
     ),
@@ -299,11 +298,10 @@ DICTIONARY = {
 }
 
 
-def check_groups(record, where):
-    """Raise ShardError unless the groups of a record that fits its table lie inside the shard.
+def check_groups(record: Mapping, where: object) -> None:
+    """Raise ShardError unless the member groups in a record lie inside the shard. The record must fit its table.
 
-    Of each block the sizes are bounded by its bytes, and by those of a full block: what a reader allocates follows
-    from them.
+    A block's windows and tokens are bounded by its bytes, because a reader allocates memory for as many.
     """
     groups = record["groups"]
     ends = [group["name"] for group in groups if "windows" not in group]

@@ -5,19 +5,21 @@
 Four kinds are recognised, by name and place:
 
     temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
-                    filled or replaced), .<name>.<time in ns>.tmp (dictionaries, by version 0.1)
-    learning        .<name>.learning: the sample and checkpoint of a dictionary whose learning was interrupted; the
-                    same command would go on from it, so removing one costs the work it holds
-    word vectors    diagnostics/<name>/vectors: the same of an interrupted choose-layer, gigabytes for a large teacher
+                    filled or replaced)
+    work places     directories that a file `lock` marks as such (common/workplaces.py), with what an interrupted
+                    command would go on from: removing one costs the work it holds
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it
+
+and what earlier versions left under other names (EARLIER_PLACES and EARLIER_TEMPORARY).
 
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
 
     - whatever changed within the last hour (its inode too: a copy that keeps times is new), unless --all is given;
     - a shard that appeared within the last minute, even then: its record may be about to follow;
-    - a temporary whose process lives on this machine, even then; a process id that has been given to another process
-      since does not count, as that process began after the last write;
-    - a directory of learning or of word vectors whose lock is held; shards of a unit whose record cannot be read.
+    - a temporary whose process lives on this machine, even then. A process that began after the last write is another
+      one, which was given the same number, and does not count;
+    - a work place whose lock is held, or which holds a file that is not part of the work;
+    - shards of a unit whose record cannot be read.
 
 Left out: damaged units (verify.py).
 """
@@ -27,28 +29,27 @@ import os
 import re
 import shutil
 import time
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import locks
+from common.disk import TEMPORARY_NAME
 from common.errors import ShardError
 from common.invocation import program
+from common.workplaces import is_part, lock_if_free, read_mark
 from shards.manifest import StoreFiles
 
 SAFE_SECONDS = 3600
 COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
-_LEARNING_KIND, _SHARD_KIND = "interrupted learning, whose work is lost", "shard without a record"
-_VECTORS_KIND = "word vectors of an interrupted choose-layer, whose work is lost"
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")
-_EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # of a dictionary, by version 0.1
-_LEARNING = re.compile(r"\..+\.learning")
-_LEARNING_FILE = re.compile(
-    r"lock|\.?(learning\.npz|(sample|raw|center)\.npy|center\.json)(\.tmp)?|\.{1,2}part-[0-9a-f]{32}\.npy(\.tmp)?"
-)
-_VECTORS_FILE = re.compile(r"lock|part-\d{5}\.npz|\.part-\d{5}\.npz\.tmp")
+_PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
+EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # a dictionary that was being saved
+EARLIER_PLACES = {  # work places without a mark: their paths, and the files that were written there
+    ".?*.learning": "learning.npz sample.npy raw.npy center.npy center.json .part-*.npy"
+    " .learning.npz.tmp .sample.npy.tmp .raw.npy.tmp .center.npy.tmp .center.json.tmp ..part-*.npy.tmp",
+    "diagnostics/*/vectors": "part-?????.npz .part-?????.npz.tmp",
+}
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -61,7 +62,7 @@ class LeftOver:
     in_use: str | None
 
 
-def clean(path, dry_run=False, everything=False):
+def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> dict:
     """Remove left-overs under a directory.
 
     dry_run     list only
@@ -86,8 +87,8 @@ def clean(path, dry_run=False, everything=False):
     return {"path": str(path), "dry_run": dry_run, "bytes": freed, "removed": removed, "kept": kept}
 
 
-def left_overs(path):
-    """Everything of the four kinds under a directory, links not followed."""
+def left_overs(path: Path) -> Iterator[LeftOver]:
+    """Everything of the three kinds under a directory, links not followed."""
     for directory, names, files in os.walk(path):
         here = Path(directory)
         for name in list(names):
@@ -102,20 +103,31 @@ def left_overs(path):
 def _recognise(path):
     if path.is_symlink():
         return None
-    if match := _TEMPORARY.fullmatch(path.name):
+    if match := TEMPORARY_NAME.fullmatch(path.name):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if _EARLIER_TEMPORARY.fullmatch(path.name) and path.is_dir():
+    if not path.is_dir():
+        return None
+    if EARLIER_TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", None)
-    if _LEARNING.fullmatch(path.name) and path.is_dir() and _holds_only(path, _LEARNING_FILE):
-        return LeftOver(path, _LEARNING_KIND, _holder(path))
-    if path.match("diagnostics/*/vectors") and path.is_dir() and _holds_only(path, _VECTORS_FILE):
-        return LeftOver(path, _VECTORS_KIND, _holder(path))
-    return None
+    if (files := read_mark(path)) is None:
+        files = next((names.split() for place, names in EARLIER_PLACES.items() if path.match(place)), None)
+    if files is None or not _holds_only(path, files):
+        return None
+    with lock_if_free(path) as is_free:
+        return LeftOver(path, _PLACE_KIND, None if is_free else "another process is at work in it")
 
 
-def _holds_only(directory, known):
-    """Whether there is nothing in a directory but files of known names and temporaries."""
-    return all(known.fullmatch(name) or _TEMPORARY.fullmatch(name) for name in os.listdir(directory))
+def _holds_only(path, files):
+    """Whether a work place holds nothing but parts of the work, which are no directories, and temporaries."""
+    try:
+        with os.scandir(path) as entries:
+            return all(
+                TEMPORARY_NAME.fullmatch(entry.name)
+                or (is_part(entry.name, files) and not entry.is_dir(follow_symlinks=False))
+                for entry in entries
+            )
+    except FileNotFoundError:  # its command has just ended
+        return False
 
 
 def _unrecorded_shards(files, names):
@@ -138,7 +150,7 @@ def _writer(path, pid):
         return None
     began = _began(pid)
     if began is not None and began > _size_and_change(path)[1] + CLOCK_SECONDS:
-        return None  # the number was given anew
+        return None  # the number now belongs to another process
     return f"process {pid} is alive and may be writing it"
 
 
@@ -156,30 +168,10 @@ def _began(pid):
     """When a process began, in seconds since 1970; None where /proc does not tell."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
-        return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, TypeError):
+        (booted,) = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+        return int(booted) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
         return None
-
-
-def _holder(directory):
-    """Why such a directory is in use: its lock is held, as pipeline/dictionary/checkpoint.py does."""
-    with _locked(directory) as mine:
-        return None if mine else "another process is at work in it"
-
-
-@contextmanager
-def _locked(directory):
-    """Hold the lock of such a directory, if it is free: gives whether it was."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        yield True
-        return
-    try:
-        yield locks.acquire(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _too_young(found, changed, everything):
@@ -207,17 +199,17 @@ def _size_and_change(path):
 
 
 def _remove(found):
-    """Remove it, unless it has gone or come into use meanwhile."""
+    """Remove it, unless it has gone, or has come into use since it was found."""
     try:
         if found.kind == _SHARD_KIND:
             files = StoreFiles(found.path.parent.parent)
             if not any(shard.in_use is None for shard in _unrecorded_shards(files, [found.path.name])):
                 return False
-        if found.kind in (_LEARNING_KIND, _VECTORS_KIND):
-            with _locked(found.path) as mine:
-                if mine:
+        if found.kind == _PLACE_KIND:
+            with lock_if_free(found.path) as is_free:
+                if is_free:
                     shutil.rmtree(found.path)
-                return mine
+                return is_free
         if found.path.is_dir():
             shutil.rmtree(found.path)
         else:

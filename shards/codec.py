@@ -6,13 +6,17 @@ masked 15 % of the tokens and nothing else. The layout is in schema.py. Left out
 Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from common.errors import ShardError
 from shards.members import decode_block
-from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ids_dtype
+from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardMeta, ids_dtype
+
+Columns = Mapping[str, np.ndarray]  # of a block, by name
+_NO_ROWS = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Windows:
     documents: np.ndarray
 
 
-def pack_indices(indices, bits):
+def pack_indices(indices: np.ndarray, bits: int) -> np.ndarray:
     """Atom indices (E) to the stored column: 12 bits each, little end first, or plain uint16 or uint32."""
     if bits != 12:
         return indices.astype(np.uint16 if bits == 16 else np.uint32)
@@ -58,7 +62,7 @@ def pack_indices(indices, bits):
     return packed.reshape(-1)[: (3 * len(indices) + 1) // 2]
 
 
-def unpack_indices(column, entries, bits):
+def unpack_indices(column: np.ndarray, entries: np.ndarray, bits: int) -> np.ndarray:
     """Atom indices (int32) at the given entry numbers, in any order."""
     if bits != 12:
         return column[entries].astype(np.int32)
@@ -75,7 +79,7 @@ def _from_twelve_bits(words, entries):
     return ((words >> ((entries & 1) << 2).astype(np.uint16)) & 0xFFF).astype(np.int32)
 
 
-def encode_weights(weights, nnz, octaves):
+def encode_weights(weights: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
     """Weights (E, > 0) of rows with nnz entries to 8-bit logarithmic codes below each row's maximum."""
     if not len(weights):
         return np.zeros(0, np.uint8)
@@ -89,7 +93,7 @@ def encode_weights(weights, nnz, octaves):
     return np.minimum(codes, 255, out=codes).astype(np.uint8)
 
 
-def decode_weights(codes, nnz, octaves):
+def decode_weights(codes: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
     """8-bit codes of rows with nnz entries to float32 weights; every row sums to 1."""
     if not len(codes):
         return np.zeros(0, np.float32)
@@ -99,7 +103,7 @@ def decode_weights(codes, nnz, octaves):
     return (raw / np.repeat(np.add.reduceat(raw, starts), filled)).astype(np.float32)
 
 
-def encode_tail(tail):
+def encode_tail(tail: np.ndarray) -> np.ndarray:
     """Dropped mass in [0, 1] to one byte: 16 steps an octave, 2^-15.9 the least, 255 for none."""
     codes = np.full(len(tail), NO_TAIL, np.uint8)
     some = tail > 2.0 ** (-(NO_TAIL - 0.5) / TAIL_STEPS_PER_OCTAVE)
@@ -107,22 +111,32 @@ def encode_tail(tail):
     return codes
 
 
-def decode_tail(codes):
+def decode_tail(codes: np.ndarray) -> np.ndarray:
     """One byte to the dropped mass, float32."""
     table = np.exp2(-np.arange(256) / TAIL_STEPS_PER_OCTAVE).astype(np.float32)
     table[NO_TAIL] = 0
     return table[codes]
 
 
-def pack_block(meta, ids, lengths, run_starts, run_records, nnz=None, indices=None, weights=None, tail=None):
+def pack_block(
+    meta: ShardMeta,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    run_starts: np.ndarray,
+    run_records: np.ndarray,
+    nnz: np.ndarray = _NO_ROWS,
+    indices: np.ndarray = _NO_ROWS,
+    weights: np.ndarray = _NO_ROWS,
+    tail: np.ndarray = _NO_ROWS,
+) -> dict[str, np.ndarray]:
     """The columns of one block, name to array, in the types of the format.
 
     meta                   ShardMeta
     ids, lengths           the windows, end to end
     run_starts, run_records  document runs
     nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
-    Raises                 ValueError when a row has more than 255 entries, or entries that are not strictly
-                           increasing atoms below k with positive weight
+    Raises                 ValueError when a token has no row, or a row has more than 255 entries, or entries that are
+                           not strictly increasing atoms below k with positive weight
     """
     block = {
         "ids": ids.astype(ids_dtype(meta.vocab_size)),
@@ -131,6 +145,8 @@ def pack_block(meta, ids, lengths, run_starts, run_records, nnz=None, indices=No
         "run_records": run_records.astype(np.uint32),
     }
     if meta.k:
+        if len(nnz) != len(ids):
+            raise ValueError(f"{len(nnz)} rows for {len(ids)} tokens")
         _check_rows(meta, nnz, indices, weights)
         block["nnz"] = nnz.astype(np.uint8)
         block["atoms"] = pack_indices(indices, meta.index_bits)
@@ -156,12 +172,12 @@ def _rows_increase(nnz, indices):
     return bool(rising.all())
 
 
-def gather_rows(meta, block, first_entry, tokens):
+def gather_rows(meta: ShardMeta, block: Columns, first_entry: np.ndarray, tokens: np.ndarray) -> SparseRows:
     """Decode the rows of chosen tokens of one block; see `gather_rows_of_blocks`."""
     return gather_rows_of_blocks(meta, [(block, first_entry, tokens)])
 
 
-def gather_rows_of_blocks(meta, parts):
+def gather_rows_of_blocks(meta: ShardMeta, parts: list[tuple[Columns, np.ndarray, np.ndarray]]) -> SparseRows:
     """Decode the rows of chosen tokens of several blocks; one after the other, as the parts come.
 
     Block by block only bytes are collected. All arithmetic is done once for all of them: a batch takes two
@@ -188,7 +204,9 @@ def gather_rows_of_blocks(meta, parts):
     return SparseRows(indptr, indices, decode_weights(codes, nnz, meta.weight_octaves), decode_tail(tail))
 
 
-def fidelity(meta, given, block, first_entry, tokens):
+def fidelity(
+    meta: ShardMeta, given: Columns, block: Columns, first_entry: np.ndarray, tokens: np.ndarray
+) -> tuple[int, float, float, float]:
     """How far chosen rows of a packed block are from the distributions P that it was made of.
 
     given        columns as `pack_block` takes them: weights of a row sum to 1 - tail, the mass that is not given
@@ -217,12 +235,16 @@ def _gather_entries(meta, parts, entries, bounds):
     return _from_twelve_bits(atoms, entries) if twelve else atoms, codes
 
 
-def padded_windows(block, window_starts, windows, max_length, pad_id):
+def padded_windows(
+    block: Columns, window_starts: np.ndarray, windows: np.ndarray, max_length: int, pad_id: int
+) -> Windows:
     """Chosen windows of one block as padded arrays; see `padded_windows_of_blocks`."""
     return padded_windows_of_blocks([(block, window_starts, windows)], max_length, pad_id)
 
 
-def padded_windows_of_blocks(parts, max_length, pad_id):
+def padded_windows_of_blocks(
+    parts: list[tuple[Columns, np.ndarray, np.ndarray]], max_length: int, pad_id: int
+) -> Windows:
     """Chosen windows of several blocks as padded arrays, one after the other, as the parts come.
 
     parts  list of (block, window_starts, windows)
@@ -245,7 +267,7 @@ def padded_windows_of_blocks(parts, max_length, pad_id):
     return Windows(ids, lengths, runs)
 
 
-def block_windows(samples):
+def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
     """WebDataset samples of blocks to one dict a window: the composable decoder for plain pipelines.
 
         wds.WebDataset(urls, shardshuffle=False).compose(block_windows)

@@ -3,8 +3,9 @@
     contents = read_tokenizer(files)          # name to bytes; StoreError unless it is the target's tokenizer
     write_files(directory, contents)
 
-A store is used without the teacher's directory, so it holds the tokenizer and the atoms. Nobody uses or passes on a
-copy before it is compared here with the fingerprint in target.json: ids would mean other words, and LSPs other atoms.
+A store is used without the teacher's directory, so it holds the tokenizer and the atoms. A copy is compared here with
+the fingerprint in target.json before it is used or passed on: with another one, token ids would mean other words, and
+LSPs other atoms.
 Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
 which transformers would run code. What was read is what is compared, and what is written to an export.
 Left out: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
@@ -13,20 +14,26 @@ Left out: making the copies (pipeline/stores.py), how a dictionary was learned (
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
-from common.invocation import program
 from common.model_checks import check_token_ids
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from shards.manifest import StoreFiles
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -56,21 +63,21 @@ _VOCABULARIES = {
 _MOST_BYTES = 1 << 30  # of one such file
 
 
-def dictionary_fingerprint(atoms_Kd, center=None):
+def dictionary_fingerprint(atoms_Kd: np.ndarray, center: tuple[str | None, np.ndarray] | None = None) -> str:
     """Hexadecimal SHA-256 over shape and bytes of a dictionary's atoms, float32, and of its centre if it has one.
 
     center  (kind, rows_Pd): what is subtracted from hidden states before they are coded (dictionary/centering.py)
     """
     digest = hashlib.sha256(repr(atoms_Kd.shape).encode())
-    digest.update(np.ascontiguousarray(atoms_Kd, "<f4"))
+    digest.update(np.ascontiguousarray(atoms_Kd, "<f4").data)
     if center is not None:
         kind, rows_Pd = center
         digest.update(repr(("center", kind, rows_Pd.shape)).encode())
-        digest.update(np.ascontiguousarray(rows_Pd, "<f4"))
+        digest.update(np.ascontiguousarray(rows_Pd, "<f4").data)
     return digest.hexdigest()
 
 
-def tokenizer_fingerprint(tokenizer):
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Hexadecimal SHA-256 of what a fast tokenizer does: its rules, vocabulary and the roles of its special tokens.
 
     A saved and reloaded copy has the same fingerprint, wherever it lies; truncation and padding, which
@@ -84,8 +91,8 @@ def tokenizer_fingerprint(tokenizer):
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def read_tokenizer(files):
-    """The files of a store's tokenizer, name to bytes; none where the target names no tokenizer and there is none.
+def read_tokenizer(files: "StoreFiles") -> dict[str, bytes]:
+    """The files of a store's tokenizer, name to bytes; empty where the target names no tokenizer and there are none.
 
     files   StoreFiles
     Raises  StoreError when it is not the tokenizer that the target names, or cannot be read
@@ -99,15 +106,15 @@ def read_tokenizer(files):
         return contents
     if not _VOCABULARIES & contents.keys():
         raise StoreError(
-            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {_remedy(files)}"
+            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {files.restore_hint()}"
         )
     with foreign_errors(files):
         found, largest = _identity(tuple(contents.items()))
     if found != expected:
         raise StoreError(
             f"{directory} is not the tokenizer of this store: its fingerprint is {found[:12]}, target.json names "
-            f"{expected[:12]}. {_remedy(files)} If that changes nothing, this release of transformers reads the files "
-            "differently than the one that the store was made with."
+            f"{expected[:12]}. {files.restore_hint()} If that changes nothing, this release of transformers reads the "
+            "files differently than the one that the store was made with."
         )
     if largest >= target["vocab_size"]:
         raise StoreError(
@@ -118,20 +125,24 @@ def read_tokenizer(files):
 
 
 @contextmanager
-def foreign_errors(files):
-    """Turn whatever is raised while a store's tokenizer is loaded into a StoreError: its parser is foreign code, whose
-    panics are no Exception."""
+def foreign_errors(files: "StoreFiles") -> Iterator[None]:
+    """Turn whatever is raised while a store's tokenizer is loaded into a StoreError.
+
+    Its parser is not Python code: when it panics, what is raised is not an Exception.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         problem = " ".join(str(error).split())[:200]
-        raise StoreError(f"{files.tokenizer} cannot be loaded as a tokenizer ({problem}). {_remedy(files)}") from None
+        raise StoreError(
+            f"{files.tokenizer} cannot be loaded as a tokenizer ({problem}). {files.restore_hint()}"
+        ) from None
 
 
-def read_dictionary(files):
-    """The files of a store's dictionary, name to bytes; none where the target names no dictionary and there is none.
+def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
+    """The files of a store's dictionary, name to bytes; empty where the target names no dictionary and there are none.
 
     files   StoreFiles
     Raises  StoreError when the atoms are not those that the target names, or cannot be read
@@ -147,16 +158,16 @@ def read_dictionary(files):
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            said = record["center"]  # of what kind it is; whatever stands there, the fingerprint covers it
-            kind = said.get("kind") if isinstance(said, dict) else None
+            entry = record["center"]  # of any form: what it says of the kind is part of the fingerprint
+            kind = entry.get("kind") if isinstance(entry, dict) else None
             center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
     except ShardError as error:
-        raise StoreError(f"{error}. {_remedy(files)}") from None
+        raise StoreError(f"{error}. {files.restore_hint()}") from None
     check_dictionary(files, found)
     if record["fingerprint"] != found:
         raise StoreError(
-            f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). {_remedy(files)}"
+            f"{directory}/dictionary.json is of other atoms ({record['fingerprint'][:12]}). {files.restore_hint()}"
         )
     return contents
 
@@ -167,17 +178,17 @@ def _require_files(contents, directory, names):
             raise ShardError(f"{directory / name} is missing")
 
 
-def check_dictionary(files, found):
+def check_dictionary(files: "StoreFiles", found: str) -> None:
     """Raise StoreError unless the atoms with the fingerprint `found` are those that the store's target names."""
     expected = files.target()["settings"].get("dictionary")
     if expected not in (None, found):
         raise StoreError(
             f"{files.dictionary} is not the dictionary of this store: its fingerprint is {found[:12]}, target.json "
-            f"names {expected[:12]}. {_remedy(files)}"
+            f"names {expected[:12]}. {files.restore_hint()}"
         )
 
 
-def load_tokenizer(contents):
+def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
     """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running code of theirs."""
     from transformers import AutoTokenizer  # only here: it takes seconds to import
 
@@ -187,13 +198,13 @@ def load_tokenizer(contents):
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
-def write_files(directory, contents):
+def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:
     """Write files, name to bytes, into an existing directory."""
     for name, raw in contents.items():
         (Path(directory) / name).write_bytes(raw)
 
 
-def without_code(raw, where):
+def without_code(raw: bytes, where: object) -> bytes:
     """The bytes of a JSON file of transformers without the entry that names code to load; else as they were.
 
     Raises  StoreError when they are not JSON
@@ -228,7 +239,7 @@ def _read(files, directory, names):
         if os.path.commonpath([root, real]) != root:
             raise StoreError(
                 f"{path} is a link to {real}, outside of the store, and is not followed. Put the file itself there, or "
-                f"remove the link. {_remedy(files)}"
+                f"remove the link. {files.restore_hint()}"
             )
         try:
             with disk.open_to_read(real) as file:
@@ -237,20 +248,8 @@ def _read(files, directory, names):
         except OSError as error:
             if error.errno in OF_THE_MACHINE:
                 raise
-            raise StoreError(f"{path} cannot be read: {error.strerror}. {_remedy(files)}") from None
+            raise StoreError(f"{path} cannot be read: {error.strerror}. {files.restore_hint()}") from None
         if size > _MOST_BYTES:
-            raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {_remedy(files)}")
+            raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {files.restore_hint()}")
         found[name] = raw
     return found
-
-
-def _remedy(files):
-    if files.remote:
-        return (
-            f"Remove its copy in the cache ({files.units.parent}) and try again; if that does not help, copy the store "
-            "there again."
-        )
-    return (
-        "Run the command that encoded the store again, which restores it "
-        f"({program()} verify-shards names the command)."
-    )

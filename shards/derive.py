@@ -17,6 +17,7 @@ Shapes: T tokens, E entries.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from common.durable import publish_directory, replace_json
 from common.errors import RequestError, StoreError
+from common.progress import silent
 from shards import codec, copies
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store, is_url
@@ -32,14 +34,17 @@ from shards.shard_file import blocks, naming
 from shards.writer import UnitWriter
 
 
-def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
+def derive(
+    path: str | Path, top_n: int, output: str | Path | None = None, progress: Callable[..., None] = silent
+) -> dict:
     """Write the store, or what it lacks of it.
 
-    output    directory whose `stores` gets it; by default beside the source, which a remote one has nothing of
+    output    directory whose `stores` gets it; by default it lies beside the source, which must not be remote then
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
     Raises    StoreError when the source is unfinished (RequestError when it holds ids only or keeps no more than top_n
-              entries a token), when its tokenizer or dictionary is not its own, or a unit of it is removed meanwhile
+              entries a token), when its tokenizer or dictionary is not its own, or a unit of it is removed while it
+              is read
               ShardError when it is damaged
     """
     started = time.perf_counter()
@@ -60,7 +65,7 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         if derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record):
             missing.append(record.unit)
             wanted += record.tokens
-    done = before = total - wanted
+    done = total - wanted
     for unit_id in missing:
         for tokens in _derive_unit(source, files, target, source.record(unit_id), top_n):
             done += tokens
@@ -72,7 +77,7 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
         "source": str(source.path),
         "finished_before": not missing,
         "new_units": len(missing),
-        "new_tokens": total - before,
+        "new_tokens": wanted,
         "seconds": time.perf_counter() - started,
         "quarantined": sum(len(record.quarantined) for record in made.iter_records()),
         **made.report(),
@@ -80,8 +85,10 @@ def derive(path, top_n, output=None, progress=lambda *args, **figures: None):
 
 
 def _is_of_other_bytes(derived, record):
-    """Whether a unit was derived from another shard than the source's record names; units of before this was kept say
-    nothing of it."""
+    """Whether a unit was derived from another shard than the source's record names now.
+
+    Of units that were derived before this was recorded it is not known, and they count as up to date.
+    """
     return derived.environment.get("source_sha256", record.sha256) != record.sha256
 
 
@@ -100,9 +107,9 @@ def _target(source, top_n):
 
 
 def _directory(source, target, output):
-    """Where the new store is or shall be: the source's name with n, and the digits of its own target."""
+    """Where the new store lies: it has the source's name with n, and the digits of its own target."""
     if output is None and is_url(source.path):
-        raise RequestError(f"{source.path} is remote: say with --output where the new store shall be.")
+        raise RequestError(f"{source.path} is remote: say with --output where to put the new store.")
     path = Path(source.path)
     path = path if path.name.strip(".") else path.resolve()
     parent = path.parent if output is None else Path(output) / "stores"
@@ -123,12 +130,13 @@ def _put(files, name, contents):
 
 def _derive_unit(source, files, target, record, top_n):
     """Write one unit; yields the tokens of each block once it is written."""
-    meta = ShardMeta(
-        target["target"], record.unit, source.k, source.vocab_size, source.max_length, source.weight_octaves
-    )
+    meta = ShardMeta.of_unit(target, record.unit)
     derived = files.record(record.unit)
     outdated = derived.sha256 if derived and _is_of_other_bytes(derived, record) else None
-    with UnitWriter(files, meta, _environment(record), retry=True, replaces=outdated) as writer:
+    # What made the codes, and the shard that they are from; the seconds were spent on another store.
+    environment = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
+    environment["source_sha256"] = record.sha256
+    with UnitWriter(files, meta, environment, retry=True, replaces=outdated) as writer:
         writer.quarantined.extend(record.quarantined)
         truncated = 0
         for group, columns in blocks(source.files, record):
@@ -151,13 +159,7 @@ def _derive_unit(source, files, target, record, top_n):
         writer.statistics |= known | {"truncated_tokens": truncated}
 
 
-def _environment(record):
-    """What made the codes, and which shard they are from; the time of it was another store's."""
-    facts = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
-    return facts | {"source_sha256": record.sha256}
-
-
-def cut(meta, columns, top_n):
+def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows:
     """The rows of a block with their top_n largest entries; weights sum to 1 - tail, as a writer wants them.
 
     columns  of the block, as stored

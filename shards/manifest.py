@@ -3,58 +3,38 @@
 Each appears whole or not at all, by a link, which never replaces (common/durable.py). The unit's record is the only
 commit; it names its shard, whose name carries its hash, so two writers of one unit cannot mix. Every file also carries
 a checksum over its values.
-Left out: tar members (writer.py), choosing what to encode (pipeline/plan.py).
+Left out: the checksums (checksums.py), tar members (writer.py), choosing what to encode (pipeline/plan.py).
 """
 
-import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from io import RawIOBase
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common import disk
 from common.durable import make_directories, publish_json
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
-from common.paths import utf8
 from shards import checked_json
-from shards.blocks import LocalBlocks
+from shards.blocks import BlockStore, BlockTable, LocalBlocks
+from shards.checksums import fingerprint, fits_checksum, with_checksum
 from shards.schema import FORMAT_VERSION, repair_hint
+
+if TYPE_CHECKING:
+    from shards.remote import Answer
 
 TARGET_FIELDS = checked_json.TARGET.keys()
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
 
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-
-
-def canonical_json(value):
-    """The one JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
-    return _canonical(value)
-
-
-def fingerprint(value):
-    """SHA-256 of the canonical JSON, as 32 hexadecimal digits."""
-    return hashlib.sha256(utf8(canonical_json(value))).hexdigest()[:32]
-
-
-def with_checksum(values):
-    """A dict with a checksum over all the rest of it."""
-    rest = {name: value for name, value in values.items() if name != "checksum"}
-    return rest | {"checksum": fingerprint(rest)}
-
-
-def fits_checksum(values, fields):
-    """Whether the checksum fits; files of before there was one have exactly the `fields`."""
-    rest = {name: value for name, value in values.items() if name != "checksum"}
-    return values.keys() == fields if "checksum" not in values else values["checksum"] == fingerprint(rest)
-
-
-def read_json(path):
+def read_json(path: "Path | Answer") -> Any:
     """Parse a plan, a record or target.json.
 
-    path    of a file, or what a URL answered (remote.Answer)
+    path    of a file, or what a URL answered
     Raises  ShardError when it is damaged, or no file; FileNotFoundError
     """
     try:
@@ -71,7 +51,7 @@ def read_json(path):
         raise _with_remedy(path, f"{path}: cannot be read, {error.strerror}") from None
 
 
-def _with_remedy(path, problem):
+def _with_remedy(path: "Path | Answer", problem: object) -> ShardError:
     """A ShardError that says what to do about a damaged plan, record or target."""
     return ShardError(f"{problem}. {_remedy(path)}")
 
@@ -103,8 +83,8 @@ class PlannedUnit:
     dropped: str = ""
     """Records of the range that are left out, such as duplicates, counted from `start`: `3,7-9`."""
 
-    def as_dict(self):
-        """Its fields, without `dropped` when nothing is: such plans are what they were before it existed."""
+    def as_dict(self) -> dict:
+        """Its fields, without `dropped` when that is empty: so plans are equal to those of versions that lacked it."""
         return {name: value for name, value in asdict(self).items() if name != "dropped" or value}
 
 
@@ -120,11 +100,11 @@ class Plan:
     """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
 
     @property
-    def id(self):
+    def id(self) -> str:
         """Fingerprint of the plan: the ordered unit ids (which contain the windowing) and their splits."""
         return fingerprint({"windowing": self.windowing, "units": [[unit.id, unit.split] for unit in self.units]})
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         return with_checksum(
             {
                 "plan": self.id,
@@ -135,7 +115,7 @@ class Plan:
         )
 
     @classmethod
-    def read(cls, path):
+    def read(cls, path: "Path | Answer") -> "Plan":
         """Read a plan file; ShardError when it is not the plan that its name says."""
         values = read_json(path)
         try:
@@ -174,20 +154,20 @@ class UnitRecord:
     """Documents that could not be coded: record, source, windows of the unit without LSPs for it, reason."""
 
     @property
-    def lacking(self):
+    def lacking(self) -> int:
         """How many windows carry no LSPs because coding them failed."""
         return len({window for entry in self.quarantined for window in entry["windows"]})
 
     @property
-    def blocks(self):
+    def blocks(self) -> list[dict]:
         return [group for group in self.groups if "windows" in group]
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """The JSON of the record."""
         return with_checksum(asdict(self))
 
     @classmethod
-    def read(cls, path):
+    def read(cls, path: "Path | Answer") -> "UnitRecord":
         """Read a record file; ShardError when it is damaged, another unit's, or names a file elsewhere."""
         values = read_json(path)
         checksum = values.pop("checksum", None) if isinstance(values, dict) else None
@@ -210,43 +190,35 @@ class UnitRecord:
 class StoreFiles:
     """Paths and small files of one store directory. Knows nothing of tar or arrays."""
 
-    remote = False
-    how_to_finish = "Run the encoding command that began it again; finished units are kept."
-
-    def __init__(self, path):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
         self.units = self.path / "units"
         self.plans = self.path / "plans"
-        self.target_file = self.path / "target.json"
+        self.target_file: Path | Answer = self.path / "target.json"
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Path:
         return self.path / "tokenizer"
 
     @property
-    def dictionary(self):
+    def dictionary(self) -> Path:
         return self.path / "dictionary"
 
-    def create(self, target):
+    def create(self, target: dict) -> None:
         """Make the directories and write target.json; the settings of an existing one must be equal.
 
         target  dict with the fingerprinted `settings` and the `target` fingerprint
         """
         for directory in (self.units, self.plans):
             make_directories(directory)
-        made = publish_json(self.target_file, with_checksum(target))
+        made = publish_json(self.path / "target.json", with_checksum(target))
         if not made and self.target()["target"] != target["target"]:
             difference = differing(self.target()["settings"], target["settings"])
             raise StoreError(f"{self.path} holds another target: {difference}. Choose another --output.")
 
-    def target(self):
+    def target(self) -> dict:
         if not self.target_file.is_file():
-            is_damaged = not self.remote and self.units.is_dir() and self.plans.is_dir()
-            is_there = self.remote or self.path.exists()
-            lacking = "it has no target.json" if is_there else "there is no such directory"
-            raise (StoreError if is_damaged else RequestError)(
-                f"{self.path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
-            )
+            raise self.no_target_error()
         target = read_json(self.target_file)
         settings = target.get("settings") if isinstance(target, dict) else None
         settings = settings if isinstance(settings, dict) else {}
@@ -267,10 +239,10 @@ class StoreFiles:
         target = self.target()
         return target["target"], target["k"] > 0
 
-    def record_file(self, unit_id):
+    def record_file(self, unit_id: str) -> Path:
         return self.units / f"{unit_id}.json"
 
-    def record(self, unit_id):
+    def record(self, unit_id: str) -> UnitRecord | None:
         """The commit record of a unit, or None when it is not finished."""
         path = self.record_file(unit_id)
         try:
@@ -284,35 +256,58 @@ class StoreFiles:
             raise ShardError(f"{path}: field statistics.{min(lost)} is missing. {_remedy(path)}")
         return record
 
-    def open_shard(self, record):
+    def open_shard(self, record: UnitRecord) -> RawIOBase:
         """The shard of a record as an open file; FileNotFoundError when there is none."""
         return disk.open_to_read(self.units / record.file)
 
-    def open_blocks(self, table):
+    def open_blocks(self, table: BlockTable) -> BlockStore:
         """A BlockStore, from which the windows of the units in a BlockTable are read."""
         return LocalBlocks(self, table)
 
-    def repair_hint(self):
+    # What differs where a store lies elsewhere: RemoteFiles (remote.py) says the same of one behind a URL.
+
+    def no_target_error(self) -> StoreError:
+        """The error to raise without a target.json: for a damaged store, or for something that is not a store."""
+        lacking = "it has no target.json" if self.path.exists() else "there is no such directory"
+        is_damaged = self.units.is_dir() and self.plans.is_dir()
+        return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
+
+    def is_encoded_here(self) -> bool:
+        """Whether the encoding commands write to this store, so that they can make again what it lacks."""
+        return True
+
+    def repair_hint(self) -> str:
         """What to do about damage in this store, in words for an error."""
         return repair_hint(self.path)
 
-    def missing_units(self, plan):
+    def restore_hint(self) -> str:
+        """What to do about a damaged copy of the tokenizer or dictionary, in words for an error."""
+        return (
+            "Run the command that encoded the store again, which restores it "
+            f"({program()} verify-shards names the command)."
+        )
+
+    def finish_hint(self) -> str:
+        """What to do about units that are missing, in words for an error."""
+        return "Run the encoding command that began it again; finished units are kept."
+
+    def missing_units(self, plan: Plan) -> list[PlannedUnit]:
         """Units of the plan that have no record yet, in order."""
         done = {path.stem for path in self.units.glob("*.json")}
         return [unit for unit in plan.units if unit.id not in done]
 
-    def check_finished(self, plan):
+    def check_finished(self, plan: Plan) -> None:
         """Raise StoreError when units of a plan are missing."""
         if missing := self.missing_units(plan):
             raise StoreError(
                 f"{self.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
-                f"{self.how_to_finish}"
+                f"{self.finish_hint()}"
             )
 
-    def publish_plan(self, plan):
+    def publish_plan(self, plan: Plan) -> None:
         publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
 
-    def load_plan(self, plan_id):
+    def load_plan(self, plan_id: str) -> Plan:
         path = self.plans / f"{plan_id}.json"
         if not path.is_file():
             raise StoreError(
@@ -321,7 +316,7 @@ class StoreFiles:
             )
         return Plan.read(path)
 
-    def command(self, plan_id):
+    def command(self, plan_id: str) -> dict:
         """What was kept of the command that made a plan: {verb: settings, "recipe": its name}; {} where nothing was."""
         try:
             kept = json.loads(disk.read_file(self.plans / f"{plan_id}.yaml"))  # JSON is YAML
@@ -329,10 +324,10 @@ class StoreFiles:
             return {}
         return kept if isinstance(kept, dict) else {}
 
-    def newest_plan(self):
-        """The newest plan all of whose units are finished; StoreError says what is missing otherwise.
+    def newest_plan(self) -> Plan:
+        """The newest plan all of whose units are finished. Raises StoreError, which says what is missing, without one.
 
-        A plan's name is its fingerprint; what is called otherwise is none.
+        Only files that have the name of a plan are looked at.
         """
         files = sorted(filter(is_plan_file, self.plans.glob("*.json")), key=_time_of_change, reverse=True)
         plans = [Plan.read(path) for path in files]
@@ -345,7 +340,12 @@ class StoreFiles:
         return plans[0]  # its last unit was committed between the two looks
 
 
-def is_plan_file(path):
+def describe_no_store(path: object, lacking: str) -> str:
+    """What an error says of something that is not a store."""
+    return f"{path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
+
+
+def is_plan_file(path: Path) -> bool:
     """Whether a file's name is that of a plan."""
     return re.fullmatch(r"[0-9a-f]{32}\.json", path.name) is not None
 
@@ -373,7 +373,7 @@ def _check_target(target, path):
             raise ShardError(f"{path}: field {name} is {target[name]}, but {value} in its settings. {remedy}")
 
 
-def differing(old, new):
+def differing(old: Mapping, new: Mapping) -> str:
     """The settings in which two flat dicts differ, in words for an error."""
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return ", ".join(f"{name} is {old.get(name)!r}, not {new.get(name)!r}" for name in names)

@@ -12,12 +12,14 @@ the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, veri
 import io
 import re
 import tarfile
+from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
 from common.errors import ShardError, describe
-from shards.schema import ids_dtype, index_bits
+from shards.schema import ShardMeta, ids_dtype, index_bits
 
 WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}
 ROW_COLUMNS = {
@@ -34,7 +36,7 @@ _HEADER = re.compile(rb"\{'descr': '([<|][uf][1248])', 'fortran_order': False, '
 _BLOCK = 512  # bytes of a tar header, and what members are padded to
 
 
-def group_columns(raw, group):
+def group_columns(raw: np.ndarray, group: str) -> dict[str, np.ndarray]:
     """The arrays of one member group by column name, views of `raw`.
 
     raw     uint8 array that begins at a tar header and ends after a member's padding
@@ -44,7 +46,10 @@ def group_columns(raw, group):
     known, prefix = (SUM_COLUMNS, "__stats__/sums") if group == "__stats__" else (_BLOCK_COLUMNS, group)
     found, position = {}, 0
     while position < len(raw):
-        header = _header(raw, position)
+        try:
+            header = tarfile.TarInfo.frombuf(raw[position : position + _BLOCK].tobytes(), "utf-8", "strict")
+        except tarfile.HeaderError as error:
+            raise ShardError(f"no tar header at byte {position} of the block: {error}") from None
         stem, _, column = header.name.removesuffix(".npy").rpartition(".")
         begin, end = position + _BLOCK, position + _BLOCK + header.size
         if stem != prefix or column not in known or column in found or not header.name.endswith(".npy"):
@@ -58,7 +63,7 @@ def group_columns(raw, group):
     return found
 
 
-def decode_block(sample):
+def decode_block(sample: Mapping) -> dict:
     """A sample of plain WebDataset with its columns as arrays; the keys between underscores stay.
 
         wds.WebDataset(urls, shardshuffle=False).map(decode_block)
@@ -81,7 +86,7 @@ def decode_block(sample):
     return block
 
 
-def read_array(path, raw, dtype, dimensions):
+def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.ndarray:
     """The array of a whole `.npy` file, a view of its bytes.
 
     dtype, dimensions  what it must be of
@@ -103,13 +108,13 @@ def read_array(path, raw, dtype, dimensions):
     return np.frombuffer(raw, found, offset=file.tell()).reshape(shape, order="F" if by_column else "C")
 
 
-def check_columns(columns, windows, tokens, meta):
+def check_columns(columns: Mapping[str, np.ndarray], windows: int, tokens: int, meta: ShardMeta) -> None:
     """Raise ShardError unless the columns of a block fit one another, its record and the target.
 
     columns          name to array
     windows, tokens  as the record of the unit says
     meta             ShardMeta
-    Not looked at: whether the atoms of a row increase below k, which whoever decodes rows checks.
+    Not looked at: whether the atoms of a row increase below k. What decodes the rows checks that.
     """
     expected = (WINDOW_COLUMNS | ROW_COLUMNS if meta.k else WINDOW_COLUMNS).keys()
     if columns.keys() != expected:
@@ -128,7 +133,7 @@ def check_columns(columns, windows, tokens, meta):
         check_row_sizes(columns, meta)
 
 
-def check_row_sizes(columns, meta):
+def check_row_sizes(columns: Mapping[str, np.ndarray], meta: ShardMeta) -> None:
     """Raise ShardError unless there is one row for every token and as many atoms and weights as the rows have."""
     nnz, atoms, weights = columns["nnz"], columns["atoms"], columns["weights"]
     entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
@@ -141,13 +146,6 @@ def check_row_sizes(columns, meta):
         raise ShardError(f"atoms of {8 * atoms.itemsize} bits for k = {meta.k}")
     if columns["layout"].tolist() != [bits, meta.weight_octaves]:
         raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
-
-
-def _header(raw, position):
-    try:
-        return tarfile.TarInfo.frombuf(raw[position : position + _BLOCK].tobytes(), "utf-8", "strict")
-    except tarfile.HeaderError as error:
-        raise ShardError(f"no tar header at byte {position} of the block: {error}") from None
 
 
 def _array(raw, dtypes, name):

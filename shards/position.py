@@ -14,10 +14,15 @@ DataLoader asks its workers in turn, so the order of items does not depend on W 
 The state is a small JSON object, of constant size. Left out: reading windows (windows.py), torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from common.errors import StoreError
 from shards.manifest import differing
+
+if TYPE_CHECKING:
+    from shards.reader import Store
 
 STATE_FORMAT = "mlsm-position-1"
 
@@ -35,18 +40,18 @@ class Share:
         if not (0 <= self.rank < self.ranks and 0 <= self.worker < self.workers):
             raise ValueError(f"rank {self.rank} of {self.ranks} and worker {self.worker} of {self.workers} cannot be")
 
-    def item(self, number):
+    def item(self, number: int) -> int:
         """Which item, counted over all ranks and workers, is this worker's item `number`."""
         return (self.worker + number * self.workers) * self.ranks + self.rank
 
-    def items_before(self, total):
+    def items_before(self, total: int) -> int:
         """How many of the first `total` items are this worker's."""
         step = self.ranks * self.workers
         return max(0, -(-(total - self.item(0)) // step))
 
 
-def identity(store, split, seed, shuffle):
-    """What a position is a position in; positions of another identity mean something else."""
+def identity(store: "Store", split: str, seed: int, shuffle: bool) -> dict:
+    """The sequence of windows that a position counts in: with another identity it is a place in another sequence."""
     return {
         "format": STATE_FORMAT,
         "store": store.target_id,
@@ -58,7 +63,7 @@ def identity(store, split, seed, shuffle):
     }
 
 
-def check_identity(state, expected):
+def check_identity(state: Any, expected: Mapping) -> None:
     """Refuse the state of another store, plan, split, seed or order.
 
     Raises  StoreError that names what differs

@@ -8,23 +8,30 @@ A store is seen through one of its plans, all of whose units must be there. Left
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from shards import copies
-from shards.manifest import StoreFiles, differing
+from shards.manifest import Plan, StoreFiles, UnitRecord, differing
 from shards.schema import kind_of
 from shards.windows import WindowReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from shards.source import Remote
 
 
 class Store:
     """One target directory, seen through one finished plan."""
 
-    def __init__(self, files, plan):
+    def __init__(self, files: StoreFiles, plan: Plan):
         self.files, self.plan = files, plan
         target = files.target()
         _check_windowing(files, plan, target)
@@ -35,9 +42,10 @@ class Store:
         self.k, self.vocab_size = target["k"], target["vocab_size"]
         self.max_length, self.special_ids = target["max_length"], target["special_ids"]
         self.weight_octaves = target["weight_octaves"]
+        self._tokenizer: dict[str, bytes] | None = None  # its files, once they were compared with the target
 
     @classmethod
-    def open(cls, path, plan_id=None, remote=None):
+    def open(cls, path: str | Path, plan_id: str | None = None, remote: "Remote | None" = None) -> "Store":
         """Open a store directory or URL, or one of its `plans/<plan>.json`.
 
         plan_id  which plan; by default the newest finished one
@@ -56,41 +64,39 @@ class Store:
         return cls(files, plan)
 
     @property
-    def path(self):
+    def path(self) -> str | Path:
         return self.files.path
 
     @property
-    def tokenizer_dir(self):
+    def tokenizer_dir(self) -> Path:
         return self.files.tokenizer
 
-    def read_tokenizer(self):
+    def read_tokenizer(self) -> dict[str, bytes]:
         """The files of the tokenizer, name to bytes, once they are compared with the target.
 
         Raises  StoreError when they are not those of the tokenizer that the text was encoded with
         """
-        return self._tokenizer_files
+        if self._tokenizer is None:
+            self._tokenizer = copies.read_tokenizer(self.files)
+        return self._tokenizer
 
-    @cached_property
-    def _tokenizer_files(self):
-        return copies.read_tokenizer(self.files)
-
-    def load_tokenizer(self):
-        """The tokenizer, as an object of transformers. Raises as `read_tokenizer`."""
+    def load_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer, as an object of transformers. Raises what `read_tokenizer` does."""
         contents = self.read_tokenizer()
         with copies.foreign_errors(self.files):
             return copies.load_tokenizer(contents)
 
     @cached_property
-    def command(self):
+    def command(self) -> dict:
         """What was kept of the command that made the plan: {verb: settings, "recipe": its name}; {} without any."""
         return self.files.command(self.plan_id)
 
-    def records(self, split=None):
+    def records(self, split: str | None = None) -> list[UnitRecord]:
         """Unit records in plan order, of one split or of all."""
         return list(self.iter_records(split))
 
-    def iter_records(self, split=None):
-        """The same one by one: all records of a large store take gigabytes.
+    def iter_records(self, split: str | None = None) -> Iterator[UnitRecord]:
+        """The same records one by one: all of a large store take gigabytes.
 
         Raises  StoreError when a record has gone since, ShardError when it is damaged or another store's
         """
@@ -98,30 +104,30 @@ class Store:
             if split in (None, unit.split):
                 yield self.record(unit.id)
 
-    def record(self, unit_id):
-        """The record of a unit of the plan. Raises as `iter_records`."""
+    def record(self, unit_id: str) -> UnitRecord:
+        """The record of a unit of the plan. Raises what `iter_records` does."""
         record = self.files.record(unit_id)
         if record is None:
             path = self.files.record_file(unit_id)
             raise StoreError(f"{path} is missing. Run the encoding command again: it encodes that unit and no other.")
         return record
 
-    def urls(self, split="train"):
+    def urls(self, split: str = "train") -> list[str]:
         """Paths or URLs of the split's shards in plan order, for plain WebDataset."""
         return [f"{self.path}/units/{record.file}" for record in self.iter_records(split)]
 
-    def split(self, name):
+    def split(self, name: str) -> WindowReader:
         """WindowReader over `train` or `held_out`."""
         if not any(unit.split == name for unit in self.plan.units):
             raise StoreError(f"{self.path} has no {name} windows; the corpus is too small for a held-out part")
         return WindowReader(self, self.iter_records(name))
 
-    def report(self):
+    def report(self) -> dict:
         """Totals over all units; stores with distributions add non-zeros and mass kept per coded token."""
-        totals = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
+        totals: dict = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
         seconds = dict.fromkeys(("teacher_seconds", "solver_seconds", "head_seconds"), 0.0)
         statistics = []
-        for record in self.iter_records():  # one at a time: their tables of blocks would fill the memory
+        for record in self.iter_records():  # one at a time: all of their tables of blocks would fill the memory
             statistics.append({name: value for name, value in record.statistics.items() if np.isscalar(value)})
             totals["units"] += 1
             for name in ("windows", "tokens", "bytes"):
@@ -144,47 +150,43 @@ def _check_windowing(files, plan, target):
         )
 
 
-def plan_of(path):
-    """The store and the plan id of a path or URL `<store>/plans/<plan>.json`; of another one itself and None."""
+def plan_of(path: str | Path) -> tuple[str | Path, str | None]:
+    """The store and the plan id of a path or URL `<store>/plans/<plan>.json`; else the path as it is, and None."""
     match = re.fullmatch(r"(.+)/plans/([^/]+)\.json", str(path))
     return (match[1], match[2]) if match and (is_url(path) or Path(path).is_file()) else (path, None)
 
 
-def is_url(path):
+def is_url(path: object) -> bool:
     """Whether this is the address of something on another machine."""
     return isinstance(path, str) and "://" in path
 
 
-def open_files(path, remote=None):
+def open_files(path: str | Path, remote: "Remote | None" = None) -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
     if not is_url(path):
         return StoreFiles(path)
     from shards.remote import RemoteFiles  # only here: fsspec and aiohttp take a while to import
 
-    return RemoteFiles(path, remote)
+    return RemoteFiles(str(path), remote)
 
 
-def newest_store(root, kinds=("lsp", "ids", "logits")):
-    """The first of `finished_stores`: what a command takes that names no store. Raises as that."""
-    return finished_stores(root, kinds)[0]
-
-
-def finished_stores(root, kinds=("lsp", "ids", "logits")):
+def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "logits")) -> list[Path]:
     """Paths of the finished stores under `root`, the one first whose text was encoded last.
 
-    That is when its plan was published. Stores that were derived from others come behind all others, for they add no
-    text: making one does not change what the next command takes.
+    What counts is when its plan was published. Stores that were derived from others come last, since they add no text:
+    making one does not change which store the next command takes.
 
     kinds   pass over stores that hold anything else
-    Raises  StoreError when there is none, naming an unfinished one if that is why; otherwise it is a RequestError
+    Raises  StoreError when the only ones are unfinished or damaged, naming one; RequestError when there are none at all
     """
-    newest, unusable = {}, None
+    newest: dict[Path, tuple[bool, int]] = {}
+    unusable = None
     for plan in Path(root).glob("*/plans/*.json"):
         try:
             store = Store.open(plan)
             if store.kind in kinds:
                 rank = "derived_from" not in store.settings, plan.stat().st_mtime_ns
-                newest[store.path] = max(rank, newest.get(store.path, rank))
+                newest[plan.parent.parent] = max(rank, newest.get(plan.parent.parent, rank))
         except (StoreError, ShardError, OSError) as error:  # one bad store hides no other
             unusable = error
     if not newest and unusable is not None:
@@ -201,7 +203,7 @@ def _row_statistics(statistics, derived):
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
     report |= {"coded_tokens": coded}
     report |= {name: sum(s.get(name, 0) for s in statistics) for name in ("empty_codes", "truncated_tokens")}
-    if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # stores of before it was measured have none
+    if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # earlier versions did not measure it
         means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
         report["fidelity"] = {"tokens": int(sampled), "of": "source" if derived else "exact", **means}
     if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32

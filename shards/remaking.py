@@ -4,14 +4,19 @@ Left out: what is damaged (verify.py).
 """
 
 import shlex
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from common.errors import StoreError
 from common.invocation import program
 from shards import copies
+from shards.manifest import Plan, StoreFiles
 from shards.schema import kind_of
 
 
-def remaking_commands(files, target, plans, damaged):
+def remaking_commands(
+    files: StoreFiles, target: Mapping, plans: Iterable[Plan], damaged: Iterable[Mapping]
+) -> list[str]:
     """The commands that make again what is damaged, once it is removed, and what is missing."""
     units = {entry["unit"] for entry in damaged} - {None}
     of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
@@ -26,7 +31,7 @@ def remaking_commands(files, target, plans, damaged):
     return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
 
 
-def encoding_command(files, target, plan_id, sources):
+def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: list[str]) -> str:
     """The command line that makes what this store lacks of a plan.
 
     Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
@@ -40,8 +45,9 @@ def encoding_command(files, target, plan_id, sources):
         return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
     verb = f"encode-{kind_of(target)}"
     own = ["--layer", settings["layer"]] if "layer" in settings else []
-    if _has_its_dictionary(files, settings):
-        own += ["--dictionary", files.dictionary.absolute()]
+    with suppress(StoreError):  # another dictionary than the store's own would make another target
+        if "dictionary" in settings and copies.read_dictionary(files):
+            own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
     if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
         own += ["--segments", "never"]  # version 0.1 did not tell the teacher segments, and its settings do not say so
@@ -60,14 +66,6 @@ def encoding_command(files, target, plan_id, sources):
     flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
     return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
-
-
-def _has_its_dictionary(files, settings):
-    """Whether the store's own atoms serve to encode again: another dictionary would be another target."""
-    try:
-        return bool("dictionary" in settings and copies.read_dictionary(files))
-    except StoreError:
-        return False
 
 
 def _line(*words):

@@ -9,25 +9,39 @@ The cache of one store is a directory like the store itself, of what was asked f
         plans/<plan>.json, units/<unit>.json, tokenizer/, dictionary/
         groups/, lock               the blocks that were fetched: cache.py
 
-target.json is fetched at every opening. Plans and records carry checksums, and a bad answer is never kept. The
-tokenizer's files have no checksum in the store: their JSON must parse, what the server lists must all be there (where
-it lists nothing, a vocabulary), no web page is taken for a file, and what loads them compares the whole with the
-fingerprint in the target (copies.py). Nothing is fsynced: readers check what they find.
+target.json is fetched whenever the store is opened. Plans and records carry checksums, and a bad answer is never kept.
+The tokenizer's files have no checksum in the store. Their JSON must parse, all that the server lists must be there (or
+a vocabulary, where it lists nothing), and no web page is taken for a file; before they are used, all of them together
+are compared with the fingerprint in the target (copies.py). Nothing is fsynced, because readers check what they find.
 Left out: blocks (cache.py), repeating what failed (source.py), writing to a remote store.
 """
 
+import errno
 import hashlib
 import io
 import re
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from common.durable import make_directories, publish_directory
-from common.errors import RefusedError, RemoteError, ShardError, StoreError
+from common.errors import RefusedError, RemoteError, RequestError, ShardError, StoreError
+from shards.blocks import BlockStore, BlockTable
 from shards.cache import CachedBlocks, GroupCache, keep
 from shards.checked_json import parse_json
-from shards.manifest import TARGET_FIELDS, Plan, StoreFiles, UnitRecord, fingerprint, fits_checksum, read_json
-from shards.source import Remote, RemoteFile, Source, copy_again
+from shards.manifest import (
+    TARGET_FIELDS,
+    Plan,
+    PlannedUnit,
+    StoreFiles,
+    UnitRecord,
+    describe_no_store,
+    fingerprint,
+    fits_checksum,
+    read_json,
+)
+from shards.source import Remote, RemoteFile, Request, Source, copy_again
 
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
@@ -53,19 +67,27 @@ _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some ser
 
 
 class Answer:
-    """What a URL answered, as the part of a path that the readers of small files use."""
+    """What a URL answered, with those methods of a path that the readers of small files use.
 
-    def __init__(self, url, raw):
-        self._url, self._raw = url, raw
+    raw  the bytes; None where there is no such file
+    """
+
+    def __init__(self, url: str | PurePosixPath, raw: bytes | None):
+        self._url, self._raw = str(url), raw
         self.stem, self.parent = PurePosixPath(url).stem, PurePosixPath(url).parent
 
     def __str__(self):
         return self._url
 
-    def is_file(self):
+    def is_file(self) -> bool:
         return self._raw is not None
 
-    def read_text(self, encoding):
+    def is_symlink(self) -> bool:
+        return False
+
+    def read_text(self, encoding: str) -> str:
+        if self._raw is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", self._url)
         return self._raw.decode(encoding)
 
 
@@ -76,10 +98,7 @@ class RemoteFiles(StoreFiles):
     Raises  StoreError when there is no store, RemoteError when it cannot be read
     """
 
-    remote = True
-    how_to_finish = "Copy the whole store there, its units before its plan."
-
-    def __init__(self, url, options=None):
+    def __init__(self, url: str, options: Remote | None = None):
         self.options = options or Remote()
         self.source = Source(url, self.options)
         self.path = self.source.url
@@ -111,15 +130,15 @@ class RemoteFiles(StoreFiles):
         self.source.read([("target.json", None, None)], accept)
         return found[0]
 
-    def record(self, unit_id):
-        """The commit record of a unit, or None when there is none; a damaged one in the cache is fetched anew."""
+    def record(self, unit_id: str) -> UnitRecord | None:
+        """The commit record of a unit, or None when there is none; a damaged one in the cache is fetched again."""
         with suppress(ShardError):
             if record := super().record(unit_id):
                 return record
         self._fetch_small([f"units/{unit_id}.json"], self._read_record)
         return super().record(unit_id)
 
-    def missing_units(self, plan):
+    def missing_units(self, plan: Plan) -> list[PlannedUnit]:
         kept = {path.stem for path in self.units.glob("*.json")}
         wanted = [f"units/{unit.id}.json" for unit in plan.units if unit.id not in kept]
         absent = self._fetch_small(wanted, self._read_record)
@@ -132,7 +151,7 @@ class RemoteFiles(StoreFiles):
         if not all(_NAME.fullmatch(name) for name in (record.file, *(group["name"] for group in record.groups))):
             raise ShardError("the record names files outside its own directory")
 
-    def load_plan(self, plan_id):
+    def load_plan(self, plan_id: str) -> Plan:
         path = self.plans / f"{plan_id}.json"
         with suppress(ShardError, FileNotFoundError):
             return Plan.read(path)
@@ -140,18 +159,18 @@ class RemoteFiles(StoreFiles):
             raise StoreError(f"{self.path} has no plan {plan_id}; it lists {', '.join(self.listed_plans()) or 'none'}")
         return Plan.read(path)
 
-    def command(self, plan_id):
-        """The same; the server need not have kept it."""
+    def command(self, plan_id: str) -> dict:
+        """As for a directory; {} also when the server cannot be asked, for nothing depends on it."""
         with suppress(RemoteError):
             if not (self.plans / f"{plan_id}.yaml").is_file():
                 self._fetch_small([f"plans/{plan_id}.yaml"], None)
         return super().command(plan_id)
 
-    def listed_plans(self):
+    def listed_plans(self) -> list[str]:
         """Ids of the plans that the server lists."""
         return sorted({match[1] for name in self.source.names("plans") if (match := _PLAN.fullmatch(name))})
 
-    def newest_plan(self):
+    def newest_plan(self) -> Plan:
         """The newest plan all of whose units are there.
 
         Raises  StoreError when the server lists no plan, does not tell which is the newest, or none is finished
@@ -161,19 +180,21 @@ class RemoteFiles(StoreFiles):
             if not self.missing_units(plan):
                 return plan
         self.check_finished(plans[0])
-        return plans[0]  # its last unit arrived between the two looks
+        return plans[0]  # its last unit arrived after the loop had looked for it
 
     def _newest_first(self, listed):
-        times = {plan: self.source.changed(f"plans/{plan}.json") for plan in listed} if len(listed) > 1 else {}
+        if len(listed) == 1:
+            return listed
+        times: dict[str, Any] = {plan: self.source.changed(f"plans/{plan}.json") for plan in listed}
         if listed and None not in times.values() and len(set(times.values())) == len(times):
-            return sorted(listed, key=times.get, reverse=True)
+            return sorted(listed, key=times.__getitem__, reverse=True)
         if listed:
             problem = f"does not tell which of its plans is the newest: {', '.join(listed)}"
         else:
             problem = "lists no plans; over http that takes a server that lists directories"
         raise StoreError(f"{self.path} {problem}. Give the address of a plan: {self.path}/plans/<plan>.json")
 
-    def copy_small_files(self, plan_id=None):
+    def copy_small_files(self, plan_id: str | None = None) -> None:
         """Fetch plans (all that are listed, or one) and the records that they name, sound or not, for a verification.
 
         Raises  StoreError when the server lists no plan
@@ -185,7 +206,7 @@ class RemoteFiles(StoreFiles):
             with suppress(ShardError):
                 self._fetch_small([f"units/{unit.id}.json" for unit in Plan.read(path).units], None)
 
-    def _fetch_small(self, names, read):
+    def _fetch_small(self, names: list[str], read: Callable[[Answer], object] | None) -> set[str]:
         """Fetch small files into the cache.
 
         read     called with an Answer; raises ShardError when it is damaged. None keeps it as it is
@@ -203,19 +224,19 @@ class RemoteFiles(StoreFiles):
                 raise ShardError(f"not what its name says ({error})") from None
             keep(self.units.parent / request[0], raw)
 
-        absent = []
+        absent: list[Request] = []
         for first in range(0, len(names), _SMALL_FILES):
-            requests = [(name, None, None) for name in names[first : first + _SMALL_FILES]]
+            requests: list[Request] = [(name, None, None) for name in names[first : first + _SMALL_FILES]]
             absent += self.source.read(requests, accept)
         return {name for name, _, _ in absent}
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Path:
         """The cache's copy of the tokenizer, fetched when it is first asked for."""
         return self._directory("tokenizer")
 
     @property
-    def dictionary(self):
+    def dictionary(self) -> Path:
         """The same for the dictionary; there is no such directory when the store has none."""
         return self._directory("dictionary")
 
@@ -249,7 +270,7 @@ class RemoteFiles(StoreFiles):
         found = {}
         for entry in _UNLISTED[name]:
             if entry.endswith(".txt") and "tokenizer.json" in found:
-                continue  # holds the vocabulary too, and whether a text is one cannot be told
+                continue  # it would hold the same vocabulary, and whether a text is a vocabulary cannot be checked
             with suppress(RefusedError):  # how some buckets answer where there is no file
                 raw = self._fetch_part(f"{name}/{entry}")
                 if raw is not None and not _PAGE.match(raw):
@@ -269,21 +290,36 @@ class RemoteFiles(StoreFiles):
         self.source.read([(name, None, None)], accept, whole=whole)
         return found[0] if found else None
 
-    # -- shards --------------------------------------------------------------------------------------------
+    # -- what differs from a store of a directory ----------------------------------------------------------
 
-    def repair_hint(self):
+    def no_target_error(self) -> RequestError:
+        return RequestError(describe_no_store(self.path, "it has no target.json"))
+
+    def is_encoded_here(self) -> bool:
+        return False
+
+    def repair_hint(self) -> str:
         return f"{self.path} is damaged: {copy_again()}"
 
-    def open_blocks(self, table):
+    def restore_hint(self) -> str:
+        return (
+            f"Remove its copy in the cache ({self.units.parent}) and try again; if that does not help, copy the store "
+            "there again."
+        )
+
+    def finish_hint(self) -> str:
+        return "Copy the whole store there, its units before its plan."
+
+    def open_blocks(self, table: BlockTable) -> BlockStore:
         """A BlockStore on the cache."""
         return CachedBlocks(self.cache, table)
 
-    def open_shard(self, record):
+    def open_shard(self, record: UnitRecord) -> RemoteFile:
         """A whole shard as an open file that reads the server, not the cache."""
         return RemoteFile(self.source, f"units/{record.file}", record.bytes)
 
 
-def gopen(url, mode="rb", bufsize=-1, **_):
+def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> io.BytesIO:
     """A shard as an open file for plain WebDataset, checked against its record and the hash in its name; in memory.
 
     from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.

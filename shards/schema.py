@@ -35,6 +35,7 @@ document runs, E stored entries:
 Left out: how bytes become arrays (codec.py), how files become visible (writer.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from common.invocation import program
@@ -49,7 +50,7 @@ NO_TAIL = 255
 SHARD_MTIME = 0
 
 
-def repair_hint(store):
+def repair_hint(store: object) -> str:
     """What to do about damage in a store, in words for an error."""
     return (
         f"Remove what is damaged with: {program()} verify-shards {store} --repair, and run the encoding command again, "
@@ -57,12 +58,12 @@ def repair_hint(store):
     )
 
 
-def kind_of(target):
+def kind_of(target: Mapping) -> str:
     """What a store holds, from its target: "ids", "lsp" or "logits". `encode-<kind>` makes it."""
     return target["settings"].get("kind", "lsp" if target["k"] else "ids")
 
 
-def index_bits(k):
+def index_bits(k: int) -> int:
     """Bits of one stored atom index: 0 (ids only), 12, 16 or 32."""
     if k == 0:
         return 0
@@ -71,12 +72,12 @@ def index_bits(k):
     return 16 if k <= 65_536 else 32
 
 
-def ids_dtype(vocab_size):
+def ids_dtype(vocab_size: int) -> str:
     """The NumPy type name of stored token ids."""
     return "uint16" if vocab_size <= 65_536 else "uint32"
 
 
-def windows_per_block(max_length):
+def windows_per_block(max_length: int) -> int:
     """Windows in a full block; it depends on the window length only, so stores of one plan align."""
     return max(1, BLOCK_TOKENS // max_length)
 
@@ -108,5 +109,11 @@ class ShardMeta:
         if self.max_length > 65_535:
             raise ValueError(f"windows of {self.max_length} tokens do not fit the format; the limit is 65,535")
 
-    def as_dict(self):
+    @classmethod
+    def of_unit(cls, target: Mapping, unit: str) -> "ShardMeta":
+        """The ShardMeta of a unit of the store that has this target."""
+        names = ("k", "vocab_size", "max_length", "weight_octaves")
+        return cls(target["target"], unit, *(target[name] for name in names))
+
+    def as_dict(self) -> dict:
         return asdict(self)

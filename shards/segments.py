@@ -12,7 +12,7 @@ Shapes: W windows, L positions.
 import numpy as np
 
 
-def segment_ids(ids_WL, lengths_W, sep_id):
+def segment_ids(ids_WL: np.ndarray, lengths_W: np.ndarray, sep_id: int) -> np.ndarray:
     """Segment numbers of windows of sentence pairs.
 
     ids_WL     integer token ids

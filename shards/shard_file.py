@@ -11,13 +11,16 @@ however large the shard. Left out: chosen windows and rows by number (windows.py
 import hashlib
 import io
 import tarfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from common.disk import OF_THE_MACHINE
 from common.errors import BlockError, ShardError
 from shards.checked_json import parse_json
+from shards.manifest import StoreFiles, UnitRecord
 from shards.members import check_columns, group_columns
 from shards.schema import ShardMeta
 
@@ -27,7 +30,7 @@ _END_OF_ARCHIVE = bytes(1024)
 class ShardFile:
     """The shard of a store's files whose record says what it holds."""
 
-    def __init__(self, files, record):
+    def __init__(self, files: StoreFiles, record: UnitRecord):
         self.files, self.record = files, record
         self._buffer = bytearray(max((group["length"] for group in record.groups), default=0))
 
@@ -50,27 +53,27 @@ class ShardFile:
     def __exit__(self, *_):
         self._file.close()
 
-    def raw(self, group):
+    def raw(self, group: Mapping) -> memoryview:
         """Bytes of a group, a view that the next call overwrites. Raises BlockError when its hash differs."""
         raw = self._read(group["offset"], group["length"])
         if hashlib.sha256(raw).hexdigest() != group["sha256"]:
             raise _block_error("does not match its hash", group)
         return raw
 
-    def columns(self, group):
-        """Arrays of a group by column name, views that the next call overwrites. Raises BlockError, as `raw`."""
+    def columns(self, group: Mapping) -> dict[str, np.ndarray]:
+        """Arrays of a group by column name, views that the next call overwrites. Raises BlockError as `raw` does."""
         raw = np.frombuffer(self.raw(group), np.uint8)
         try:
             return group_columns(raw, group["name"])
         except ShardError as error:
             raise _block_error(str(error), group) from None
 
-    def meta(self):
+    def meta(self) -> Any:
         """The content of `__meta__/meta.json`."""
         name = "__meta__/meta.json"
         return parse_json(_only_member(self.raw(self.record.groups[0]), name), name)
 
-    def check_end(self):
+    def check_end(self) -> None:
         """Raise BlockError unless what follows the last group is the end mark that fits the record, and no more.
 
         With the hashes of all groups this leaves no byte of the shard unchecked.
@@ -99,17 +102,14 @@ class ShardFile:
         return view
 
 
-def blocks(files, record):
+def blocks(files: StoreFiles, record: UnitRecord) -> Iterator[tuple[dict, dict[str, np.ndarray]]]:
     """Pairs (group, columns) of a unit's blocks; the columns are views that the next pair overwrites.
 
     The columns fit one another, the record and the target; whether atoms increase is not looked at.
 
-    Raises  ShardError, with the unit, the block and the way out, at the first damage
+    Raises  ShardError at the first damage, with the unit, the block and what to do
     """
-    target = files.target()
-    meta = ShardMeta(
-        target["target"], record.unit, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]
-    )
+    meta = ShardMeta.of_unit(files.target(), record.unit)
     with naming(files, record), ShardFile(files, record) as shard:
         for group in record.blocks:
             columns = shard.columns(group)
@@ -119,8 +119,8 @@ def blocks(files, record):
 
 
 @contextmanager
-def naming(files, record, block=None):
-    """Add shard, block and way out to a ShardError of what is read or decoded meanwhile; once, however deep."""
+def naming(files: StoreFiles, record: UnitRecord, block: str | None = None) -> Iterator[None]:
+    """Add the shard, the block and what to do to a ShardError that is raised in the block: once, however deep."""
     try:
         yield
     except ShardError as error:

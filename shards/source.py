@@ -3,12 +3,12 @@
     source = Source("https://host/lsp-...", Remote())
     absent = source.read([("target.json", None, None)], accept)
 
-fsspec does the protocols: http and https here, s3, gs, hf and others with the packages that it names when they are
-not installed; credentials and endpoints are its configuration. Connection errors, answers of 5xx, stalls, truncated
-answers and answers that `accept` refuses are asked for again, after a pause that doubles; every attempt and their
-number is bounded. Over http a server cannot hold a reader by silence, nor by a few bytes now and then, nor fill its
-memory: an answer may be as long as the record says, answers that nothing is known of 32 MB together, and none may be
-compressed, which could make it any size. Other protocols keep the limits of their own clients.
+fsspec does the protocols: http and https here, s3, gs, hf and others with the packages that it names when they are not
+installed; credentials and endpoints are its configuration. Connection errors, answers of 5xx, stalls, truncated answers
+and answers that `accept` refuses are asked for again, after a pause that doubles; every attempt and their number is
+bounded. Over http a server cannot keep a reader waiting by silence, nor by a few bytes now and then, nor fill its
+memory: an answer may be as long as the record says, all answers of unknown size together 32 MB, and none may be
+compressed, because its size could then be anything. Other protocols keep the limits of their own clients.
 
 User and password in a URL are used and never shown: `Source.url` is the address without them, which this process
 completes when it is used again. Left out: what the answers mean, and the cache (cache.py).
@@ -19,11 +19,14 @@ import io
 import os
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import fsspec
@@ -34,7 +37,8 @@ from common.text import redacted, without_credentials
 
 _AT_ONCE = 64
 _UNKNOWN = 32 << 20  # bytes that all answers of unknown size that are asked for at once may have
-_origins = {}  # scheme and host without credentials -> with those that this process was given
+_origins: dict[str, str] = {}  # scheme and host without credentials -> with those that this process was given
+Request = tuple[str, int | None, int | None]  # name below the URL, start and stop; None and None: the whole file
 _MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
 
 
@@ -58,13 +62,13 @@ class Remote:
     seconds: a block of 5 MB may take two minutes."""
 
     @property
-    def directory(self):
+    def directory(self) -> Path:
         """Where the cache is."""
         user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
         return Path(self.cache or os.environ.get("MLSM_CACHE") or user).expanduser()
 
     @property
-    def budget(self):
+    def budget(self) -> int | None:
         """Bytes of blocks that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no number."""
         limit = self.cache_gb if self.cache_gb is not None else float(os.environ.get("MLSM_CACHE_GB") or "inf")
         return None if limit == float("inf") else int(limit * 1e9)
@@ -73,16 +77,22 @@ class Remote:
 class Source:
     """The files below one URL."""
 
-    def __init__(self, url, options):
+    def __init__(self, url: str, options: Remote):
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
         self.options = options
-        self._opened()  # refuses an unknown protocol at once
+        self._open()  # refuses an unknown protocol at once
 
-    def read(self, requests, accept, parts_only=False, whole=None):
+    def read(
+        self,
+        requests: list[Request],
+        accept: Callable[[Request, bytes], object],
+        parts_only: bool = False,
+        whole: int | None = None,
+    ) -> list[Request]:
         """Read files, or parts of them.
 
-        requests  list of (name below the URL, start, stop); None and None for the whole file. A server that knows no
-                  ranges answers with the whole file: `accept` must tell
+        requests  what to read. A server that knows no ranges answers with the whole file also where a part was asked
+                  for: `accept` must tell
         accept    called as accept(request, bytes); raises ShardError when that is not what it should be
         parts_only  refuse an http answer with a whole file before it fills the memory
         whole     most bytes that a whole file among the answers may have; unset: 32 MB for all of them together
@@ -91,29 +101,29 @@ class Source:
         """
         return self._repeat(requests, partial(self._ask, parts_only=parts_only, whole=whole), accept)
 
-    def names(self, directory):
-        """Names of the files in a directory; empty where there is none, or no listing, or no access to it."""
+    def names(self, directory: str) -> list[str]:
+        """Names of the files in a directory; empty where there is no such directory, no listing of it, or no access."""
         try:
             paths = self._one(f"{directory}/", _listing)
         except RefusedError:
             return []
         return [path.rpartition("/")[2] for path in paths or ()]
 
-    def information(self, name):
-        """What the protocol tells of a file, as fsspec's dict, often with `size`; None where there is no file."""
+    def information(self, name: str) -> dict[str, Any] | None:
+        """What the protocol says of a file, as fsspec's dict, often with `size`; None where there is no file."""
         return self._one(name, lambda filesystem, path: filesystem.info(path))
 
-    def changed(self, name):
-        """When a file was written, as a datetime; None where the protocol does not tell."""
+    def changed(self, name: str) -> datetime | None:
+        """When a file was written; None where the protocol does not say."""
         return self._one(name, _changed)
 
     @property
     def _is_http(self):
         return re.match("https?://", self.url) is not None
 
-    def _opened(self):
+    def _open(self):
         """The file system of this process and thread, and the store's root in it."""
-        http = {
+        http: dict[str, Any] = {
             "timeout": aiohttp.ClientTimeout(None, sock_connect=self.options.timeout, sock_read=self.options.timeout)
         }
         http |= {"auto_decompress": False, "response_class": _bounded(self.options.timeout, self.options.rate)}
@@ -125,29 +135,31 @@ class Source:
             raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
 
     def _ask(self, requests, parts_only, whole):
-        filesystem, root = self._opened()
+        filesystem, root = self._open()
         names, starts, stops = zip(*requests, strict=True)
         paths = [f"{root}/{name}" for name in names]
         if filesystem.async_impl:
-            options = {"raise_for_status": _Limits(parts_only, whole)} if self._is_http else {}
+            options: dict[str, Any] = {"raise_for_status": _Limits(parts_only, whole)} if self._is_http else {}
             options |= {"batch_size": _AT_ONCE, "on_error": "return"}
             return filesystem.cat_ranges(paths, list(starts), list(stops), **options)
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool:
-            return list(pool.map(_caught(filesystem.cat_file), paths, starts, stops))
+            return list(pool.map(_catch(filesystem.cat_file), paths, starts, stops))
 
     def _one(self, name, call):
-        """What call(file system, path) tells of one name; None when there is no such file."""
+        """The result of call(file system, path) for one name; None when there is no such file."""
         found = []
 
         def ask(_):
-            filesystem, root = self._opened()
-            return [_caught(call)(filesystem, f"{root}/{name}")]
+            filesystem, root = self._open()
+            return [_catch(call)(filesystem, f"{root}/{name}")]
 
         self._repeat([(name, None, None)], ask, lambda _, answer: found.append(answer))
         return found[0] if found else None
 
     def _repeat(self, requests, ask, accept):
-        left, absent, faults, began = list(requests), [], {}, time.monotonic()
+        left, began = list(requests), time.monotonic()
+        absent: list[Request] = []
+        faults: dict[Request, Exception] = {}
         for attempt in range(self.options.attempts):
             if not left:
                 return absent
@@ -165,14 +177,14 @@ class Source:
                 elif (fault := _fault(request, answer, accept)) is not None:
                     faults[request] = fault
                     if not _may_pass(fault):
-                        raise RefusedError(self._told(request, fault, attempt + 1, began))
+                        raise RefusedError(self._describe(request, fault, attempt + 1, began))
             left = list(faults)
         if left:
-            raise RemoteError(self._told(left[0], faults[left[0]], self.options.attempts, began))
+            raise RemoteError(self._describe(left[0], faults[left[0]], self.options.attempts, began))
         return absent
 
-    def _told(self, request, fault, attempts, began):
-        """What an error says."""
+    def _describe(self, request, fault, attempts, began):
+        """What an error says of a fault."""
         name, start, stop = request
         part = "" if start is None else f" (bytes {start:,} to {stop:,})"
         times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
@@ -192,38 +204,35 @@ class RemoteFile(io.RawIOBase):
     """A remote file that is read in parts, as an open file; nothing of it is kept on disk.
 
     most    bytes that the file may have, where a server sends the whole of it
-    Raises  FileNotFoundError when there is none, RemoteError when a fault lasts
+    Raises  FileNotFoundError when there is no such file, RemoteError when a fault lasts
     """
 
-    def __init__(self, source, name, most):
+    def __init__(self, source: Source, name: str, most: int):
         super().__init__()
         information = source.information(name)
         if information is None:
             raise FileNotFoundError(f"{source.url}/{name}")
-        self._source, self._name, self._most, self._place, self._whole = source, name, most, 0, None
-        self._size = information.get("size")
-        if self._size is None:
-            self._whole = self._read(None, None)
-            self._size = len(self._whole)
+        self._source, self._name, self._most, self._place = source, name, most, 0
+        self._whole = self._read(None, None) if information.get("size") is None else None
+        self._size: int = information["size"] if self._whole is None else len(self._whole)
 
-    def readable(self):
+    def readable(self) -> bool:
         return True
 
-    def seekable(self):
+    def seekable(self) -> bool:
         return True
 
-    def seek(self, offset, whence=io.SEEK_SET):
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
         return self._place
 
-    def readinto(self, view):
+    def readinto(self, view: Any) -> int:
         start, stop = self._place, min(self._place + len(view), self._size)
         if start >= stop:
             return 0
-        raw = None if self._whole is not None else self._read(start, stop)
-        if raw is not None and len(raw) == self._size:  # the server knows no ranges
-            self._whole, raw = raw, None
-        raw = self._whole[start:stop] if raw is None else raw
+        raw = self._whole if self._whole is not None else self._read(start, stop)
+        if len(raw) == self._size:  # also from a server that knows no ranges
+            self._whole, raw = raw, raw[start:stop]
         view[: len(raw)] = raw
         self._place += len(raw)
         return len(raw)
@@ -241,7 +250,7 @@ class RemoteFile(io.RawIOBase):
         return found[0]
 
 
-def copy_again():
+def copy_again() -> str:
     """What to do about damage in a remote store, in words for an error."""
     return (
         f"check the store that it was copied from with {program()} verify-shards <its directory> --repair, run the "
@@ -257,8 +266,8 @@ def _listing(filesystem, path):
 def _without_and_with_credentials(url):
     """An address as it may be shown, and as it is used: with what this process was given for its host, once."""
     shown = without_credentials(url)
-    origin = re.match(r"[^/]*(//[^/]*)?", shown)[0]
-    rest = shown[len(origin) :]
+    rest = re.sub(r"^[^/]*(//[^/]*)?", "", shown)  # the path and what follows it
+    origin = shown.removesuffix(rest)
     if shown != url:
         _origins[origin] = url[: len(url) - len(rest)]
     return shown, _origins.get(origin, origin) + rest
@@ -348,11 +357,11 @@ def _changed(filesystem, path):
     try:
         return filesystem.modified(path)
     except NotImplementedError:  # http
-        told = filesystem.info(path).get("Last-Modified")
-        return told and parsedate_to_datetime(told)
+        date = filesystem.info(path).get("Last-Modified")
+        return date and parsedate_to_datetime(date)
 
 
-def _caught(call):
+def _catch(call):
     """The same function with exceptions as results."""
 
     def caught(*arguments):

@@ -5,29 +5,35 @@
 Left out: the work itself (verify.py, derive.py, clean.py).
 """
 
+from collections.abc import Callable
+
+from common.progress import silent
 from shards.config import CleanConfig, DeriveConfig, VerifyConfig
 
 
-def _silent(*_, **__):
-    """The progress that nobody wants to see."""
-
-
-def verify_shards(settings: VerifyConfig, progress=_silent) -> dict:
+def verify_shards(settings: VerifyConfig, progress: Callable[..., None] = silent) -> dict:
     """Check that a store is whole. Returns and raises what shards.verify.verify does."""
     from shards.verify import verify
 
-    return verify(settings.store, settings.full, settings.repair, progress=progress)
+    return verify(_store_of(settings), settings.full, settings.repair, progress=progress)
 
 
-def derive_shards(settings: DeriveConfig, progress=_silent) -> list[dict]:
+def derive_shards(settings: DeriveConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Make a store with a smaller n. Returns its report, alone in a list as of an encoding; raises what derive does."""
     from shards.derive import derive
 
-    return [derive(settings.store, settings.top_n, settings.output, progress)]
+    return [derive(_store_of(settings), settings.top_n, settings.output, progress)]
 
 
-def clean(settings: CleanConfig, progress=_silent) -> dict:
+def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict:
     """Remove left-overs. Returns and raises what shards.clean.clean does."""
     from shards.clean import clean
 
     return clean(settings.path, settings.dry_run, settings.all)
+
+
+def _store_of(settings):
+    """The store that the settings name; the callers of a command fill in the newest one where they name none."""
+    if settings.store is None:
+        raise ValueError("STORE is missing: name the directory or the URL of a store")
+    return settings.store

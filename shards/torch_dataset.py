@@ -23,7 +23,10 @@ the second line every window still comes once, but which ones share a batch depe
 `StatefulDataLoader` of torchdata takes either. Masking and losses are left to the caller.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +92,16 @@ class LspDataset(IterableDataset):
     """
 
     def __init__(
-        self, store, *, seed=0, split="train", endless=False, shuffle=True, batch_size=None, rank=None, world_size=None
+        self,
+        store: str | Path | Store,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        endless: bool = False,
+        shuffle: bool = True,
+        batch_size: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ):
         super().__init__()
         if (rank is None) != (world_size is None):
@@ -105,7 +117,8 @@ class LspDataset(IterableDataset):
         self._ranks = None if rank is None else (rank, world_size)
         self._share()  # refuses a wrong rank at once
         self._progress, self._pending = _Progress(), True  # pending: the next iteration goes on from there
-        self._epoch, self._requests = None, _Requests()  # the epoch last set, which outlives a loaded state
+        self._epoch: int | None = None  # the epoch last set, which outlives a loaded state
+        self._requests = _Requests()
 
     def __getstate__(self):
         return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker knows no process group
@@ -116,7 +129,7 @@ class LspDataset(IterableDataset):
             raise TypeError("an endless dataset has no length")
         return Share(*self._rank_and_size()).items_before(-(-len(self.windows) // self._width))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if not self._pending:  # it follows another iteration
             if asked := self._requests.new(self._rank_and_size()[0]):
                 self._epoch, self._progress = asked.epoch, asked
@@ -125,7 +138,7 @@ class LspDataset(IterableDataset):
         self._pending = False
         return self._deliver(self._progress, self._share())
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its begin; one that a loaded state is in goes on where it was.
 
         With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
@@ -141,9 +154,9 @@ class LspDataset(IterableDataset):
         if get_worker_info() is None:
             self._requests.add(self._rank_and_size()[0], progress)
 
-    def collate(self, samples):
+    def collate(self, samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """A batch of samples, padded to the longest."""
-        return _padded(samples, self.store.special_ids["pad"])
+        return _pad(samples, self.store.special_ids["pad"])
 
     # -- which windows, in which order ---------------------------------------------------------------------
 
@@ -188,7 +201,7 @@ class LspDataset(IterableDataset):
 
     # -- state ---------------------------------------------------------------------------------------------
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """Where this process stands, as JSON. Outside of loader workers it is the state of all ranks: save it once.
 
         That takes every rank to have had as many items as this one, which is so between training steps.
@@ -200,15 +213,15 @@ class LspDataset(IterableDataset):
         began = {"epoch": progress.epoch, "position": progress.position}
         return self._identity() | began | {"worker": worker | {"items": progress.items}}
 
-    def state_after(self, items):
+    def state_after(self, items: int) -> dict:
         """The state once every rank has had this many items since the iteration began, or since it will begin.
 
         For a plain DataLoader with workers, which run ahead of training: count the batches that it has used.
         """
-        place = self._moved(self._progress, items * self._width * self._share().ranks)
+        place = self._move(self._progress, items * self._width * self._share().ranks)
         return self._identity() | {"epoch": place.epoch, "position": place.position}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Any) -> None:
         """Go on from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
 
         Raises  StoreError when it is of another store, plan, split, seed or order, naming what differs
@@ -219,13 +232,13 @@ class LspDataset(IterableDataset):
         began = _Progress(parts[0]["epoch"], parts[0]["position"])
         if "worker" in parts[0]:
             workers = [part["worker"] for part in parts]
-            began = self._as_worker(began, *workers) if parts[0] is state else self._joined(began, workers)
+            began = self._as_worker(began, *workers) if parts[0] is state else self._join(began, workers)
         self._begin(began)
 
     def _identity(self):
         return identity(self.store, self.split, self.seed, self.shuffle)
 
-    def _moved(self, place, windows):
+    def _move(self, place, windows):
         """The place that many windows further on, over all ranks."""
         position = place.position + windows
         if not self.endless:
@@ -244,7 +257,7 @@ class LspDataset(IterableDataset):
             )
         return _Progress(began.epoch, began.position, saved["items"])
 
-    def _joined(self, began, workers):
+    def _join(self, began, workers):
         """What all workers of a loader have delivered, as one place."""
         first, items = workers[0], sum(worker["items"] for worker in workers)
         in_turn = [Share(0, 1, w["id"], w["workers"]).items_before(items) == w["items"] for w in workers]
@@ -254,7 +267,7 @@ class LspDataset(IterableDataset):
                 "the batch size to the dataset and batch_size=None to the loader, or keep the number of workers and "
                 "give this state to the loader."
             )
-        return self._moved(began, items * first["width"] * first["ranks"])
+        return self._move(began, items * first["width"] * first["ranks"])
 
 
 def _own_states(state):
@@ -280,7 +293,7 @@ def _nested_states(state):
 
 def _batch(windows, window_ids):
     """Windows as one padded batch."""
-    read, real, rows = _decoded(windows, window_ids)
+    read, real, rows = _decode(windows, window_ids)
     width = real.shape[1]
     batch = {
         "input_ids": _long(read.ids[:, :width]),
@@ -297,7 +310,7 @@ def _batch(windows, window_ids):
 
 def _samples(windows, window_ids):
     """Windows as samples, one by one."""
-    read, _, rows = _decoded(windows, window_ids)
+    read, _, rows = _decode(windows, window_ids)
     first_token = np.concatenate(([0], np.cumsum(read.lengths)))
     for number, n in enumerate(read.lengths.tolist()):
         sample = {
@@ -314,14 +327,14 @@ def _samples(windows, window_ids):
         yield sample
 
 
-def _decoded(windows, window_ids):
+def _decode(windows, window_ids):
     """The windows, which of their positions are tokens (up to the longest), and the rows of those, if there are."""
     read = windows.read(window_ids)
     real = np.arange(read.lengths.max()) < read.lengths[:, None]
     return read, real, windows.targets(read, *np.nonzero(real)) if windows.store.k else None
 
 
-def _padded(samples, pad_id):
+def _pad(samples, pad_id):
     width = max(len(sample["input_ids"]) for sample in samples)
     fill = {"input_ids": pad_id, "attention_mask": 0, "document_ids": -1}
     batch = {name: _stack([sample[name] for sample in samples], width, value) for name, value in fill.items()}

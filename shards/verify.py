@@ -8,10 +8,11 @@ byte: each group's SHA-256, the end mark byte by byte (nothing is left that a ha
 find, so that is not computed again), meta.json against the target, and the columns of every block: atoms increasing
 below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
 
-A store that is not finished is not damaged; what its plans lack is listed. Of a store behind a URL the same bytes
-are read from there, never from the cache; what no plan names is not looked for. tokenizer/ and dictionary/ are
-compared with the fingerprints in the target. What is no file where one should be (a pipe, a socket, a directory, a link
-that ends nowhere), or cannot be read, is listed as damaged and never waited for; the rest is looked at all the same.
+A store that is not finished is not damaged; what its plans lack is listed. For a store behind a URL the same bytes
+are read from there, never from the cache; files that no plan names are not looked for. tokenizer/ and dictionary/ are
+compared with the fingerprints in the target. Something else in the place of a file (a pipe, a socket, a directory, a
+link that ends nowhere), or a file that cannot be read, is listed as damaged and never waited for, and the rest of the
+store is checked all the same.
 """
 
 import hashlib
@@ -20,8 +21,9 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +48,13 @@ _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 _SECONDS_BETWEEN_PROGRESS = 0.2
 
 
-def verify(path, full=False, repair=False, threads=None, progress=silent):
+def verify(
+    path: str | Path,
+    full: bool = False,
+    repair: bool = False,
+    threads: int | None = None,
+    progress: Callable[..., None] = silent,
+) -> dict:
     """Check a store: a directory, or the URL of a store or of one of its plans.
 
     full      read and check every byte
@@ -60,17 +68,25 @@ def verify(path, full=False, repair=False, threads=None, progress=silent):
     Raises    StoreError when this is no store, ShardError when its target is damaged or of another format,
               RemoteError when a URL cannot be read
     """
-    if not is_url(path):
-        return _verify(StoreFiles(path), full, repair, threads, progress)
-    if repair:
+    if repair and is_url(path):
         raise StoreError(f"{redacted(path)} cannot be repaired from here: repair the store that it was copied from.")
-    from shards.remote import Remote, RemoteFiles
+    with _open(path) as files:
+        return _verify(files, full, repair, threads, progress)
+
+
+@contextmanager
+def _open(path: str | Path) -> Iterator[StoreFiles]:
+    """The store's files: those of its directory, or a copy of its small files that no cache has touched."""
+    if not is_url(path):
+        yield StoreFiles(path)
+        return
+    from shards.remote import Remote, RemoteFiles  # only here: fsspec and aiohttp take a while to import
 
     with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
         url, plan_id = plan_of(path)
-        files = RemoteFiles(url, Remote(cache=Path(nowhere)))
+        files = RemoteFiles(str(url), Remote(cache=Path(nowhere)))
         files.copy_small_files(plan_id)
-        return _verify(files, full, repair, threads, progress)
+        yield files
 
 
 def _verify(files, full, repair, threads, progress):
@@ -79,7 +95,7 @@ def _verify(files, full, repair, threads, progress):
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
-    commands = [] if files.remote else remaking_commands(files, target, survey.plans, damaged)
+    commands = remaking_commands(files, target, survey.plans, damaged) if files.is_encoded_here() else []
     return {
         "store": str(files.path),
         "target": target["target"],
@@ -183,7 +199,7 @@ def _refuse_irregular(path):
 
 
 def _identity(path):
-    """What changes when a small file is written anew, even with the same bytes; None when it has gone."""
+    """A value that changes when a small file is written again, even with the same bytes; None when it has gone."""
     try:
         status = path.lstat()
         raw = b"" if stat.S_ISDIR(status.st_mode) else disk.read_file(path)
@@ -276,7 +292,7 @@ def _check_shards(files, target, records, full, threads, progress):
     pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
     try:
         jobs = [pool.submit(_check_shard, files, target, record, full, count) for record in records]
-        left = jobs
+        left = set(jobs)
         while left:
             left = wait(left, _SECONDS_BETWEEN_PROGRESS).not_done
             if count.bytes:
@@ -287,7 +303,7 @@ def _check_shards(files, target, records, full, threads, progress):
 
 
 def _check_shard(files, target, record, full, count):
-    """Damage of one unit; when its record has been replaced meanwhile, of what the new one names."""
+    """Damage of one unit; of what its new record names, when the record was replaced during the check."""
     damaged = _damage_in(files, target, record, full, count)
     try:
         now = _read_record(files.record_file(record.unit), target) if damaged else record
@@ -303,11 +319,11 @@ def _damage_in(files, target, record, full, count):
         try:
             check()
         except BlockError as error:
-            place = (error.block, error.offset, error.length)
-            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), *place))
+            place = {"block": error.block, "offset": error.offset, "length": error.length}
+            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except (ShardError, ValueError, KeyError) as error:
-            place = (group["name"], group["offset"], group["length"]) if group else ()
-            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), *place))
+            place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
+            damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except OSError as error:
             if error.errno in OF_THE_MACHINE:
                 raise
@@ -317,14 +333,7 @@ def _damage_in(files, target, record, full, count):
         with ShardFile(files, record) as shard:
             note(shard.check_end)
             if full:
-                meta = ShardMeta(
-                    target["target"],
-                    record.unit,
-                    target["k"],
-                    target["vocab_size"],
-                    target["max_length"],
-                    target["weight_octaves"],
-                )
+                meta = ShardMeta.of_unit(target, record.unit)
                 entries = [0]
                 for group in record.groups:
                     note(lambda group=group: _check_group(shard, group, meta, record, entries), group)
@@ -364,8 +373,8 @@ def _check_group(shard, group, meta, record, entries):
 def _remove(files, survey, damaged):
     """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit.
 
-    What another process has encoded anew since it was looked at stays, and its shard with it. So does what lies outside
-    of the store, where a link in the place of `units` or `plans` leads.
+    A unit that another process has encoded again since the check keeps its record and its shard. Files outside of the
+    store, to which a link in the place of `units` or `plans` leads, stay too.
     """
     gone, root = [], os.path.realpath(files.path)
 

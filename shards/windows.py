@@ -6,19 +6,21 @@
 
 Every block's SHA-256 is checked the first time it is read, and again when the file has another inode, size or time of
 change than at that time, so damage is an error and never a short epoch. Whether a mapped file still is as it was is
-looked up once for every batch: one that was cut meanwhile is an error, and not the signal (SIGBUS) that touching its
-lost pages would be. The order of an epoch permutes blocks, then windows inside groups of `SHUFFLE_BLOCKS` permuted
-blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to save and reads stay near
-each other. How far that is from a uniform shuffle is measured (docs/benchmarks.md). Of the records only arrays are
-kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
+looked up once for every batch: one that was cut since is an error, and does not end the process by the signal (SIGBUS)
+that touching its lost pages would raise. The order of an epoch permutes blocks, then windows inside groups of
+`SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to
+save and reads stay near each other. How far that is from a uniform shuffle is measured (docs/benchmarks.md). Of the
+records only arrays are kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
 Left out: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
 
 Shapes: W windows, L window length, M chosen tokens, B blocks.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +30,10 @@ from shards.blocks import KEPT, BlockTable, Mapping
 from shards.codec import SparseRows
 from shards.members import check_columns, group_columns
 from shards.schema import ShardMeta
+
+if TYPE_CHECKING:
+    from shards.manifest import UnitRecord
+    from shards.reader import Store
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 
@@ -56,7 +62,7 @@ class WindowReader:
     records  UnitRecords in plan order, read once
     """
 
-    def __init__(self, store, records):
+    def __init__(self, store: "Store", records: Iterable["UnitRecord"]):
         self.store = store
         self._table = BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
@@ -77,22 +83,22 @@ class WindowReader:
         self.__dict__.update(state)
         self._make_caches()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return int(self._first_window[-1])
 
     @cached_property
-    def tokens(self):
+    def tokens(self) -> int:
         """Real tokens of the split, special ones included."""
         return int(self._table.tokens.sum())
 
     @property
-    def digest(self):
+    def digest(self) -> str:
         """Hexadecimal SHA-256 over the hashes of the split's shards, in plan order: other bytes, another digest."""
         return self._table.digest
 
     # -- order -------------------------------------------------------------------------------------------
 
-    def order(self, seed, epoch, start, stop):
+    def order(self, seed: int, epoch: int, start: int, stop: int) -> np.ndarray:
         """Window ids at positions start to stop of the epoch's permutation, int64.
 
         Raises  ValueError when the positions leave [0, len(self)]
@@ -121,7 +127,7 @@ class WindowReader:
         windows = np.concatenate([np.arange(self._first_window[b], self._first_window[b + 1]) for b in blocks])
         return windows[counter.permutation(len(windows), seed, epoch, 1, group)]
 
-    def stream(self, seed, start, stop):
+    def stream(self, seed: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Windows [start, stop) of the endless sequence of epochs: epoch 0 in its order, epoch 1 in its own, ...
 
         Returns  window ids and the epoch of each, int64 arrays
@@ -140,7 +146,7 @@ class WindowReader:
 
     # -- windows and rows --------------------------------------------------------------------------------
 
-    def read(self, window_ids):
+    def read(self, window_ids: np.ndarray) -> WindowBatch:
         """The windows with these numbers, in this order, as a WindowBatch."""
         window_ids = np.asarray(window_ids, np.int64)
         sort, parts = self._by_block(window_ids)
@@ -152,7 +158,7 @@ class WindowReader:
         back = _inverse(sort)
         return WindowBatch(read.ids[back], read.lengths[back], read.documents[back], window_ids)
 
-    def targets(self, batch, window_M, position_M):
+    def targets(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> SparseRows:
         """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""
         sort, parts = self._by_block(batch.window_ids[window_M])
         position_M = np.asarray(position_M)[sort]
@@ -167,7 +173,7 @@ class WindowReader:
             raise
         return _take_rows(rows, _inverse(sort))
 
-    def document_keys(self, batch):
+    def document_keys(self, batch: WindowBatch) -> np.ndarray:
         """Which document every token of a batch is of, int64 (W, L): equal keys within the split are one document; -1
         at padding."""
         sort, parts = self._by_block(batch.window_ids)
@@ -189,14 +195,14 @@ class WindowReader:
                 where = f"{self._table.files[unit]}: block {self._table.group(number)[0]}"
                 raise ShardError(f"{where}: {error}. {self.store.files.repair_hint()}") from None
 
-    def mean_distribution(self):
+    def mean_distribution(self) -> np.ndarray:
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
         mass = self._sum_over_units("mass", np.float64)
         if mass.sum() == 0:
             raise StoreError(f"{self.store.path}: no token of this split has a code. Encode with a smaller --lam.")
         return mass / mass.sum()
 
-    def token_counts(self):
+    def token_counts(self) -> np.ndarray:
         """How often each token id occurs in the split, int64 (vocabulary,)."""
         return self._sum_over_units("token_counts", np.int64)
 
@@ -214,7 +220,7 @@ class WindowReader:
         found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
         parts = [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
         if not all(mapping.is_unchanged() for mapping in {part[1].mapping for part in parts}):
-            self._make_caches()  # maps and verifies again what was written to
+            self._make_caches()  # so that what was written to is mapped and verified again
             parts = [(number, self._block(number), *rest) for number, _, *rest in parts]
         return sort, parts
 
@@ -230,7 +236,7 @@ class WindowReader:
             try:
                 check_columns(columns, int(table.windows[number]), int(table.block_tokens[number]), self._meta)
             except ShardError as error:
-                raise self._named(unit, group[0], error) from None
+                raise self._describe(unit, group[0], error) from None
             self._verified[number] = mapping.key
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
         entries = None
@@ -250,10 +256,10 @@ class WindowReader:
         try:
             return group_columns(raw, name)
         except ShardError as error:
-            raise self._named(unit, name, error) from None
+            raise self._describe(unit, name, error) from None
 
-    def _named(self, unit, block, error):
-        """The same error with the shard, the block and the way out."""
+    def _describe(self, unit, block, error):
+        """A ShardError that adds to another one the shard, the block and what to do."""
         return ShardError(f"{self._table.files[unit]}: block {block}: {error}. {self.store.files.repair_hint()}")
 
     @cached_property
@@ -272,9 +278,9 @@ class WindowReader:
             group = ("__stats__", *sums)
             column = self._members(self._blocks.map(unit, group)[1], unit, group).get(name)
             if column is None or len(column) != expected:
-                raise self._named(unit, group[0], f"it does not hold {expected} sums called {name}")
+                raise self._describe(unit, group[0], f"it does not hold {expected} sums called {name}")
             if not (np.isfinite(column).all() and (column >= 0).all()):
-                raise self._named(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
+                raise self._describe(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
             added += column.astype(total)
         return added
 

@@ -17,6 +17,7 @@ import json
 import platform
 from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import webdataset as wds
@@ -24,8 +25,8 @@ import webdataset as wds
 from common import disk
 from common.durable import publish_json, replace_json
 from shards import codec
-from shards.manifest import UnitRecord
-from shards.schema import BLOCK_TOKENS, SHARD_MTIME
+from shards.manifest import StoreFiles, UnitRecord
+from shards.schema import BLOCK_TOKENS, SHARD_MTIME, ShardMeta
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
 FIDELITY_STRIDE = 251  # tokens; a prime, so that the sample passes through all places of a window
@@ -40,14 +41,21 @@ class UnitWriter:
     environment  extra facts for the record (device, libraries)
     retry        whether to replace a record of this unit that lacks more windows than ours
     replaces     SHA-256 of a shard whose record is replaced whatever it lacks
-    Raises       ValueError when a block has more tokens than the format's blocks
+    Raises       ValueError when a block has more tokens than the format allows
     """
 
-    def __init__(self, files, meta, environment=None, retry=False, replaces=None):
+    def __init__(
+        self,
+        files: StoreFiles,
+        meta: ShardMeta,
+        environment: dict | None = None,
+        retry: bool = False,
+        replaces: str | None = None,
+    ):
         self.files, self.meta, self._retry, self._replaces = files, meta, retry, replaces
         self.environment = local_environment() | (environment or {})
-        self.quarantined = []
-        self.statistics = (
+        self.quarantined: list[dict] = []
+        self.statistics: dict[str, Any] = (
             {
                 "documents": 0,
                 "entries": 0,
@@ -62,13 +70,15 @@ class UnitWriter:
         )
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
         self._mass = np.zeros(meta.k)
-        self._groups, self._windows, self._tokens, self._last_record = [], 0, 0, -1
+        self._groups: list[dict] = []
+        self._windows, self._tokens, self._last_record = 0, 0, -1
         self._hash = hashlib.sha256()
 
     def __enter__(self):
-        self._temporary, self._size, self._file = disk.temporary_name(self.files.units, self.meta.unit), 0, None
+        self._temporary, self._size = disk.temporary_name(self.files.units, self.meta.unit), 0
+        self._is_open = False
         try:
-            self._file = disk.create(self._temporary)
+            self._file, self._is_open = disk.create(self._temporary), True
             self._write_group("__meta__", {"__meta__/meta": {"json": _json_bytes(self.meta.as_dict())}})
         except BaseException:
             self._discard()
@@ -84,21 +94,21 @@ class UnitWriter:
 
     def _discard(self):
         try:
-            if self._file is not None:
+            if self._is_open:
                 self._close()
         finally:
             disk.discard(self._temporary)
 
     def _close(self):
-        file, self._file = self._file, None
-        disk.close(file)
+        self._is_open = False
+        disk.close(self._file)
 
     @property
-    def windows(self):
+    def windows(self) -> int:
         """Windows written so far."""
         return self._windows
 
-    def write_block(self, **columns):
+    def write_block(self, **columns: np.ndarray) -> None:
         """Append one block; the columns are those of `codec.pack_block`."""
         key = f"{sum('windows' in group for group in self._groups):06d}"
         block = codec.pack_block(self.meta, **columns)
@@ -162,9 +172,9 @@ class UnitWriter:
     def _commit(self):
         """Shard, then record.
 
-        The temporary name stays until the record is there: a shard that was taken for a left-over meanwhile gets its
-        name back from it. Shards of another name, replaced or not recorded, are left to `clean`: who knows here whether
-        somebody is about to record them, or reads them?
+        The temporary name stays until the record is there, so that a shard that `clean` has taken for a left-over until
+        then gets its name back. Shards of another name, replaced or not recorded, are left to `clean`: another process
+        may be about to record them, or may be reading them.
         """
         sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
         if self.meta.k:
@@ -198,8 +208,8 @@ class UnitWriter:
         return record
 
     def _publish_shard(self, final):
-        """Give the shard its final name, which carries its hash. A file that has it is damaged, or holds the same bytes
-        and is perhaps old enough for `clean` to take it: it is replaced."""
+        """Give the shard its final name, which carries its hash. A file that has the name already is replaced: it is
+        damaged, or holds the same bytes and is perhaps old enough for `clean` to remove it."""
         try:
             disk.link(self._temporary, final)
         except FileExistsError:
@@ -212,10 +222,10 @@ class UnitWriter:
         disk.fsync_path(final.parent)
 
     def _publish_record(self, record):
-        """Commit, or yield to whoever has committed this unit: its record counts, unless a retry lacks less than it.
+        """Commit, or leave the record of another process that committed this unit first, unless a retry lacks less.
 
-        One that could not be made durable is withdrawn, so the winner's may be gone when we look; and what we put in
-        place of it is looked at again, so that of two retries the better stays.
+        A record that could not be made durable is withdrawn, so the other one may be gone when it is read. After a
+        replacement the loop looks again, so that of two retries at once the better one stays.
         """
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
@@ -249,7 +259,7 @@ def _json_bytes(value):
 
 
 @cache
-def local_environment():
+def local_environment() -> dict[str, str]:
     """CPU model and the library versions that shape the bytes."""
     return {"cpu": _cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": version("mlsm")}
 

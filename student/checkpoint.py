@@ -30,7 +30,7 @@ from common.durable import publish_directory
 from common.errors import RunError, WriteError
 from common.paths import utf8, utf8_name
 from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
-from shards.manifest import canonical_json
+from shards.checksums import canonical_json
 
 logger = logging.getLogger(__name__)
 STATE = {  # of state.json, as far as a run takes it from there

@@ -3,14 +3,19 @@
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from common.documents import positions_in_documents
+from pipeline.config import TeacherConfig
 from shards.segments import segment_ids
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
 
 UNIT_END = object()  # comes after the blocks of a unit
 
@@ -26,14 +31,14 @@ class Reading(NamedTuple):
     segments: bool = False
 
     @classmethod
-    def of(cls, config, teacher):
+    def of(cls, config: TeacherConfig, teacher: "Teacher") -> "Reading":
         """How a command reads: with segments where windows are pairs and the teacher has two token types, unless the
         settings say never."""
         tells_segments = config.segments == "auto" and config.packing == "pairs" and teacher.segments >= 2
         return cls(config.documents_apart, tells_segments)
 
-    def settings(self):
-        """What it adds to the settings that name a store or a dictionary; nothing for windows read as one text."""
+    def settings(self) -> dict[str, bool]:
+        """What this adds to the settings that name a store or a dictionary: nothing for windows read as one text."""
         return {name: True for name, value in self._asdict().items() if value}
 
 
@@ -44,7 +49,7 @@ class Output(NamedTuple):
     """What a store wants of the hidden states."""
 
     layer: int
-    dictionary: object
+    dictionary: Any  # a Dictionary; None where the teacher's vocabulary takes its place
 
 
 @dataclass(eq=False)
@@ -69,10 +74,10 @@ class Block:
     failed: dict = field(default_factory=dict)
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         return len(self.columns["ids"])
 
-    def add_to(self, statistics, environment):
+    def add_to(self, statistics: dict, environment: dict) -> None:
         """Add the block's figures to those of its unit."""
         largest = max(statistics.get("max_kkt", 0.0), self.statistics.get("max_kkt", 0.0))
         add_amounts(statistics, self.statistics)
@@ -97,7 +102,7 @@ class Batch:
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
-    compared   whether it is to say what the teacher's dtype changes
+    compared   whether what the teacher's dtype changes is measured on it (precision.py)
     error      what teacher or solver raised; failures.py says what follows
     idle       whether there is nothing to code, because all of its windows are known to fail
     """
@@ -109,8 +114,8 @@ class Batch:
     windows: int
     first: int = 0
     blocks: list = field(default_factory=list)
-    hidden: object = None
-    codes: object = None
+    hidden: Any = None
+    codes: Any = None
     marks: dict = field(default_factory=dict)
     sharing: int = 1
     documents_WL: torch.Tensor | None = None
@@ -120,12 +125,12 @@ class Batch:
     idle: bool = False
 
     @property
-    def block(self):
+    def block(self) -> Block:
         """The one block that it is part of."""
         (block,) = self.blocks
         return block
 
-    def only(self, windows):
+    def only(self, windows: Sequence[int] | np.ndarray) -> "Batch":
         """The batch with these windows alone, in their places; the others become copies of the first of them."""
         chosen_W = np.zeros(len(self.ids_WL), bool)
         chosen_W[windows] = True
@@ -144,19 +149,19 @@ class Batch:
             error=None,
         )
 
-    def not_known_to_fail(self):
+    def not_known_to_fail(self) -> list[int]:
         """Numbers of the windows that the batch's blocks do not name as failed."""
         return [window for window in range(self.windows) if self.first + window not in self.blocks[0].failed]
 
-    def without_known_failures(self):
+    def without_known_failures(self) -> "Batch":
         """The batch without the windows that are known to fail; idle when these are all."""
         whole = self.not_known_to_fail()
         if len(whole) == self.windows:
             return self
         return self.only(whole) if whole else replace(self, coded_T=np.zeros_like(self.coded_T), idle=True)
 
-    def alone(self, windows):
-        """A smaller batch of these windows, in increasing order; its `coded_T` says nothing."""
+    def alone(self, windows: list[int]) -> "Batch":
+        """A smaller batch of these windows, in increasing order; its `coded_T` is not adapted to them."""
         length, source_W = self.ids_WL.shape[1], torch.tensor(windows)
         window_N, place_N = self.tokens_N // length, self.tokens_N % length
         kept_N = torch.isin(window_N, source_W)
@@ -168,20 +173,29 @@ class Batch:
         return {name: None if (rows := getattr(self, name)) is None else rows[source_W] for name in names}
 
     @property
-    def reading(self):
+    def reading(self) -> dict[str, torch.Tensor]:
         """What the teacher is told beside ids and padding, as keyword arguments."""
         given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     @property
-    def position_N(self):
+    def position_N(self) -> torch.Tensor:
         """The positions of the coded tokens as the teacher counts them, from 0; int64 tensor on the host."""
         if self.documents_WL is None:
             return self.tokens_N % self.ids_WL.shape[1]
         return positions_in_documents(self.documents_WL).flatten()[self.tokens_N]
 
 
-def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False, documents_T=None, segments=False):
+def make_batch(
+    ids_T: np.ndarray,
+    lengths_W: np.ndarray,
+    windows: int,
+    max_length: int,
+    special_ids: dict,
+    pinned: bool = False,
+    documents_T: np.ndarray | None = None,
+    segments: bool = False,
+) -> Batch:
     """The Batch of some windows, given end to end.
 
     windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
@@ -212,7 +226,7 @@ def make_batch(ids_T, lengths_W, windows, max_length, special_ids, pinned=False,
     return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W), documents_WL=documents_WL, segments_WL=segments_WL)
 
 
-def documents_of(columns):
+def documents_of(columns: dict[str, np.ndarray]) -> np.ndarray:
     """The number of each token's document inside its window, int64 (T,), from the columns of a block.
 
     As the student counts them (shards/codec.py): [CLS] belongs to the first document, a [SEP] to the one that it ends.
@@ -222,7 +236,7 @@ def documents_of(columns):
     return runs_T - np.repeat(runs_T[np.cumsum(lengths_W) - lengths_W], lengths_W)
 
 
-def add_amounts(totals, amounts):
+def add_amounts(totals: dict[str, float], amounts: dict[str, float]) -> None:
     """Add numbers to those of the same names."""
     for name, amount in amounts.items():
         totals[name] = totals.get(name, 0) + amount

@@ -26,16 +26,23 @@ Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidde
 
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from pipeline.coding.batch import UNIT_END, Reading, add_amounts, documents_of, make_batch
+from pipeline.coding.batch import UNIT_END, Batch, Output, Reading, add_amounts, documents_of, make_batch
 from pipeline.coding.failures import mend
+from pipeline.coding.hidden import Hidden
 from pipeline.coding.lanes import open_lane
 from pipeline.coding.precision import Comparison
+from pipeline.config import TeacherConfig
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
 
 # How many items each stage may have ready for the next; 0 means that both share a thread.
 LAYOUTS = {
@@ -45,11 +52,12 @@ LAYOUTS = {
 
 
 class IdsCoder:
-    """Nothing but the ids."""
+    """Blocks keep their ids and get nothing else."""
 
-    layout, environment = {"read": 2}, {}
+    layout = {"read": 2}
+    environment: dict = {}
 
-    def stages(self):
+    def stages(self) -> tuple:
         return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
 
 
@@ -65,9 +73,9 @@ class TeacherCoder:
     WORK  what `_code` is called in a unit's environment
     """
 
-    WORK = None
+    WORK: str
 
-    def __init__(self, teacher, outputs, config, special_ids):
+    def __init__(self, teacher: "Teacher", outputs: Sequence[Output], config: TeacherConfig, special_ids: dict):
         self.teacher, self.outputs, self.config, self.special_ids = teacher, outputs, config, special_ids
         self._reading = Reading.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
@@ -78,7 +86,7 @@ class TeacherCoder:
         self.most_windows = max(1, config.batch_tokens // config.max_length)
         self._comparison = Comparison(self)
 
-    def read_states(self, teacher, batch, outputs):
+    def read_states(self, teacher: "Teacher", batch: Batch, outputs: Sequence[int]) -> dict[int, Hidden]:
         """Hidden states of a batch's coded tokens, as `_code` takes them: dict of an output's number to Hidden."""
         raise NotImplementedError
 
@@ -94,11 +102,13 @@ class TeacherCoder:
         """Distributions of codes that are on the host; a block's statistics get what they say."""
         raise NotImplementedError
 
-    def measure_variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+    def measure_variation(
+        self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: Any, output: int
+    ) -> np.ndarray:
         """Total variation between the distributions that two teachers' hidden states give, on the host: (N,)."""
         raise NotImplementedError
 
-    def stages(self):
+    def stages(self) -> tuple:
         """Pairs of a stage's name and its generator; the first takes blocks with their ids."""
         return (
             ("read", self.batches),
@@ -110,7 +120,7 @@ class TeacherCoder:
 
     # -- read ----------------------------------------------------------------------------------------------
 
-    def batches(self, items):
+    def batches(self, items: Iterable) -> Iterator:
         """Lists of the blocks of one text, one block an output, to batches of all of them."""
         begins_unit = True
         for blocks in items:
@@ -128,7 +138,7 @@ class TeacherCoder:
                 batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
                 yield batch.without_known_failures()
 
-    def cut(self, columns, start, stop, size):
+    def cut(self, columns: dict[str, np.ndarray], start: int, stop: int, size: int) -> Batch:
         """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
@@ -146,7 +156,7 @@ class TeacherCoder:
 
     # -- teach ---------------------------------------------------------------------------------------------
 
-    def teach(self, batches):
+    def teach(self, batches: Iterable) -> Iterator:
         """Batches to one for every block of theirs, with its hidden states or the error that the teacher met.
 
         One that is larger than `most_windows`, which fell since it was read, is passed on without either.
@@ -177,7 +187,7 @@ class TeacherCoder:
 
     # -- solve ---------------------------------------------------------------------------------------------
 
-    def solve(self, batches):
+    def solve(self, batches: Iterable) -> Iterator:
         """Batches with their codes, without the hidden states, or with the error that the solver met."""
         for batch in batches:
             if batch is not UNIT_END and batch.hidden is not None:
@@ -200,28 +210,28 @@ class TeacherCoder:
 
     # -- mend ----------------------------------------------------------------------------------------------
 
-    def mend(self, batches):
+    def mend(self, batches: Iterable) -> Iterator:
         """Batches with their codes, whatever failed (failures.py); the first of a unit is compared with float32."""
         for batch in mend(self, batches):
             if batch is not UNIT_END and batch.compared:
                 self._comparison.compare(batch)
             yield batch
 
-    def code_again(self, batch):
+    def code_again(self, batch: Batch) -> Batch:
         """The batch with its codes, from a pass of the teacher of its own."""
         batch.sharing = 1
         self._teach([batch])
         return self._solve(batch)
 
     @contextmanager
-    def alone_on_device(self):
+    def alone_on_device(self) -> Iterator[None]:
         """Keep teacher and solver to this thread, for work on the solver's lane."""
         with self._teaching, self._solving, self._lanes["solve"]:
             yield
 
     # -- finish --------------------------------------------------------------------------------------------
 
-    def finish(self, batches):
+    def finish(self, batches: Iterable) -> Iterator:
         """Blocks with all their columns, each when its last batch is done."""
         for batch in batches:
             if batch is UNIT_END:

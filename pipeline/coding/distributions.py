@@ -7,10 +7,12 @@ packing weights (shards/codec.py).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pipeline.solvers.parallel import inlined, kernel
+from pipeline.solvers.problem import Codes
 
 MOST_ENTRIES = 255  # of the shard format, which counts a token's entries in one byte
 
@@ -36,7 +38,7 @@ class Distributions:
         return len(self.indptr) - 1
 
 
-def distributions(codes, top_n):
+def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     """The n most probable LSPs of every token.
 
     codes   solvers.Codes

@@ -1,6 +1,6 @@
 """What happens when the coding of a batch fails: second passes over the same text.
 
-A stage only marks a batch with the error that it met. `mend` stands behind the solver and codes such a batch again:
+A stage only marks a batch with the error that it met. `mend`, the stage after the solver, codes such a batch again:
 
 - Where the error may be the text's fault, the windows at which coding fails are found by halving the batch. They keep
   their places without entries, and the batch is coded once more without them, so its bytes follow from the text and
@@ -10,11 +10,15 @@ A stage only marks a batch with the error that it met. `mend` stands behind the 
 - Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
 
 Left out: what becomes of a document whose windows failed (units.py names it in the record, stores.py limits how many
-may), and text that kills the process (executors/killers.py).
+may), and text that kills the process. executors/killers.py has a search of its own for that, since the two share only
+the recursion: `isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading
+of a teacher and may be chance.
 """
 
 import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,22 +27,23 @@ from common.errors import PrecisionError, describe
 from pipeline.coding.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
-MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")  # in errors of no class of their own
+# In the messages of errors that have no class of their own.
+MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")
 logger = logging.getLogger(__name__)
 
 
-def may_be_the_texts_fault(error):
+def may_be_the_texts_fault(error: Exception) -> bool:
     """Whether an error may come from the windows at hand, and not from disk, device, dtype or a lack of memory."""
     machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | PrecisionError)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
 
-def ran_out_of_memory(error):
+def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the memory of a GPU is full."""
     return isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in str(error)
 
 
-def isolate(windows, attempt):
+def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple]:
     """Try windows together, and where that fails each half of them, down to single ones.
 
     attempt  function of some of the windows
@@ -62,7 +67,7 @@ def isolate(windows, attempt):
     yield from isolate(windows[half:], attempt)
 
 
-def mend(coder, batches):
+def mend(coder: Any, batches: Iterable) -> Iterator:
     """The batches of a TeacherCoder, each with its codes: those that a stage marked or passed over are coded here."""
     for batch in batches:
         if batch is UNIT_END or batch.idle or batch.codes is not None:

@@ -3,16 +3,21 @@
 Shapes: N coded tokens, d hidden width, P positions.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from common.errors import EncodeError, PrecisionError
-from pipeline.coding.batch import AS_ONE_TEXT, documents_of, make_batch
+from pipeline.coding.batch import AS_ONE_TEXT, Batch, Reading, documents_of, make_batch
 from pipeline.corpus import join_windows
+from pipeline.dictionary import Dictionary
 from pipeline.dictionary.centering import centred_unit_rows
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +33,14 @@ class Hidden:
     rows_Nd: torch.Tensor
     not_finite: torch.Tensor
 
-    def check(self, teacher):
+    def check(self, teacher: "Teacher") -> None:
         """Raise EncodeError if a row is not finite. Waits for the device."""
         if count := int(self.not_finite):
             raise not_finite(teacher, f"{teacher.name}, layer {self.layer}: {count} hidden states")
 
 
 @torch.inference_mode()
-def raw_rows(teacher, batch, layers):
+def raw_rows(teacher: "Teacher", batch: Batch, layers: Iterable[int]) -> dict[int, torch.Tensor]:
     """Hidden states of a batch's coded tokens as the teacher gives them: dict of layer to a new (N, d) tensor."""
     wanted = sorted(set(layers))
     inputs, reading = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.reading
@@ -45,7 +50,7 @@ def raw_rows(teacher, batch, layers):
 
 
 @torch.inference_mode()
-def centred_rows(teacher, batch, wanted):
+def centred_rows(teacher: "Teacher", batch: Batch, wanted: Sequence[tuple[int, torch.Tensor | None]]) -> list[Hidden]:
     """Hidden states of a batch's coded tokens, centred and scaled to unit length.
 
     wanted   pairs (layer, what `center_on` gives for the dictionary that they are coded with)
@@ -57,8 +62,8 @@ def centred_rows(teacher, batch, wanted):
     for number, (layer, center_Pd) in enumerate(wanted):
         if center_Pd is not None:
             found[number] = Hidden(layer, *centred_unit_rows(raw[layer].clone(), center_Pd, position_N))
-    plain = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: these are scaled in place
-    plain = {layer: Hidden(layer, *centred_unit_rows(raw[layer], None, None)) for layer in plain}
+    uncentred = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: these are scaled in place
+    plain = {layer: Hidden(layer, *centred_unit_rows(raw[layer], None, None)) for layer in uncentred}
     return [found.get(number) or plain[layer] for number, (layer, _) in enumerate(wanted)]
 
 
@@ -69,7 +74,16 @@ class HiddenRows(NamedTuple):
     position_N: np.ndarray
 
 
-def hidden_rows(teacher, windows, batch, max_length, special_ids, layers, reading=AS_ONE_TEXT, raw=False):
+def hidden_rows(
+    teacher: "Teacher",
+    windows: Sequence,
+    batch: int,
+    max_length: int,
+    special_ids: dict,
+    layers: Sequence[int],
+    reading: Reading = AS_ONE_TEXT,
+    raw: bool = False,
+) -> tuple[list, np.ndarray]:
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
 
     batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
@@ -101,12 +115,12 @@ def hidden_rows(teacher, windows, batch, max_length, special_ids, layers, readin
     return [found[layer].rows_Nd.cpu().numpy() for layer in layers], prepared.coded_T
 
 
-def center_on(device, dictionary):
-    """The rows that a dictionary subtracts at each position, on a device; None of one that is not centred."""
+def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tensor | None:
+    """The rows that a dictionary subtracts at each position, on a device; None for one that is not centred."""
     return None if dictionary.center is None else torch.from_numpy(dictionary.center.rows_Pd).to(device)
 
 
-def not_finite(teacher, what):
+def not_finite(teacher: "Teacher", what: str) -> EncodeError:
     """The error that says that something is not finite; of float16, that the dtype cannot hold it."""
     if teacher.dtype != torch.float16:
         return EncodeError(f"{what} are not finite. Try --dtype float32.")

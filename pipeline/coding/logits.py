@@ -5,8 +5,8 @@
 
 The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends
 on which tokens a student masks. It is the softmax of the logits over the head's whole vocabulary, at temperature 1,
-in float32. Of equal logits the lower ids stay. The tail is summed from the dropped logits themselves, since 1 minus
-the kept mass is rounding noise where it is small.
+in float32. Among equal logits the lower ids are kept. The tail is summed from the dropped logits themselves, since 1
+minus the kept mass is rounding noise where it is small.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then
@@ -16,15 +16,23 @@ the bytes would depend on which windows failed. Left out: the model (teacher/mas
 Shapes: N coded tokens, C tokens of a chunk, d hidden width, V entries of the vocabulary, n kept.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from common.errors import EncodeError
+from pipeline.coding.batch import Batch, Output
 from pipeline.coding.coder import TeacherCoder
 from pipeline.coding.distributions import MOST_ENTRIES, Distributions
 from pipeline.coding.hidden import Hidden, not_finite
+from pipeline.config import EncodeLogitsConfig
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+    from pipeline.teacher.masked_lm import MaskedLm
 
 LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
 COMPARED_TOKENS = 128  # of one product, where two precisions are compared: three tables of this many logits
@@ -46,11 +54,11 @@ class MostProbable:
     weights_Nn: torch.Tensor
     tail_N: torch.Tensor
 
-    def to_host(self):
+    def to_host(self) -> "MostProbable":
         return MostProbable(*(tensor.cpu().numpy() for tensor in (self.ids_Nn, self.weights_Nn, self.tail_N)))
 
 
-def most_probable(logits_CV, n):
+def most_probable(logits_CV: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The n most probable entries of each row under a softmax over all of it; of equal logits the lower ids.
 
     logits_CV  float32; is overwritten
@@ -86,7 +94,7 @@ def _lower_ids_first(logits_CV, ids_Cn, last_C, values_Cn):
     return ids_Cn
 
 
-def entries_kept(top_n, teacher):
+def entries_kept(top_n: int | Literal["all"], teacher: "MaskedLm") -> int:
     """How many entries of a token --top-n means for a teacher's vocabulary. Raises EncodeError when it has fewer."""
     if top_n == "all":
         return min(MOST_ENTRIES, teacher.vocabulary)
@@ -106,18 +114,21 @@ class LogitsCoder(TeacherCoder):
     """
 
     WORK = "head"
+    teacher: "MaskedLm"
 
-    def __init__(self, teacher, outputs, config, special_ids):
+    def __init__(self, teacher: "MaskedLm", outputs: Sequence[Output], config: EncodeLogitsConfig, special_ids: dict):
         super().__init__(teacher, outputs, config, special_ids)
         self._top_n = entries_kept(config.top_n, teacher)
         fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
         self._chunk = max(1, min(CHUNK_TOKENS, config.batch_tokens, fitting))
 
-    def read_states(self, teacher, batch, outputs):
+    def read_states(self, teacher: "Teacher", batch: Batch, outputs: Sequence[int]) -> dict[int, Hidden]:
         rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
         return dict.fromkeys(outputs, Hidden(teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
 
-    def measure_variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+    def measure_variation(
+        self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: "MaskedLm", output: int
+    ) -> np.ndarray:
         pairs = zip(rows_Nd.split(COMPARED_TOKENS), exact_Nd.split(COMPARED_TOKENS), strict=True)
         parts = [
             self.teacher.logits(rows_nd).softmax(1).sub_(exact_teacher.logits(exact_nd).softmax(1)).abs_().sum(1) / 2

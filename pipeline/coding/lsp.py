@@ -5,19 +5,26 @@ Left out: the solver (solvers/), what a code becomes (distributions.py).
 Shapes: N coded tokens, d hidden width, K atoms.
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
 from common.errors import EncodeError
-from pipeline.coding.batch import add_amounts
+from pipeline.coding.batch import Batch, Output, add_amounts
 from pipeline.coding.coder import TeacherCoder
 from pipeline.coding.distributions import distributions
-from pipeline.coding.hidden import center_on, centred_rows
+from pipeline.coding.hidden import Hidden, center_on, centred_rows
 from pipeline.coding.precision import total_variation
+from pipeline.config import EncodeConfig
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import one_blas_thread
 
-# Of the solver where precisions are compared, so that it is not its error that is seen.
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+
+# Of the solver where precisions are compared, so that its own error does not show.
 COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
 
 
@@ -25,14 +32,15 @@ class LspCoder(TeacherCoder):
     """Blocks of windows to blocks with the LSPs of every token."""
 
     WORK = "solver"
+    config: EncodeConfig
 
-    def __init__(self, teacher, outputs, config, special_ids):
+    def __init__(self, teacher: "Teacher", outputs: Sequence[Output], config: EncodeConfig, special_ids: dict):
         super().__init__(teacher, outputs, config, special_ids)
         self._dictionaries = [_load_dictionary(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
         self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
-        self._checked = set()  # outputs of which some token is known to have a code
+        self._checked: set[int] = set()  # outputs of which some token is known to have a code
 
-    def read_states(self, teacher, batch, outputs):
+    def read_states(self, teacher: "Teacher", batch: Batch, outputs: Sequence[int]) -> dict[int, Hidden]:
         wanted = [(self.outputs[output].layer, self._centers[output]) for output in outputs]
         return dict(zip(outputs, centred_rows(teacher, batch, wanted), strict=True))
 
@@ -45,7 +53,9 @@ class LspCoder(TeacherCoder):
         rows_Nd = rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy()
         return nonneg_lasso(rows_Nd, atoms_Kd, config.lam, **how)
 
-    def measure_variation(self, rows_Nd, exact_Nd, exact_teacher, output):
+    def measure_variation(
+        self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: "Teacher", output: int
+    ) -> np.ndarray:
         count = len(self.outputs[output].dictionary.atoms_Kd)
         tolerance = min(self.config.tolerance, COMPARED_TOLERANCE[rows_Nd.device.type])
         codes = (self._code(rows, output, tolerance).to_host().dense(count) for rows in (rows_Nd, exact_Nd))

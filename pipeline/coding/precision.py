@@ -4,11 +4,12 @@ Left out: numbers that float16 cannot hold, which end the run (failures.py).
 """
 
 import logging
+from typing import Any
 
 import numpy as np
 import torch
 
-from pipeline.coding.batch import add_amounts
+from pipeline.coding.batch import Batch, add_amounts
 from pipeline.coding.failures import ran_out_of_memory
 
 COMPARED_WINDOWS = 8  # of every unit
@@ -21,12 +22,12 @@ class Comparison:
     wanted  whether the teacher computes in another precision, and there is memory for both
     """
 
-    def __init__(self, coder):
+    def __init__(self, coder: Any):
         self._coder, self._in_float32 = coder, None
         self.wanted = coder.teacher.dtype != torch.float32
 
     @torch.inference_mode()
-    def compare(self, batch):
+    def compare(self, batch: Batch) -> None:
         """Let the block's statistics say what the teacher's dtype changes in the first windows of a batch.
 
         Sums over their coded tokens: dtype_tokens; dtype_tv, total variation of the distributions; dtype_hidden,
@@ -62,7 +63,7 @@ class Comparison:
         add_amounts(batch.block.statistics, figures)
 
 
-def total_variation(left_NK, right_NK):
+def total_variation(left_NK: np.ndarray, right_NK: np.ndarray) -> np.ndarray:
     """Half the sum of |P - Q| of each pair of rows, scaled to sum to one; 1 where only one of the two is all zeros."""
     sums = [rows_NK.sum(1, keepdims=True) for rows_NK in (left_NK, right_NK)]
     left_NK, right_NK = (rows / np.maximum(total, 1e-30) for rows, total in zip((left_NK, right_NK), sums, strict=True))

@@ -15,6 +15,7 @@ own thread and leaves no thread behind. Left out: what the stages do; items that
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 
 class Stopped(BaseException):
@@ -31,7 +32,7 @@ class Stages:
         self._changed = threading.Condition()
         self._stages, self._stopped = [], False
 
-    def ahead(self, items, depth):
+    def ahead(self, items: Iterable, depth: int) -> Iterable:
         """Iterate over `items` in a thread that keeps at most `depth` of them ready; with 0, `items` itself."""
         if depth == 0:
             return items
@@ -60,8 +61,10 @@ class _Stage:
     def __init__(self, items, depth, changed, stopped):
         self._items, self._depth = items, depth
         self._changed, self._stopped = changed, stopped
-        self._ready, self._ended = deque(), False
-        self._error = self._closing_error = None
+        self._ready: deque = deque()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._closing_error: BaseException | None = None
         name = getattr(items, "__name__", type(items).__name__)
         self.thread = threading.Thread(target=self._run, name=f"stage {name}", daemon=True)
 

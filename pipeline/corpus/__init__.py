@@ -10,14 +10,16 @@ such a file first. Left out: which documents are held out and units of work (pla
 """
 
 import glob
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import CorpusError
+from pipeline.config import CorpusConfig
 from pipeline.corpus.docstrings import collect_docstrings
-from pipeline.corpus.hub import PREFIX, hub_files
+from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, kind_of
+from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, Source, is_hidden, kind_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -33,16 +35,23 @@ __all__ = [
 ]
 
 
-def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf8="strict"):
+def open_corpus(
+    corpus: Sequence[str],
+    *,
+    text_field: str = "text",
+    boundary: str = "blank-line",
+    invalid_utf8: str = "strict",
+) -> list[Source]:
     """Resolve paths and globs to sources, in sorted order without repeats.
 
-    corpus        tuple of paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and
-                  Parquet files in it, as their names say, or else, as WikiExtractor writes them, those whose names
-                  say nothing
+    corpus        paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and Parquet
+                  files in it, as their names say, or where there is none, those whose names have no suffix, as
+                  WikiExtractor writes them
     invalid_utf8  "strict", or anything else to read on (Source)
     Raises        CorpusError when something matches nothing, or the Hub cannot be reached
     """
-    local, remote = [], []
+    local: list[Path] = []
+    remote: list[HubFile] = []
     for pattern in corpus:
         if pattern.startswith(PREFIX):
             remote += hub_files(pattern)
@@ -56,11 +65,11 @@ def open_corpus(corpus, *, text_field="text", boundary="blank-line", invalid_utf
         local += found
     unique = {path.resolve(): path for path in sorted(local, reverse=True)}
     remote = sorted(set(remote), key=lambda file: (file.dataset, file.commit, file.parts))
-    paths = [*sorted(unique.values()), *remote]
-    return [_source(path, text_field, boundary, invalid_utf8) for path in paths]
+    files = (*sorted(unique.values()), *remote)
+    return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 
-def open_sources(config, progress):
+def open_sources(config: CorpusConfig, progress: Callable[..., None]) -> list[Source]:
     """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
     if not config.corpus:
         raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
@@ -78,18 +87,14 @@ def open_sources(config, progress):
 def _expand(pattern):
     path = Path(pattern).expanduser()
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+        found = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
         return [file for file in found if kind_of(file) in KINDS] or [file for file in found if not file.suffix]
     if path.is_file():
         return [path]
     return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
 
 
-def _hidden(path):
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _source(path, text_field, boundary, invalid_utf8):
+def _open(path, text_field, boundary, invalid_utf8):
     kind = kind_of(path)
     if kind == ".parquet":
         if path.suffix in COMPRESSED:

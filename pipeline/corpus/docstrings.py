@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 import sysconfig
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -20,52 +21,46 @@ from common.progress import silent
 _MINIMUM_DOCSTRING = 40  # characters; shorter ones are labels, not prose
 
 
-def collect_docstrings(directory, progress=silent):
-    """Write the docstrings of our required packages and of the standard library to one text file.
+def collect_docstrings(directory: str | Path, progress: Callable[..., None] = silent) -> Path:
+    """Write the docstrings of our required packages and of the standard library to one text file, and return its path.
 
-    Without repeats; a document each; in the order of their hash, so that
-    any beginning of the file is a fair sample. The file's name follows from the packages' versions.
+    Each is a document and comes once. They are in the order of their hash, so that any beginning of the file is a fair
+    sample. The file's name follows from the packages' versions.
 
     directory  where the file goes; one made earlier from the same versions is returned as it is
-    Returns    Path
     """
     versions = {name: metadata.version(name) for name in required_packages()}
     versions["python"] = platform.python_version()
     tag = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]
     path = Path(directory) / f"docstrings-{tag}.txt"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, ("\n\n".join(_all_docstrings(progress)) + "\n").encode())
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts: set[str] = set()
+    for number, source in enumerate(_python_files()):
+        texts.update(_docstrings(source))
+        progress("docstrings", number, None, unit="files", documents=len(texts))
+    ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+    replace_bytes(path, ("\n\n".join(ordered) + "\n").encode())
     return path
 
 
-def required_packages():
+def required_packages() -> list[str]:
     """Names of the packages we require at run time, extras left out, sorted."""
-    return sorted({_requirement_name(line) for line in _requirements()})
+    words = ("".join(c if c.isalnum() or c in "-_." else " " for c in line).split() for line in _requirements())
+    return sorted({name.lower() for name, *_ in words})
 
 
-def _requirements():
+def _requirements() -> list[str]:
     setup_cfg = Path(__file__).resolve().parents[2] / "setup.cfg"
-    if setup_cfg.is_file():  # a checkout: installed or not, its own words count
+    if setup_cfg.is_file():  # a checkout, whose own list counts, whatever version is installed
         parser = configparser.ConfigParser()
         parser.read(setup_cfg, encoding="utf-8")
         return parser["options"]["install_requires"].split("\n")[1:]
     return [line for line in metadata.requires("mlsm") or [] if "extra ==" not in line]
 
 
-def _requirement_name(line):
-    return "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0].lower()
-
-
-def _all_docstrings(progress):
-    texts = set()
-    for number, path in enumerate(_python_files()):
-        texts.update(_docstrings(path))
-        progress("docstrings", number, None, unit="files", documents=len(texts))
-    return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-
-
-def _python_files():
+def _python_files() -> Iterator[Path]:
     standard = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
     yield from (path for path in standard.rglob("*.py") if not skipped & set(path.parts[len(standard.parts) :]))

@@ -2,11 +2,12 @@
 
     for document in documents(pieces): reason = selection.refusal(document)
 
-A document is known by the SHA-256 of its text without the white space at its ends, whatever file and kind it is
-in. Left out: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
+A document is known by the SHA-256 of its text without the white space at its ends, whatever file or kind of file it
+is in. Left out: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.corpus.source import PIECE_CHARACTERS
+from pipeline.config import CorpusConfig
+from pipeline.corpus.source import PIECE_CHARACTERS, Piece
 
 _RECENT = 1 << 17  # keys in a Python set, before they join an array
 _RATIO = 8  # arrays are merged until each is this many times as long as the next: few to search, few merges
@@ -48,12 +50,12 @@ class Selection:
     """Those whose text an earlier one has that was not left out."""
 
     @classmethod
-    def of(cls, config):
-        """That of a CorpusConfig."""
+    def of(cls, config: CorpusConfig) -> "Selection":
+        """What the settings leave out."""
         return cls(config.invalid_utf8 == "skip", config.min_characters, not config.keep_duplicates)
 
-    def refusal(self, document, seen):
-        """The count under which a document is left out, or None; `seen` gets to know those that stay."""
+    def refusal(self, document: Document, seen: "Seen") -> str | None:
+        """Why a document is left out, as the scan counts it, or None; the documents that stay are added to `seen`."""
         if not document.characters:
             return "blank"
         if self.invalid and document.invalid:
@@ -75,9 +77,10 @@ class Seen:
     """
 
     def __init__(self):
-        self._recent, self._arrays = set(), []
+        self._recent: set[int] = set()
+        self._arrays: list[np.ndarray] = []
 
-    def add(self, key):
+    def add(self, key: int) -> bool:
         """Add a key; False if it was there."""
         wanted = np.uint64(key)
         if key in self._recent or any(_holds(array, wanted) for array in self._arrays):
@@ -101,8 +104,8 @@ def _holds(array, key):
     return at < len(array) and array[at] == key
 
 
-def documents(pieces):
-    """The documents that the pieces make up, in their order, in the memory of one's beginning."""
+def documents(pieces: Iterable[Piece]) -> Iterator[Document]:
+    """The documents that the pieces make up, in their order; only the beginning of one is in memory at a time."""
     for record, group in groupby(pieces, key=itemgetter(0)):
         head = take_head(group)
         text = "".join([piece.text for piece in head])
@@ -119,7 +122,7 @@ def documents(pieces):
         yield Document(record, head[0].offset, size, characters, split_key, key, invalid)
 
 
-def take_head(pieces):
+def take_head(pieces: Iterator[Piece]) -> list[Piece]:
     """Take the first pieces of a document, as many as decide whether it is held out."""
     head, characters = [], 0
     for piece in pieces:
@@ -130,7 +133,7 @@ def take_head(pieces):
     return head
 
 
-def split_key_of(text):
+def split_key_of(text: str) -> int:
     """The 64 bits of a document's beginning that decide whether it is held out."""
     return _bits(hashlib.sha256(text.strip().encode()).digest(), 0)
 

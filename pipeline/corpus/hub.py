@@ -3,22 +3,25 @@
     hf://datasets/wikimedia/wikipedia/20231101.en/*.parquet               as `datasets`, pandas and DuckDB write it
     hf://datasets/wikimedia/wikipedia@<branch, tag or commit>/20231101.en  a directory: the corpora in it
 
-The revision becomes a commit first, which is in the name of every source and so in the plan. The Hub says what each
-file's content is, so the scan does not download a file to hash it; what is read is streamed (Parquet: the text
-column alone), and only kept in memory. Left out: copies on disk (`hf download` makes them, and they have the same
-units if they are Parquet), datasets that are a script.
+The revision becomes a commit first, which is in the name of every source and so in the plan. The Hub knows the hash of
+each file, so the scan downloads none to hash it; what is read is streamed (of Parquet the text column alone) and kept
+in memory only. Left out: copies on disk (`hf download` makes them, and they have the same units if they are Parquet),
+datasets that are a script.
 """
 
 import io
 import re
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from types import SimpleNamespace
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from common.errors import CorpusError
-from pipeline.corpus.source import KINDS, kind_of
+from pipeline.corpus.source import KINDS, is_hidden, kind_of
 
 PREFIX = "hf://datasets/"
 _FORM = re.compile(r"([^/@*]+/[^/@*]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
@@ -27,7 +30,7 @@ _BUFFER = 1 << 20  # bytes read at once; the Hub's own file object fetches more
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a dataset at a commit. It answers to what sources ask of a Path."""
+    """A file of a dataset at a commit, with what sources ask of a Path."""
 
     dataset: str
     commit: str
@@ -40,24 +43,24 @@ class HubFile:
         return f"{PREFIX}{self.dataset}@{self.commit}/{self.path}"
 
     @property
-    def suffix(self):
+    def suffix(self) -> str:
         return PurePosixPath(self.path).suffix
 
     @property
-    def suffixes(self):
+    def suffixes(self) -> Sequence[str]:
         return PurePosixPath(self.path).suffixes
 
     @property
-    def parts(self):
-        """Of its path: what local files are sorted by, so that a copy on disk has the same order."""
+    def parts(self) -> tuple[str, ...]:
+        """Those of its path, by which local files are sorted too, so that a copy on disk has the same order."""
         return PurePosixPath(self.path).parts
 
-    def stat(self):
+    def stat(self) -> SimpleNamespace:
         """A file at a commit never changes."""
         return SimpleNamespace(st_size=self.size, st_mtime_ns=0)
 
-    def open(self, mode):
-        """Its bytes, which can be sought; any failure to read them is an OSError."""
+    def open(self, mode: str) -> BinaryIO:
+        """Its bytes, with random access; any failure to read them is an OSError."""
         from huggingface_hub import HfFileSystem
 
         with _failures_as_os_error():
@@ -65,7 +68,7 @@ class HubFile:
 
 
 class _Stream(io.RawIOBase):
-    """A file object of the Hub's whose failures are OSErrors, whatever HTTP library they come from."""
+    """The Hub's file object, with failures as OSErrors, whatever HTTP library they come from."""
 
     def __init__(self, file):
         self._file = file
@@ -93,7 +96,7 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def hub_files(pattern):
+def hub_files(pattern: str) -> list[HubFile]:
     """The files of a dataset that a `hf://datasets/` pattern names.
 
     Raises  CorpusError when the pattern cannot be read, names nothing, or the Hub cannot be reached
@@ -103,7 +106,7 @@ def hub_files(pattern):
         raise CorpusError(f"{pattern}: expected {PREFIX}<owner>/<name>[@<revision>]/<file, directory or glob>.")
     dataset, revision, path = form[1], unquote(form[2] or "main"), (form[3] or "").strip("/")
     try:
-        _globbed(path)
+        _compile_glob(path)
     except ValueError as error:
         raise CorpusError(f"{pattern}: {error}.") from None
     try:
@@ -125,21 +128,24 @@ def hub_files(pattern):
 
 
 def _listing(dataset, revision, path):
-    """Pair (commit, files of it that the path names)."""
+    """Pair (commit, files of it that the path names: one, a directory's, or a glob's)."""
     from huggingface_hub import HfApi, RepoFile
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = HfApi()
     try:
         commit = api.dataset_info(dataset, revision=revision).sha
-        at = {"repo_type": "dataset", "revision": commit}
+        list_files = partial(api.list_repo_tree, dataset, recursive=True, repo_type="dataset", revision=commit)
         if any(character in path for character in "*?["):
-            entries, fits = api.list_repo_tree(dataset, _fixed_part(path), recursive=True, **at), _globbed(path)
+            above_wildcards = re.split(r"[*?\[]", path)[0].rpartition("/")[0]
+            fits = _compile_glob(path)
+            found = [entry for entry in list_files(above_wildcards or None) if fits(entry.path)]
         else:
-            entries, fits = api.get_paths_info(dataset, [path], **at) if path else [], lambda name: name == path
-            if not any(isinstance(entry, RepoFile) for entry in entries):
-                entries, fits = api.list_repo_tree(dataset, path or None, recursive=True, **at), _readable
-        return commit, [entry for entry in entries if isinstance(entry, RepoFile) and fits(entry.path)]
+            found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
+            if not any(isinstance(entry, RepoFile) for entry in found):
+                named = ((entry, PurePosixPath(entry.path)) for entry in list_files(path or None))
+                found = [entry for entry, name in named if kind_of(name) in KINDS and not is_hidden(name)]
+        return commit, [entry for entry in found if isinstance(entry, RepoFile)]
     except EntryNotFoundError:
         return commit, []
     except (RepositoryNotFoundError, RevisionNotFoundError):  # gated ones too
@@ -148,20 +154,10 @@ def _listing(dataset, revision, path):
         ) from None
 
 
-def _fixed_part(path):
-    """The directory above the first wildcard, or None for the whole dataset."""
-    return re.split(r"[*?\[]", path)[0].rpartition("/")[0] or None
-
-
-def _globbed(pattern):
+def _compile_glob(pattern: str) -> Callable:
     from fsspec.utils import glob_translate
 
     return re.compile(glob_translate(pattern)).match
-
-
-def _readable(name):
-    path = PurePosixPath(name)
-    return not any(part.startswith(".") for part in path.parts) and kind_of(path) in KINDS
 
 
 @contextmanager

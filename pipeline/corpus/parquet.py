@@ -6,6 +6,7 @@ directory names are ignored).
 """
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,12 +23,12 @@ class Parquet(Source):
 
     field: str = "text"
 
-    def content_hash(self):
-        """SHA-256 over the file's own and the column's name; the Hub knows the former of its files."""
+    def content_hash(self) -> str:
+        """SHA-256 over the column's name and the file's own SHA-256, which the Hub knows of its files."""
         own = getattr(self.path, "sha256", None) or stored_hash(self.path, "")
         return hashlib.sha256(f"parquet:{self.field}:{own}".encode()).hexdigest()
 
-    def pieces(self, first_record=0, offset=0):
+    def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
         """Pieces from the row `first_record`, which is in the row group `offset`, to the end."""
         with self._open() as file:
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
@@ -39,7 +40,7 @@ class Parquet(Source):
                 begin += rows[group]
 
     @property
-    def _reach(self):
+    def _reach(self) -> float:
         return 1  # row group
 
     @contextmanager
@@ -65,7 +66,7 @@ class Parquet(Source):
             raise CorpusError(f"{self.path}: column {self.field!r} holds {kind}, not text. Name one with --text-field.")
 
     def _column(self, file, group, skip):
-        """Values of the column in a row group as bytes or None, but for the first `skip`."""
+        """Values of the column in a row group after the first `skip`, as bytes or None."""
         import pyarrow
 
         for batch in file.iter_batches(self._rows(file, group), [group], [self.field], use_threads=False):

@@ -3,7 +3,7 @@
     for piece in source.pieces(first_record, offset):            # to the end of the file
     for piece in source.between(start, stop, offset, reader):    # goes on where the reader's last call ended
 
-A document never has to fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Left
+A document need not fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Left
 out: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
 """
 
@@ -15,11 +15,12 @@ import io
 import lzma
 import re
 import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from common.errors import CorpusError, NotUtf8Error
 
@@ -39,31 +40,45 @@ class Piece(NamedTuple):
     offset: int
     """Where to open the source for this document: byte of the uncompressed file, or row group."""
     text: str
-    """At most 64 KiB characters; empty when the whole document is blank, for kinds that number blank documents."""
+    """At most 64 Ki characters; empty when the whole document is blank, for kinds that number blank documents."""
     invalid: bool = False
     """Whether U+FFFD stands for something that was not UTF-8."""
 
 
-_standing = {}  # reader to (source, next piece, iterator) where it stands: one open file a reader, however many sources
-atexit.register(_standing.clear)
+class StoredFile(Protocol):
+    """What sources ask of a file: a Path, or a HubFile, which answers like one."""
+
+    @property
+    def suffix(self) -> str: ...
+    @property
+    def suffixes(self) -> Sequence[str]: ...
+    def stat(self) -> Any: ...
+    def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
 @dataclass(frozen=True)
 class Source:
     """What sources have in common.
 
-    path          a Path, or a HubFile, which answers like one
     invalid_utf8  "strict": text that is not UTF-8 raises CorpusError; anything else: it becomes U+FFFD
     """
 
-    path: Path
+    path: StoredFile
     invalid_utf8: str = field(default="strict", kw_only=True)
 
     @property
-    def name(self):
+    def name(self) -> str:
         return str(self.path)
 
-    def stamp(self):
+    def content_hash(self) -> str:
+        """SHA-256 over the file's content and how it is cut into documents."""
+        raise NotImplementedError
+
+    def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
+        """Pieces from the document `first_record`, for which the file is opened at `offset`, to the end."""
+        raise NotImplementedError
+
+    def stamp(self) -> tuple[int, int]:
         """Size and time of the file: while they stay, so does its content."""
         try:
             status = self.path.stat()
@@ -71,33 +86,36 @@ class Source:
             raise CorpusError(f"{self.path}: cannot be read ({error.strerror}).") from None
         return status.st_size, status.st_mtime_ns
 
-    def between(self, start, stop, offset, reader):
+    def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
         """Pieces of the records from `start`, at `offset`, to before `stop`.
 
         reader  any key; calls with the same one share an open file, so that reading ranges in their order costs
                 one pass, also where nothing can be sought (a compressed file)
         """
-        source, waiting, pieces = _standing.pop(reader, (None, None, None))
-        if source is not self or waiting.record > start or offset - waiting.offset > self._reach:
-            waiting, pieces = None, self.pieces(start, offset)  # lets go of the old ones, which closes their file
-        for piece in chain([waiting] if waiting else [], pieces):
+        mark = _bookmarks.pop(reader, None)
+        if mark and mark.source is self and mark.piece.record <= start and offset - mark.piece.offset <= self._reach:
+            waiting, pieces = [mark.piece], mark.pieces
+        else:
+            waiting, pieces = [], self.pieces(start, offset)
+        del mark  # closes its file where nobody reads on from there
+        for piece in chain(waiting, pieces):
             if piece.record >= stop:
-                _standing[reader] = self, piece, pieces
+                _bookmarks[reader] = _Bookmark(self, piece, pieces)
                 return
             if piece.record >= start:
                 yield piece
 
     @property
-    def _reach(self):
+    def _reach(self) -> float:
         """How far ahead in the file reading on is cheaper than opening it anew."""
         return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
 
-    def without_last_line_end(self, pieces):
-        """The pieces of documents as their texts are; a kind whose documents end with the end of a line drops that."""
+    def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
+        """The pieces as they are; a kind of file whose documents end with the end of a line drops that."""
         return pieces
 
-    def decode(self, raw, position, encoding="utf-8"):
-        """Pair (text, whether anything was replaced) of bytes that are at the byte `position` of the file."""
+    def decode(self, raw: bytes, position: int, encoding: str = "utf-8") -> tuple[str, bool]:
+        """Pair (text, whether anything was replaced) of bytes that begin at the byte `position` of the file."""
         try:
             return raw.decode(encoding), False
         except UnicodeDecodeError as error:
@@ -106,8 +124,8 @@ class Source:
                 raise NotUtf8Error(place, "Convert it, for example with: iconv -f latin1 -t utf-8") from None
         return raw.decode(encoding, "replace"), True
 
-    def without_surrogates(self, text, where):
-        """Pair (text, whether a surrogate was replaced) of a text that may hold what no UTF-8 has."""
+    def without_surrogates(self, text: str, where: str) -> tuple[str, bool]:
+        """Pair (text, whether a lone surrogate was replaced) of a text; UTF-8 has no surrogates."""
         try:
             text.encode()
             return text, False
@@ -118,42 +136,50 @@ class Source:
         return _SURROGATES.sub("\ufffd", text), True
 
 
+class _Bookmark(NamedTuple):
+    """Where a reader stopped: at a piece that it was not given yet, with others behind it."""
+
+    source: Source
+    piece: Piece
+    pieces: Iterator[Piece]
+
+
+_bookmarks: dict[Hashable, _Bookmark] = {}  # by reader: each holds one open file, however many sources there are
+atexit.register(_bookmarks.clear)
+
+
 @contextmanager
-def reading(path, offset=0):
+def reading(path: StoredFile, offset: int = 0) -> Iterator[BinaryIO]:
     """The uncompressed bytes of a file from an offset on; any failure to read becomes a CorpusError."""
     try:
         if path.suffix in COMPRESSED and not path.stat().st_size:
             raise EOFError("the file is empty")  # gzip and zstd would take it for an empty text
         with path.open("rb") as stored, _uncompressed(stored, path.suffix) as file:
-            _advance(file, offset)
+            if file.seekable():
+                file.seek(offset)
+            else:
+                while offset and (read := len(file.read(min(offset, _BUFFER)))):
+                    offset -= read
             yield file
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise unreadable(path, error) from None
 
 
-def unreadable(path, error):
+def unreadable(path: StoredFile, error: Exception) -> CorpusError:
     """The CorpusError of a failure to read."""
     return CorpusError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).")
 
 
-def _uncompressed(stored, suffix):
+def _uncompressed(stored: BinaryIO, suffix: str) -> BinaryIO:
     if suffix == ".zst":
         import pyarrow  # unlike zstandard's reader it notices a file that was cut
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, "r"), "zstd"), _BUFFER)
-    opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(suffix)
-    return io.BufferedReader(opener(stored), _BUFFER) if opener else stored
+    openers: dict[str, Callable] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+    return io.BufferedReader(openers[suffix](stored), _BUFFER) if suffix in openers else stored
 
 
-def _advance(file, offset):
-    if file.seekable():
-        file.seek(offset)
-        return
-    while offset and (read := len(file.read(min(offset, _BUFFER)))):
-        offset -= read
-
-
-def stored_hash(path, how):
+def stored_hash(path: StoredFile, how: str) -> str:
     """SHA-256 over how a file is cut into documents and its stored bytes; over their hash where the Hub knows it."""
     digest = hashlib.sha256(how.encode())
     if known := getattr(path, "sha256", None):
@@ -166,7 +192,7 @@ def stored_hash(path, how):
 
 
 @contextmanager
-def stored(path):
+def stored(path: StoredFile) -> Iterator[BinaryIO]:
     """The bytes of a file as they are; any failure to read becomes a CorpusError."""
     try:
         with path.open("rb") as file:
@@ -175,7 +201,7 @@ def stored(path):
         raise unreadable(path, error) from None
 
 
-def parts(text):
+def parts(text: str) -> Iterator[str]:
     """A text in parts of at most PIECE_CHARACTERS, cut before a space where there is one."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -187,7 +213,12 @@ def parts(text):
         yield text[start:]
 
 
-def kind_of(path):
-    """The suffix that says what a file holds, in small letters: the last that is not of a compression; "" for none."""
+def is_hidden(path: PurePath) -> bool:
+    """Whether a file, or a directory above it, has a name that begins with a dot."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def kind_of(path: StoredFile | PurePath) -> str:
+    """The suffix that says what a file holds, in small letters: the last that is not a compression's; "" for none."""
     kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
     return kinds[-1] if kinds else ""

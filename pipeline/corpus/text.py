@@ -1,9 +1,10 @@
 """Text files: documents between empty lines, or one document a file.
 
-A byte order mark at the beginning is dropped, CRLF becomes a line feed, any other character stays, NUL too (BERT's
-tokenizers drop it). Left out: compression (source.py).
+A byte order mark at the beginning is dropped and CRLF becomes a line feed; every other character stays, also NUL,
+which BERT's tokenizers drop. Left out: compression (source.py).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.corpus.source import PIECE_CHARACTERS, Piece, Source, reading, stored_hash
@@ -18,11 +19,11 @@ class TextFile(Source):
 
     boundary: str = "blank-line"
 
-    def content_hash(self):
+    def content_hash(self) -> str:
         """SHA-256 over the stored bytes and how they are cut into documents."""
         return stored_hash(self.path, self.boundary)
 
-    def pieces(self, first_record=0, offset=0):
+    def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
         """Pieces, of a line each, from the document `first_record`, which begins at byte `offset`, to the end."""
         record, begun, begin = first_record, False, offset
         with reading(self.path, offset) as file:
@@ -36,9 +37,10 @@ class TextFile(Source):
                     begin, begun = position, True
                 yield Piece(record, begin, line, invalid)
 
-    def without_last_line_end(self, pieces):
+    def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """The same documents: their lines, with line feeds between them but none behind the last."""
-        record, ends = None, []
+        record = -1
+        ends: list[str] = []
         for piece in pieces:
             if piece.record != record:
                 record, ends = piece.record, []

@@ -6,19 +6,23 @@ Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], document
 what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
 [CLS] A [SEP] B [SEP], each line in one pair. Left out: which documents there are (documents.py), segment ids.
 
-The tokens of a packed document are those of its whole text as one string. A tokenizer that drops white space and
-reads every word by itself (BERT's) gives them line by line; of any other (byte-level BPE, SentencePiece) a document is
-put together first, and a long one is cut only where the tokenizer is seen to split.
+The tokens of a packed document are those of its whole text as one string. With a tokenizer that drops white space and
+reads every word by itself (BERT's), these are the tokens of its lines. For any other (byte-level BPE, SentencePiece), a
+document is put together first, and a long one is cut only where the tokenizer is seen to split.
 """
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.corpus.source import PIECE_CHARACTERS
+from pipeline.corpus.source import PIECE_CHARACTERS, Piece
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 WHOLE_CHARACTERS = PIECE_CHARACTERS  # a document up to this length is tokenised as one string
 MOST_CHARACTERS = 1 << 20  # at which a document without a place to cut is cut all the same
@@ -38,33 +42,37 @@ class Window(NamedTuple):
     run_records  that document's record number
     """
 
-    ids: list
-    run_starts: list
-    run_records: list
+    ids: list[int]
+    run_starts: list[int]
+    run_records: list[int]
 
 
-def windows(pieces, tokenizer, special_ids, rules):
+def windows(
+    pieces: Iterable[Piece], tokenizer: "PreTrainedTokenizerFast", special_ids: Mapping[str, Any], rules: Mapping
+) -> Iterator[Window]:
     """Windows of the pieces of documents.
 
-    rules  dict of plan.windowing: packing, max_length, text where that is "document"
+    rules  of plan.windowing: packing, max_length, text where that is "document"
     """
     cls_id, sep_id, max_length = special_ids["cls"], special_ids["sep"], rules["max_length"]
     if rules["packing"] == "pairs":
-        return pair_windows(tokenised(_sentences_of_pairs(pieces), tokenizer), max_length, cls_id, sep_id)
+        return pair_windows(tokenise(_sentences_of_pairs(pieces), tokenizer), max_length, cls_id, sep_id)
     return packed_windows(packed_tokens(pieces, tokenizer, rules), max_length, cls_id, sep_id)
 
 
-def packed_tokens(pieces, tokenizer, rules):
+def packed_tokens(
+    pieces: Iterable[Piece], tokenizer: "PreTrainedTokenizerFast", rules: Mapping
+) -> Iterator[tuple[int, list[int]]]:
     """Pairs (record, token ids) of the pieces of documents; those of one record follow each other."""
     if rules.get("text") == "document":
         pieces = _documents_in_parts(pieces, tokenizer.backend_tokenizer)
-    return tokenised(pieces, tokenizer)
+    return tokenise(pieces, tokenizer)
 
 
-def drops_white_space(tokenizer):
+def drops_white_space(tokenizer: "PreTrainedTokenizerFast") -> bool:
     """Whether a tokenizer drops white space first and then reads every word by itself.
 
-    Then the tokens of a document are those of its lines one after the other.
+    If so, the tokens of a document are those of its lines one after the other.
     """
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     normalizers = _members(rules["normalizer"], "normalizers")
@@ -104,7 +112,7 @@ def _documents_in_parts(pieces, backend):
 
 
 def _place_to_cut(text, backend):
-    """The last place, or almost, at which the tokenizer splits whatever comes before and behind; 0 if none is found."""
+    """A place near the end of the text at which the tokenizer splits, whatever is around it; 0 if none is found."""
     places = [match.start() for match in _SINGLE_SPACE.finditer(text, 0, len(text) - CONTEXT_CHARACTERS)]
     for place in reversed(places[-CANDIDATES:]):
         before = text[max(0, place - CONTEXT_CHARACTERS) : place]
@@ -115,7 +123,7 @@ def _place_to_cut(text, backend):
 
 
 def _views(backend):
-    """Functions from a text to the parts that the model is asked for one by one, and to the tokens of all."""
+    """Two functions of a text: its parts, each of which the model tokenises by itself, and the tokens of them all."""
 
     def pre_tokens(text):
         text = backend.normalizer.normalize_str(text) if backend.normalizer else text
@@ -124,32 +132,39 @@ def _views(backend):
     return pre_tokens, lambda text: backend.encode(text, add_special_tokens=False).ids
 
 
-def tokenised(pieces, tokenizer, batch_characters=1 << 20):
+def tokenise(
+    pieces: Iterable[Piece], tokenizer: "PreTrainedTokenizerFast", batch_characters: int = 1 << 20
+) -> Iterator[tuple[int, list[int]]]:
     """Pairs (record, token ids) of the pieces, each tokenised by itself, in batches on all cores."""
-    batch, characters = [], 0
+    batch: list[Piece] = []
+    characters = 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= batch_characters:
-            yield from _tokenise(batch, tokenizer)
+            yield from _tokenise_batch(batch, tokenizer)
             batch, characters = [], 0
     if batch:
-        yield from _tokenise(batch, tokenizer)
+        yield from _tokenise_batch(batch, tokenizer)
 
 
-def _tokenise(batch, tokenizer):
-    """The backend itself: transformers' wrapper around it took a third of the time."""
+def _tokenise_batch(batch, tokenizer):
+    # The backend itself: transformers' wrapper around it took a third of the time.
     encoded = tokenizer.backend_tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
     return ((piece.record, encoding.ids) for piece, encoding in zip(batch, encoded, strict=True))
 
 
-def packed_windows(tokens, max_length, cls_id, sep_id):
+def packed_windows(
+    tokens: Iterable[tuple[int, list[int]]], max_length: int, cls_id: int, sep_id: int
+) -> Iterator[Window]:
     """Windows filled to `max_length`; documents follow each other with [SEP] between.
 
     tokens   pairs (record, token ids); pairs of one document are adjacent
     Yields   Window; all but the last are full, or one token short where only a separator would have fitted
     """
-    ids, starts, records = [cls_id], [], []
+    ids = [cls_id]
+    starts: list[int] = []
+    records: list[int] = []
     for record, piece in tokens:
         position = 0
         while position < len(piece):
@@ -170,7 +185,9 @@ def packed_windows(tokens, max_length, cls_id, sep_id):
         yield Window(ids + [sep_id], starts, records)
 
 
-def pair_windows(tokens, max_length, cls_id, sep_id):
+def pair_windows(
+    tokens: Iterator[tuple[int, list[int]]], max_length: int, cls_id: int, sep_id: int
+) -> Iterator[Window]:
     """A window of every two sentences, the longer one cut until they fit.
 
     tokens  pairs (record, token ids): two sentences of one record, one after the other, again and again
@@ -183,7 +200,7 @@ def pair_windows(tokens, max_length, cls_id, sep_id):
 
 
 def _longest_first(first, second, room):
-    """Lengths of two sentences cut to fit together, as `tokenizers` does with truncation=True."""
+    """Lengths of two sentences cut to fit together: the longer one first, as `tokenizers` does with truncation=True."""
     if first + second <= room:
         return first, second
     shorter = min(first, second, room // 2)
@@ -209,7 +226,7 @@ def _sentences_of_pairs(pieces):
 
 def _lines(document):
     """The lines of a document that are not blank, without white space at their end; of very long ones the beginning."""
-    line, piece = "", None
+    line = ""
     for piece in document:
         first, *others = piece.text.split("\n")
         if len(line) < PIECE_CHARACTERS:
@@ -222,7 +239,7 @@ def _lines(document):
         yield piece._replace(text=line.rstrip())
 
 
-def join_windows(windows):
+def join_windows(windows: Sequence[Window]) -> dict[str, np.ndarray]:
     """Windows end to end: ids (T), lengths (W), run_starts (R), run_records (R), as int64 arrays."""
     lengths = np.array([len(window.ids) for window in windows], np.int64)
     begins = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""The atoms of a dictionary with how they came about, and their files.
+"""The atoms of a dictionary, how they were learned, and their files.
 
     dictionary.save("atoms")
     dictionary = Dictionary.load("atoms")
@@ -9,6 +9,7 @@ Shapes: d width, K atoms.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -26,7 +27,7 @@ FORMAT = 1  # of the files
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Atoms with how they came about.
+    """Atoms, and how they were learned.
 
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
@@ -44,19 +45,19 @@ class Dictionary:
     center: Center | None = None
 
     @property
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """sha256 over shape and bytes of the atoms, and of the centre if there is one, hexadecimal."""
-        return dictionary_fingerprint(self.atoms_Kd, self.center and (self.center.kind, self.center.rows_Pd))
+        return dictionary_fingerprint(self.atoms_Kd, (self.center.kind, self.center.rows_Pd) if self.center else None)
 
     @property
-    def centering(self):
-        """What --center it has: "none", "mean" or "position"."""
+    def centering(self) -> str:
+        """The --center that it was learned with: "none", "mean" or "position"."""
         return "none" if self.center is None else self.center.kind
 
-    def report(self):
+    def report(self) -> dict:
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
 
-        An explained variance that there is not is NaN here, a number to whoever prints it.
+        Where there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
         best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
         if best.get("explained_variance", 0) is None:
@@ -69,7 +70,7 @@ class Dictionary:
             "vectors": self.settings.get("vectors"),
         }
 
-    def save(self, directory):
+    def save(self, directory: str | Path) -> None:
         """Write atoms.npy, dictionary.json and, of a centred one, center.npy into a new directory, which appears whole
         or not at all.
 
@@ -103,8 +104,8 @@ class Dictionary:
             )
 
     @classmethod
-    def load(cls, directory):
-        """Read what `save` wrote. Raises DictionaryError if it is not there or damaged."""
+    def load(cls, directory: str | Path) -> Self:
+        """Read what `save` wrote. Raises DictionaryError if it is missing or damaged."""
         directory = Path(directory)
         try:
             record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")

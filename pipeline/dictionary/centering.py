@@ -3,19 +3,20 @@
     sums = HiddenSums(width)
     sums.add(position_n, rows_nd)           # raw hidden states, chunk by chunk
     center = sums.center("position")
-    rows_Nd = center.subtracted(rows_Nd, position_N)
+    rows_Nd = center.subtract_from(rows_Nd, position_N)
 
 Hidden states of a trained encoder share a large common part, and one that follows from the position in the window
-(Cai et al. 2021, Isotropy in the contextual embedding space). Where rows are scaled to unit length as they are, atoms
-are spent on these two, and so are the distributions that a student learns.
+(Cai et al. 2021, Isotropy in the contextual embedding space). If rows are scaled to unit length with both in them,
+atoms are spent on these two, and so are the distributions that a student learns.
 
 `mean` is the mean of all sampled tokens. `position` has one mean for every position p, shrunk towards that of all:
 
     (n m_p + a m) / (n + a),    a = variance within positions / variance between them
 
 which is the usual estimate of random effects (one-way analysis of variance; Searle, Casella and McCulloch 1992, chapter
-3), with n the tokens at p. Positions of fewer than LEAST_TOKENS, and those behind the last one, have the mean of all.
-Positions are those that the teacher counts. Left out: where the hidden states come from (coding/hidden.py).
+3), with n the tokens at p. Positions with fewer than LEAST_TOKENS tokens, and those beyond the last one, have the mean
+of all. Positions are counted as the teacher counts them. Left out: where the hidden states come from
+(coding/hidden.py).
 
 Shapes: N tokens, P positions, d hidden width.
 """
@@ -23,6 +24,7 @@ Shapes: N tokens, P positions, d hidden width.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -31,31 +33,35 @@ from common.durable import appearing_whole
 from common.errors import CenteringError
 from shards.members import read_array
 
-LEAST_TOKENS = 100  # of a position that has a mean of its own
+if TYPE_CHECKING:
+    import torch
+
+LEAST_TOKENS = 100  # that a position needs for a mean of its own
 MOST_LEFT_OUT = 0.1  # share of the sampled tokens that may be at positions without one
 
 
 @dataclass(frozen=True, eq=False)
 class Center:
-    """What is subtracted.
+    """The means that are subtracted from hidden states.
 
-    rows_Pd  float32; row p is of position p, the last row of every position from there on: of `mean` it is the only one
-    record   what dictionary.json says of it: kind ("mean" or "position"), tokens that it was estimated from, and of
-             `position` how many have a mean of their own and the pseudo-count a
+    rows_Pd  float32; row p belongs to position p, and the last row to every later position as well; for `mean` it is
+             the only one
+    record   what dictionary.json says of it: kind ("mean" or "position"), tokens that it was estimated from, and for
+             `position` how many positions have a mean of their own and the pseudo-count a
     """
 
     rows_Pd: np.ndarray
     record: dict
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         return self.record["kind"]
 
-    def subtracted(self, rows_Nd, position_N):
-        """Rows less the mean of their positions; arrays."""
+    def subtract_from(self, rows_Nd: np.ndarray, position_N: np.ndarray) -> np.ndarray:
+        """Rows minus the mean of their positions, as arrays."""
         return rows_Nd - self.rows_Pd[np.minimum(position_N, len(self.rows_Pd) - 1)]
 
-    def save(self, directory):
+    def save(self, directory: Path) -> None:
         """Write center.json, then center.npy."""
         with appearing_whole(Path(directory) / "center.json") as file:
             file.write(json.dumps(self.record).encode())
@@ -63,8 +69,8 @@ class Center:
             np.save(file, self.rows_Pd)
 
     @classmethod
-    def load(cls, directory, record=None):
-        """Read it again; the record from center.json where it is not given. Raises what reading raises, ValueError."""
+    def load(cls, directory: Path, record: dict | None = None) -> Self:
+        """Read center.npy, and center.json unless the record is given. Raises OSError or ValueError if that fails."""
         rows_Pd = read_array("center.npy", read_file(Path(directory) / "center.npy"), "<f4", 2).copy()
         record = record or json.loads((Path(directory) / "center.json").read_text())
         if not isinstance(record, dict) or record.get("kind") not in ("mean", "position"):
@@ -72,15 +78,17 @@ class Center:
         return cls(rows_Pd, record)
 
 
-def centred_unit_rows(rows_Nd, center_Pd, position_N):
-    """Rows less the mean of their positions, scaled to unit length, in place; tensors on one device.
+def centred_unit_rows(
+    rows_Nd: "torch.Tensor", center_Pd: "torch.Tensor | None", position_N: "torch.Tensor | None"
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Subtract the mean of their positions from rows and scale them to unit length, in place; tensors on one device.
 
-    center_Pd, position_N  None to leave the means where they are
+    center_Pd, position_N  None: nothing is subtracted
     Returns  rows_Nd, and how many rows are not finite (a tensor without axes)
     """
     import torch
 
-    if center_Pd is not None:
+    if center_Pd is not None and position_N is not None:
         rows_Nd -= center_Pd[position_N.clamp(max=len(center_Pd) - 1)]
     norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)
     not_finite = (~norms_N.isfinite()).sum()
@@ -91,10 +99,10 @@ def centred_unit_rows(rows_Nd, center_Pd, position_N):
 class HiddenSums:
     """Sums of raw hidden states, by position, in float64."""
 
-    def __init__(self, width):
+    def __init__(self, width: int):
         self.sums_Pd, self.tokens_P, self.squares = np.zeros((0, width)), np.zeros(0), 0.0
 
-    def add(self, position_n, rows_nd):
+    def add(self, position_n: np.ndarray, rows_nd: np.ndarray) -> None:
         """Add rows (n, d) at positions int (n)."""
         if not len(rows_nd):
             return
@@ -109,7 +117,7 @@ class HiddenSums:
         self.tokens_P += np.bincount(position_n, minlength=len(self.tokens_P))
         self.squares += float((rows_nd**2).sum())
 
-    def center(self, kind, least_tokens=LEAST_TOKENS):
+    def center(self, kind: str, least_tokens: int = LEAST_TOKENS) -> Center:
         """The Center of all that was added.
 
         kind    "mean" or "position"

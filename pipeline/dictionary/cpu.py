@@ -8,6 +8,7 @@ Left out: order, evaluation and stopping (learning.py), the same on a GPU (torch
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
-from pipeline.solvers.problem import objective
+from pipeline.solvers.problem import Codes, objective
 
 ATOMS_PER_UPDATE = 64  # atoms whose common term is one matrix product
 COLUMNS_AT_ONCE = 64  # of such a product, in one thread
@@ -33,7 +34,7 @@ class CpuLearner:
     steps           minibatches so far
     """
 
-    def __init__(self, atoms_Kd, lam, forgetting):
+    def __init__(self, atoms_Kd: np.ndarray, lam: float, forgetting: float):
         k, _ = atoms_Kd.shape
         self.lam, self.forgetting, self.steps = lam, forgetting, 0
         self.atoms_Kd = atoms_Kd
@@ -43,10 +44,11 @@ class CpuLearner:
         self.gram_KK = np.empty((k, k), np.float32)
         self._refresh_gram()
 
-    def state(self):
-        """Everything that the next step depends on, as NumPy arrays by name, wherever it is asked for.
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that the next step depends on, as NumPy arrays by name.
 
-        learning.py asks after `replace_unused`, where uses_K is zero; its few bytes keep that from being a rule.
+        It may be called at any time: uses_K is part of it although it is zero after `replace_unused`, when learning.py
+        calls it.
         """
         return {
             "atoms_Kd": self.atoms_Kd,
@@ -56,23 +58,20 @@ class CpuLearner:
             "uses_K": self.uses_K,
         }
 
-    @classmethod
-    def from_state(cls, state, lam, forgetting):
-        """A learner that goes on where the one that gave `state` was."""
-        learner = cls(state["atoms_Kd"], lam, forgetting)
-        learner.code_code_KK, learner.code_hidden_Kd = state["code_code_KK"], state["code_hidden_Kd"]
-        learner.uses_K, learner.steps = state["uses_K"], int(state["steps"])
-        return learner
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Go on where the learner was that gave `state`; this one was made with the atoms of that state."""
+        self.code_code_KK, self.code_hidden_Kd = state["code_code_KK"], state["code_hidden_Kd"]
+        self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
-    def atoms(self):
-        """The atoms of now, a NumPy array of its own."""
+    def atoms(self) -> np.ndarray:
+        """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.copy()
 
-    def code(self, hidden_Nd, tol=1e-3):
-        """Codes of vectors with the atoms of now."""
+    def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
+        """Codes of vectors with the current atoms."""
         return nonneg_lasso(hidden_Nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
 
-    def step(self, hidden_nd):
+    def step(self, hidden_nd: np.ndarray) -> None:
         """Code a minibatch and update the atoms."""
         codes = self.code(hidden_nd, KKT_TOLERANCE)
         self.uses_K += np.bincount(codes.indices, minlength=len(self.uses_K))
@@ -133,7 +132,7 @@ class CpuLearner:
         with worker_threads() as each:
             each(fill, range(0, len(self.atoms_Kd), GRAM_ROWS))
 
-    def replace_unused(self, hidden_nd):
+    def replace_unused(self, hidden_nd: np.ndarray) -> None:
         """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
         unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
         self.uses_K[:] = 0
@@ -146,19 +145,19 @@ class CpuLearner:
         self._refresh_gram()
 
 
-def kept_share(steps, forgetting):
+def kept_share(steps: int, forgetting: float) -> float:
     """What remains of A and B when minibatch `steps` is added: section 3.4 of the paper."""
     return (1 - 1 / steps) ** forgetting
 
 
-def worst_rows(hidden_nd, atoms_Kd, codes, lam, count):
+def worst_rows(hidden_nd: np.ndarray, atoms_Kd: np.ndarray, codes: Codes, lam: float, count: int) -> np.ndarray:
     """Numbers of the `count` rows with the highest objective, NumPy."""
     return np.argsort(-objective(hidden_nd, atoms_Kd, codes, lam), kind="stable")[:count]
 
 
 @contextmanager
-def worker_threads():
-    """Gives each(work, items), which calls work(item) for all items in our threads; BLAS uses none of its own."""
+def worker_threads() -> Iterator[Callable]:
+    """Gives a function each(work, items), which calls work(item) for all items in our threads; BLAS uses no others."""
     threads = thread_count()
     with one_blas_thread():
         if threads == 1:

@@ -1,6 +1,6 @@
 """Online dictionary learning: the atoms that make non-negative codes of hidden states sparse and exact.
 
-    dictionary = learn_dictionary(hidden_Nd, k=3072, lam=0.05, seed=0)
+    dictionary = learn_dictionary(hidden_Nd, DictionarySettings(k=3072, lam=0.05, seed=0))
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
 forgetting and the replacement of unused atoms of section 3.4. Here: the order of the work, the evaluation on
@@ -14,6 +14,10 @@ Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K ato
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,74 +28,100 @@ from pipeline.dictionary.cpu import CpuLearner
 from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import objective
 
-ALGORITHM = 1  # raise it when equal settings and vectors learn other atoms: no checkpoint outlives it
+ALGORITHM = 1  # raise it when equal settings and vectors give other atoms: older checkpoints are ignored then
+FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
-BATCHES_A_PASS = 128  # where that leaves a minibatch between them: see docs/benchmarks.md
-SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below, rounding would be what is explained
+BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
+SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
 logger = logging.getLogger(__name__)
 
 
-def learn_dictionary(
-    hidden_Nd,
-    k,
-    lam,
-    *,
-    seed,
-    held_out_Hd=None,
-    epochs=2.0,
-    init="sample",
-    batch=None,
-    forgetting=4.0,
-    min_improvement=3e-4,
-    evaluate_every=65_536,
-    device="cpu",
-    checkpoint=None,
-    progress=silent,
-):
-    """Learn k atoms from hidden states; rows are scaled to unit length as they are read.
+@dataclass(frozen=True)
+class DictionarySettings:
+    """What is learned.
 
-    hidden_Nd        float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
-    k, lam           number of atoms; penalty of the codes, in units of a correlation
-    seed             of the split, the initialisation and the order
-    held_out_Hd      vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
-    epochs           most passes over the vectors
-    init             "sample": k of the vectors; "kmeans": spherical k-means by faiss
-    batch            vectors of a minibatch; None: minibatch_size of all vectors
-    forgetting       minibatch s weighs (s / t) ** forgetting at minibatch t
-    min_improvement  stop when the held-out objective falls by less than this, relative, twice in a row
-    evaluate_every   most vectors between evaluations, which come at least once an epoch
-    device           "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
-    checkpoint       directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
-                     interrupted call made again ends with the same bits. It stays at the end, so that nothing is
-                     lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
-                     change in few of the vectors may go unnoticed (TrainingVectors.identity)
-    progress         called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
-    Returns          Dictionary, the evaluated state with the lowest held-out objective
-    Raises           DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    k     number of atoms
+    lam   penalty of the codes, in units of a correlation
+    seed  of the held-out split, of the first atoms and of the order
+    init  the first atoms: "sample", k of the vectors; "kmeans", spherical k-means by faiss
     """
-    vectors = TrainingVectors(hidden_Nd, held_out_Hd, seed)
+
+    k: int
+    lam: float
+    seed: int
+    init: str = "sample"
+
+
+@dataclass(frozen=True)
+class LearningSchedule:
+    """How long learning goes on, and in which steps.
+
+    epochs           most passes over the vectors
+    batch            vectors of a minibatch; None: minibatch_size of all vectors
+    min_improvement  learning stops when the held-out objective falls by less than this, relative, twice in a row
+    evaluate_every   most vectors between evaluations, which come at least once an epoch
+    """
+
+    epochs: float = 2.0
+    batch: int | None = None
+    min_improvement: float = 3e-4
+    evaluate_every: int = 65_536
+
+
+USUAL_SCHEDULE = LearningSchedule()
+
+
+def learn_dictionary(
+    hidden_Nd: np.ndarray | str | Path,
+    settings: DictionarySettings,
+    schedule: LearningSchedule = USUAL_SCHEDULE,
+    *,
+    held_out_Hd: np.ndarray | None = None,
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    progress: Callable = silent,
+) -> Dictionary:
+    """Learn atoms from hidden states; rows are scaled to unit length as they are read.
+
+    hidden_Nd    float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
+    held_out_Hd  vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
+    device       "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
+    checkpoint   directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
+                 interrupted call made again ends with the same bits. It stays at the end, so that nothing is
+                 lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
+                 change in few of the vectors may go unnoticed (TrainingVectors.identity)
+    progress     called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
+    Returns      Dictionary, the evaluated state with the lowest held-out objective
+    Raises       DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
+    """
+    vectors = TrainingVectors(hidden_Nd, held_out_Hd, settings.seed)
+    batch = schedule.batch
     if batch is None:
         batch = minibatch_size(len(vectors) + (len(vectors.held_out_Hd) if held_out_Hd is None else 0))
-    settings = {
-        "k": k,
-        "lam": lam,
-        "seed": seed,
-        "epochs": epochs,
-        "init": init,
+    request = _request(settings, schedule, batch)
+    _check(request, vectors)
+    return _Learning(vectors, request, _device(device), progress).run(checkpoint)
+
+
+def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: int) -> dict:
+    """The settings as dictionary.json and the checkpoint hold them; names and order are part of these formats."""
+    return {
+        "k": settings.k,
+        "lam": settings.lam,
+        "seed": settings.seed,
+        "epochs": schedule.epochs,
+        "init": settings.init,
         "batch": batch,
-        "forgetting": forgetting,
-        "min_improvement": min_improvement,
-        "evaluate_every": evaluate_every,
+        "forgetting": FORGETTING,
+        "min_improvement": schedule.min_improvement,
+        "evaluate_every": schedule.evaluate_every,
     }
-    _check(settings, vectors)
-    learning = _Learning(vectors, settings, _device(device), progress)
-    return learning.run(checkpoint)
 
 
-def minibatch_size(vectors):
-    """Vectors of a minibatch for a sample of so many: with large ones, a small sample updates the atoms too seldom."""
+def minibatch_size(vectors: int) -> int:
+    """Vectors in a minibatch, for a sample of so many: large minibatches would update its atoms too seldom."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
@@ -124,7 +154,7 @@ def _device(device):
 
     if choose_device(device).type == "cpu":
         return "cpu"
-    return "cuda" if device == "auto" else device  # as it was given: a checkpoint of the learning knows it so
+    return "cuda" if device == "auto" else device  # as it was given, because checkpoints record it like that
 
 
 class _Learning:
@@ -150,12 +180,16 @@ class _Learning:
                 },
             )
         self._restore(checkpoint and checkpoint.load())
-        while (stopped := self._stop_reason()) is None:
+        stopped = self.evaluation.stop_reason(self.settings["min_improvement"])
+        while stopped is None and self.done < self.total:
             evaluated = self._minibatch()
             if checkpoint and evaluated:
                 checkpoint.save_if_due(self._state)
+            stopped = self.evaluation.stop_reason(self.settings["min_improvement"])
         if checkpoint:
             checkpoint.save(*self._state())
+        if stopped is None:
+            stopped = f"epochs: {self.settings['epochs']:g} passes over {len(self.vectors):,} vectors are done"
         settings = self.settings | {"vectors": len(self.vectors), "held_out": len(self.vectors.held_out_Hd)}
         return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
@@ -171,12 +205,6 @@ class _Learning:
         self.progress("dictionary", self.done, self.total, unit="vectors", **self.evaluation.figures())
         return due
 
-    def _stop_reason(self):
-        epochs, count = self.settings["epochs"], len(self.vectors)
-        if converged := self.evaluation.stop_reason(self.settings["min_improvement"]):
-            return converged
-        return f"epochs: {epochs:g} passes over {count:,} vectors are done" if self.done >= self.total else None
-
     def _state(self):
         """Arrays and facts that _restore goes on from."""
         evaluation = self.evaluation
@@ -187,23 +215,23 @@ class _Learning:
 
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
-        make = CpuLearner
-        arguments = [self.settings["lam"], self.settings["forgetting"]]
-        if self.device != "cpu":
-            from pipeline.dictionary.torch import TorchLearner
-
-            make = TorchLearner
-            arguments.append(self.device)
         if state is None:
-            atoms_Kd = _initial_atoms(self.vectors, self.settings)
-            self.learner = make(atoms_Kd, *arguments)
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
             return
         arrays, facts = state
-        self.learner = make.from_state(arrays, *arguments)
+        self.learner = self._make_learner(arrays["atoms_Kd"])
+        self.learner.restore(arrays)
         self.done, self.evaluation.history = facts["done"], facts["history"]
         self.evaluation.best_objective = facts["best_objective"]
         self.evaluation.best_atoms_Kd = arrays["best_atoms_Kd"]
         logger.info("dictionary: going on after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
+
+    def _make_learner(self, atoms_Kd):
+        if self.device == "cpu":
+            return CpuLearner(atoms_Kd, self.settings["lam"], FORGETTING)
+        from pipeline.dictionary.torch import TorchLearner
+
+        return TorchLearner(atoms_Kd, self.settings["lam"], FORGETTING, self.device)
 
 
 def _initial_atoms(vectors, settings):
@@ -232,28 +260,27 @@ class _Evaluation:
     def __init__(self, held_out_Hd, lam):
         self.held_out_Hd, self.lam, self.history = held_out_Hd, lam, []
         self.variance = float(held_out_Hd.var(0, dtype=np.float64).sum())
-        self.best_objective, self.best_atoms_Kd = np.inf, None
+        self.best_objective = np.inf
+        self.best_atoms_Kd: Any = None  # an array after the first evaluation, and there is one before the end
 
     def add(self, learner, vectors, epoch):
         """Code the held-out vectors with the learner's atoms."""
         atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
         value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
+        explained = float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
         self.history.append(
             {
                 "vectors": vectors,
                 "epoch": round(epoch, 4),
                 "objective": value,
                 "nnz": len(codes.values) / len(codes),
-                "explained_variance": self._explained(squared_residual),
+                "explained_variance": explained,
                 "dead_atoms": int((learner.uses_K == 0).sum()),
             }
         )
         if value < self.best_objective:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
-
-    def _explained(self, squared_residual):
-        return float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
 
     def stop_reason(self, min_improvement):
         """Why to stop, or None."""

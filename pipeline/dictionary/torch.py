@@ -13,6 +13,7 @@ import torch
 
 from pipeline.dictionary.cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
 from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.problem import Codes
 
 SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to learn from
 
@@ -20,7 +21,7 @@ SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to lea
 class TorchLearner:
     """As CpuLearner, with tensors on `device`; vectors come in, atoms and codes go out as NumPy arrays."""
 
-    def __init__(self, atoms_Kd, lam, forgetting, device):
+    def __init__(self, atoms_Kd: np.ndarray, lam: float, forgetting: float, device: str | torch.device):
         self.lam, self.forgetting, self.steps = lam, forgetting, 0
         self.device = torch.device(device)
         self.atoms_Kd = self._tensor(atoms_Kd).clone()
@@ -31,10 +32,10 @@ class TorchLearner:
         self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
 
     @property
-    def uses_K(self):
+    def uses_K(self) -> np.ndarray:
         return self.used_K.cpu().numpy()
 
-    def state(self):
+    def state(self) -> dict[str, np.ndarray]:
         """As CpuLearner.state."""
         tensors = {
             "atoms_Kd": self.atoms_Kd,
@@ -44,44 +45,38 @@ class TorchLearner:
         }
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()} | {"steps": np.array(self.steps)}
 
-    @classmethod
-    def from_state(cls, state, lam, forgetting, device):
-        """A learner that goes on where the one that gave `state` was."""
-        learner = cls(state["atoms_Kd"], lam, forgetting, device)
-        learner.code_code_KK = learner._tensor(state["code_code_KK"])
-        learner.code_hidden_Kd = learner._tensor(state["code_hidden_Kd"])
-        learner.used_K, learner.steps = learner._tensor(state["uses_K"]), int(state["steps"])
-        return learner
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Go on where the learner was that gave `state`; this one was made with the atoms of that state."""
+        self.code_code_KK = self._tensor(state["code_code_KK"])
+        self.code_hidden_Kd = self._tensor(state["code_hidden_Kd"])
+        self.used_K, self.steps = self._tensor(state["uses_K"]), int(state["steps"])
 
-    def atoms(self):
-        """The atoms of now, a NumPy array of its own."""
+    def atoms(self) -> np.ndarray:
+        """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.cpu().numpy().copy()
 
-    def code(self, hidden_Nd, tol=1e-3):
-        """Codes (NumPy) of vectors with the atoms of now."""
+    def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
+        """Codes (NumPy) of vectors with the current atoms."""
         return self._code(self._tensor(hidden_Nd), tol).to_host()
 
-    def step(self, hidden_nd):
+    def step(self, hidden_nd: np.ndarray) -> None:
         """Code a minibatch and update the atoms."""
         hidden_nd = self._tensor(hidden_nd)
-        codes_nK = self._dense(self._code(hidden_nd, KKT_TOLERANCE))
+        codes = self._code(hidden_nd, KKT_TOLERANCE)
         self.steps += 1
-        self._accumulate(hidden_nd, codes_nK, kept_share(self.steps, self.forgetting))
+        self._accumulate(hidden_nd, codes, kept_share(self.steps, self.forgetting))
         self._update_atoms()
         torch.matmul(self.atoms_Kd, self.atoms_Kd.T, out=self.gram_KK)
 
     def _code(self, hidden_nd, tol):
         return nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
 
-    def _dense(self, codes):
+    def _accumulate(self, hidden_nd, codes, keep):
+        """A = keep A + a' a, B = keep B + a' h: dense products, which a GPU does faster than sparse sums."""
         counts_n = self._tensor(codes.indptr).diff()
         rows = torch.repeat_interleave(torch.arange(len(counts_n), device=self.device), counts_n)
         codes_nK = self.atoms_Kd.new_zeros(len(counts_n), len(self.atoms_Kd))
         codes_nK[rows, self._tensor(codes.indices).long()] = self._tensor(codes.values)
-        return codes_nK
-
-    def _accumulate(self, hidden_nd, codes_nK, keep):
-        """A = keep A + a' a, B = keep B + a' h: dense products, which a GPU does faster than sparse sums."""
         self.used_K += (codes_nK > 0).sum(0)
         self.code_code_KK.addmm_(codes_nK.T, codes_nK, beta=keep)
         self.code_hidden_Kd.addmm_(codes_nK.T, hidden_nd, beta=keep)
@@ -93,7 +88,7 @@ class TorchLearner:
             descent_gd = self.code_hidden_Kd[group] - self.code_code_KK[group] @ self.atoms_Kd
             descend_group(self.atoms_Kd[group], descent_gd, self.code_code_KK[group, group])
 
-    def replace_unused(self, hidden_nd):
+    def replace_unused(self, hidden_nd: np.ndarray) -> None:
         """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
         unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
         self.used_K.zero_()
@@ -111,7 +106,7 @@ class TorchLearner:
         return torch.as_tensor(array, device=self.device)
 
 
-def descend_group(atoms_gd, descent_gd, code_code_gg):
+def descend_group(atoms_gd: torch.Tensor, descent_gd: torch.Tensor, code_code_gg: torch.Tensor) -> None:
     """Update some atoms in turn, in place; descent_gd is b - a D for the atoms as they come in."""
     change_gd = torch.zeros_like(atoms_gd)
     curvature_g = code_code_gg.diagonal()

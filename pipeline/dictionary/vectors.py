@@ -19,8 +19,8 @@ MAGIC = b"\x93NUMPY"  # a .npy file begins with it
 FLOATS = ("float16", "float32", "float64")
 
 
-def open_vectors(path):
-    """The array of a .npy file, memory-mapped. Raises ValueError in one line if it is not one of numbers."""
+def open_vectors(path: str | os.PathLike) -> np.ndarray:
+    """The array of a .npy file, memory-mapped. Raises ValueError, in one line, if it does not hold numbers."""
     path = Path(path)
     advice = "Write one with: numpy.save(path, array) of shape (vectors, width), float16, float32 or float64"
     if not path.is_file():
@@ -34,13 +34,13 @@ def open_vectors(path):
         raise ValueError(f"{path} cannot be read as numbers ({error}). {advice}") from error
 
 
-def file_digest(path):
+def file_digest(path: Path) -> str:
     """sha256 of a file's content, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_stamp(path):
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """Size, time and inode of a file: while they stay, so does its content; None if it is not there."""
     try:
         status = os.stat(path)
@@ -49,8 +49,9 @@ def file_stamp(path):
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
-    """Raise ValueError on an array that cannot train, before hours are spent: type, shape, rows not finite, all 0."""
+def refuse_unusable(hidden_Nd: np.ndarray, name: str | Path, rows_at_once: int = 65_536) -> None:
+    """Raise ValueError on an array that nothing can be learned from, before hours are spent: one of another type or
+    shape, with rows that are not finite, or of zeros alone."""
     try:
         _check(hidden_Nd)
         is_nothing = len(hidden_Nd) > 0
@@ -69,7 +70,7 @@ def refuse_unusable(hidden_Nd, name, rows_at_once=65_536):
 class TrainingVectors:
     """Training vectors in an order that follows from (seed, epoch), and held-out ones."""
 
-    def __init__(self, hidden_Nd, held_out_Hd, seed):
+    def __init__(self, hidden_Nd: np.ndarray | str | os.PathLike, held_out_Hd: np.ndarray | None, seed: int):
         """hidden_Nd is an array or the path of a .npy file; without held_out_Hd some rows are set aside."""
         if isinstance(hidden_Nd, str | os.PathLike):
             hidden_Nd = open_vectors(hidden_Nd)
@@ -90,7 +91,7 @@ class TrainingVectors:
     def __len__(self):
         return len(self.train_rows)
 
-    def minibatch(self, start, length):
+    def minibatch(self, start: int, length: int) -> np.ndarray:
         """Unit-length vectors start to start + length of the endless order; ends at an epoch's end."""
         epoch, place = divmod(start, len(self))
         if epoch != self.epoch:
@@ -98,20 +99,21 @@ class TrainingVectors:
             self.order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.train_rows)
         return self._unit_rows(self.order[place : place + length])
 
-    def sample(self, count):
+    def sample(self, count: int) -> np.ndarray:
         """`count` distinct training vectors."""
         return self._unit_rows(np.random.default_rng([self.seed, 2]).permutation(self.train_rows)[:count])
 
-    def identity(self):
-        """What tells other vectors apart at little cost: sha256 over type, shape, evenly spread rows, held-out rows.
+    def identity(self) -> str:
+        """What distinguishes these vectors from others, at little cost: sha256 over type, shape, evenly spread rows and
+        held-out rows.
 
         It does not notice a change in rows that are not among the IDENTITY_ROWS spread ones or the held-out ones.
         """
         count = len(self.hidden_Nd)
         spread = np.linspace(0, count - 1, min(count, IDENTITY_ROWS)).astype(np.int64)
         digest = hashlib.sha256(f"{self.hidden_Nd.dtype} {self.hidden_Nd.shape}".encode())
-        digest.update(np.ascontiguousarray(self.hidden_Nd[spread]))
-        digest.update(self.held_out_Hd)
+        digest.update(np.ascontiguousarray(self.hidden_Nd[spread]).data)
+        digest.update(self.held_out_Hd.data)
         return digest.hexdigest()
 
     def _unit_rows(self, rows):
@@ -126,7 +128,7 @@ def _check(hidden_Nd):
         raise ValueError(f"training vectors must be {', '.join(FLOATS)}; found {hidden_Nd.dtype}")
 
 
-def unit_length(hidden_nd, row_numbers):
+def unit_length(hidden_nd: np.ndarray, row_numbers: np.ndarray) -> np.ndarray:
     """Rows of unit length, float32; rows of zeros stay. Raises ValueError naming rows that are not finite.
 
     Each is first scaled by a power of two, which rounds nothing: squares of huge or tiny numbers would not be numbers.

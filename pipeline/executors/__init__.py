@@ -6,10 +6,13 @@
 base.py says what an executor is; killers.py finds the text at which workers die.
 """
 
+from typing import Any
+
+from pipeline.executors.base import Executor
 from pipeline.executors.inline import Inline
 
 
-def open_executor(job, teacher=None):
+def open_executor(job: Any, teacher: Any = None) -> Executor:
     """The executor that the settings ask for, as a context manager.
 
     teacher  the teacher of the job, where it is loaded already

@@ -4,19 +4,25 @@
 
 A function takes a Context and an iterator over items, and yields one result for each of them, in order. Whether it is
 given all items or one at a time is the executor's choice: given all, it can begin the next item before it has finished
-the one at hand; given one at a time, the items can go to several processes. Functions belong to modules, or are
-`partial` of such a function, so that they can be pickled by name.
+the one at hand; given one at a time, the items can go to several processes. A function is one of a module, or a
+`partial` of one, so that it can be pickled by name.
 Left out: what the functions do (units.py, sample.py).
 """
 
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from common.progress import silent
 
 KILLED = object()  # in place of a result: every process that tried the item died
-PART = ".part-"  # is in the names of the files in which arrays come from other processes
+PART = ".part-"  # in the names of the files in which arrays come from other processes
+
+Function: TypeAlias = Callable[["Context", Iterator[Any]], Generator[Any, None, None]]
+Results: TypeAlias = Generator[tuple[Any, Any], None, None]  # pairs (item, result)
+_Kept = TypeVar("_Kept")
 
 
 class Context:
@@ -24,30 +30,31 @@ class Context:
 
     job      the Job
     teacher  the teacher, where this process has loaded it already
-    report   called by functions with what they have done so far of an item; not heard across processes
+    report   functions call it with what they have done of an item so far; heard only in the command's own process
     """
 
-    def __init__(self, job, teacher=None):
-        self.job, self.report = job, silent
-        self._kept = {} if teacher is None else {"teacher": (None, teacher)}
+    def __init__(self, job: Any, teacher: Any = None):
+        self.job = job
+        self.report: Callable[..., None] = silent
+        self._kept: dict[str, tuple[Hashable, Any]] = {} if teacher is None else {"teacher": (None, teacher)}
 
-    def keep(self, name, make, key=None):
+    def keep(self, name: str, make: Callable[[], _Kept], key: Hashable = None) -> _Kept:
         """What make() returned under this name for this key; what was kept for another key is dropped first."""
         if name not in self._kept or self._kept[name][0] != key:
             self._kept.pop(name, None)
             self._kept[name] = key, make()
         return self._kept[name][1]
 
-    def check_wanted(self):
-        """Raise what ends the item at hand when nobody waits for its result any more."""
+    def check_wanted(self) -> None:
+        """End the item at hand, by an exception, when nobody waits for its result any more."""
 
-    def pack(self, array, place):
-        """An array as part of a result; `unpack` gives it back. Processes hand it over in a file in the directory."""
+    def pack(self, array: np.ndarray, place: Path) -> np.ndarray | Path:
+        """An array as part of a result; `unpack` gives it back. From another process it comes in a file in `place`."""
         return array
 
 
-def unpack(packed):
-    """The array that `Context.pack` was given; its file goes."""
+def unpack(packed: np.ndarray | Path) -> np.ndarray:
+    """The array that `Context.pack` was given; its file is removed."""
     if not isinstance(packed, Path):
         return packed
     array = np.load(packed)
@@ -59,31 +66,38 @@ class Executor:
     """Applies functions to items, for one job, inside a `with` block.
 
     job    the Job
-    grain  how many small pieces of work make one item that is worth its sending
+    grain  how many small pieces of work make an item that is worth sending
     """
 
     grain = 1
 
-    def __init__(self, job):
+    def __init__(self, job: Any):
         self.job = job
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         pass
 
-    def map(self, function, items, *, trials=2, report=silent):
+    def map(
+        self,
+        function: Function,
+        items: Iterable[Any],
+        *,
+        trials: int = 2,
+        report: Callable[..., None] = silent,
+    ) -> Results:
         """Pairs (item, result) as results come; KILLED for an item at which `trials` processes died.
 
         items   taken one by one, when there is room for one more
-        report  called with what the function reports on its way, where that happens in this process
+        report  called with what the function reports on its way, if it runs in this process
         Raises  what the function raises; ConnectionError when the scheduler is gone, ChildProcessError when no worker
                 is left
         """
         raise NotImplementedError
 
-    def survives(self, function, item, trials):
+    def survives(self, function: Function, item: Any, trials: int) -> bool:
         """Whether a process can apply the function to the item without dying. The result is dropped."""
         ((_, result),) = self.map(function, [item], trials=trials)
         return result is not KILLED

@@ -4,8 +4,8 @@
         for item, result in pool.map(function, items): ...
 
 Workers are processes of this machine (--workers; cluster.py) or those of a running scheduler (--scheduler). Each item
-is one task, and what a worker does for it is in worker.py. A task may run twice or die anywhere, so functions must
-bear being applied to an item again. Errors come back to the driver.
+is one task, and what a worker does for it is in worker.py. A task may run twice or die anywhere, so it must do no harm
+to apply a function to an item again. Errors come back to the driver.
 Left out: what follows when an item kills workers (units.py, sample.py), and how the text that does it is found
 (killers.py).
 """
@@ -14,9 +14,11 @@ import logging
 import time
 import uuid
 import warnings
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from itertools import islice
+from typing import Any, Self
 
 from distributed import Client, as_completed
 from distributed.comm import CommClosedError
@@ -24,37 +26,40 @@ from distributed.scheduler import KilledWorker
 
 from common.errors import EncodeError
 from common.progress import silent
-from pipeline.executors.base import KILLED, Executor
+from pipeline.executors.base import KILLED, Executor, Function, Results
 from pipeline.executors.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
 from pipeline.executors.worker import Work, perform
 
-SECONDS_TO_ANSWER = 10  # that a scheduler has
+SECONDS_TO_ANSWER = 10  # in which a scheduler must answer
 SECONDS_BETWEEN_LOOKS = 0.02
 logger = logging.getLogger(__name__)
 
 
 class WorkerPool(Executor):
-    """The workers of one command: started at the first item there is, gone with the `with` block."""
+    """The workers of one command, which are started for the first item and gone after the `with` block."""
 
     grain = 8
 
-    def __init__(self, job):
+    def __init__(self, job: Any):
         super().__init__(job)
         self._name = f"mlsm-{uuid.uuid4().hex}"
-        self._client = self._cluster = None  # the cluster only if it is ours
+        self._client: Any = None
+        self._cluster: Any = None  # only if this process started it
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._opened = ExitStack()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         with self._opened:
             if self._client:
                 with suppress(Exception):  # it may be the cluster's loss that brought us here
                     forget = self._client._unregister_worker_plugin  # workers end what they do and forget the job
                     self._client.sync(forget, self._name, callback_timeout=SECONDS_TO_STOP)
 
-    def map(self, function, items, *, trials=2, report=silent):
+    def map(
+        self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
+    ) -> Results:
         """As of Executor, in the order in which workers end. What functions report on their way is not heard."""
         try:
             yield from self._map_as_they_end(function, iter(items), trials)
@@ -67,16 +72,16 @@ class WorkerPool(Executor):
         first = list(islice(items, 1))
         if not first:
             return  # without an item no worker is started
-        self._start()
-        running, ended = {}, as_completed(loop=self._client.loop)
+        client = self._start()
+        running, ended = {}, as_completed(loop=client.loop)
 
         def submit(item, trial=1):
-            future = self._client.submit(perform, self._name, function, item, pure=False)
+            future = client.submit(perform, self._name, function, item, pure=False)
             running[future] = item, trial
             ended.add(future)
 
         def fill():
-            room = 2 * sum(self._client.nthreads().values()) + 4
+            room = 2 * sum(client.nthreads().values()) + 4
             for item in islice(items, max(0, room - len(running))):
                 submit(item)
 
@@ -101,18 +106,20 @@ class WorkerPool(Executor):
             fill()
 
     def _start(self):
+        """The client of the workers, which are started at the first call."""
         if self._client is None:
             self._client = self._connect()
             self._client.register_plugin(Work(self.job), name=self._name)
             logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
+        return self._client
 
     def _connect(self):
         config, enter = self.job.config, self._opened.enter_context
         enter(quiet())
-        loop = enter(event_loop())
-        if config.scheduler is None:
+        loop, address = enter(event_loop()), config.scheduler
+        if address is None:
             self._cluster = enter(local_cluster(config.workers, getattr(config, "device", "cpu"), loop))
-        address = config.scheduler or self._cluster.scheduler_address
+            address = self._cluster.scheduler_address
         try:
             return enter(Client(address, loop=loop, set_as_default=False, timeout=SECONDS_TO_ANSWER))
         except (OSError, ValueError) as error:
@@ -121,7 +128,7 @@ class WorkerPool(Executor):
             ) from error
 
     def _next(self, ended):
-        """The next future that ends. Raises ChildProcessError if there is nobody left to end it."""
+        """The next future that ends. Raises ChildProcessError if no worker is left to end one."""
         while not ended.has_ready():
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
@@ -130,7 +137,7 @@ class WorkerPool(Executor):
 
 
 def _pass_on(notes):
-    """Log and warn here of what was logged and warned of during a task."""
+    """Log and warn in this process as the task did in its own."""
     for name, kind, text in notes:
         if name is None:
             warnings.warn(text, kind, stacklevel=2)

@@ -3,8 +3,8 @@
     client.register_plugin(Work(job), name)
     client.submit(perform, name, function, item)
 
-The plugin carries the job to every worker, once, also to those that join later. What we log or warn of during a task
-comes back with its result. Left out: which items there are, and what follows from a worker's death (dask.py).
+The plugin carries the job to every worker, once, also to those that join later. What our code logs or warns of during a
+task comes back with its result. Left out: which items there are, and what follows from a worker's death (dask.py).
 """
 
 import logging
@@ -13,7 +13,10 @@ import socket
 import threading
 import uuid
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from distributed import WorkerPlugin, get_worker
@@ -21,9 +24,10 @@ from distributed import WorkerPlugin, get_worker
 from common.disk import discard_all
 from common.durable import appearing_whole
 from common.errors import EncodeError
-from pipeline.executors.base import PART, Context
+from pipeline.executors.base import PART, Context, Function
 
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
+Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
 _one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
 
 
@@ -31,23 +35,23 @@ class Dismissed(Exception):
     """Ends a task whose driver has gone."""
 
 
-def perform(name, function, item):
+def perform(name: str, function: Function, item: Any) -> tuple[list[Note], Any]:
     """Apply a function to an item with the Work of that name in this process. Returns its notes and its result."""
     return get_worker().plugins[name].perform(function, item)
 
 
 class Work(WorkerPlugin):
-    """A job as a worker knows it; made by the driver, in whose working directory relative paths are seen."""
+    """A job as a worker knows it; made by the driver, in whose working directory relative paths begin."""
 
-    def __init__(self, job):
+    def __init__(self, job: Any):
         self._job, self._directory = job, os.getcwd()
         self._is_ours = job.config.scheduler is None  # the driver started this process and nobody else uses it
 
-    def setup(self, worker):
+    def setup(self, worker: Any) -> None:
         self._stopped = threading.Event()
         self._context = WorkerContext(self._job, self._stopped)
 
-    def teardown(self, worker):
+    def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.
 
         A process of ours may be killed before it gets there, so its temporary files are removed now.
@@ -56,7 +60,7 @@ class Work(WorkerPlugin):
         if self._is_ours:
             discard_all()
 
-    def perform(self, function, item):
+    def perform(self, function: Function, item: Any) -> tuple[list[Note], Any]:
         """The notes and the result of a task; an error carries its notes as `worker_notes`."""
         with _one_task, _collect_notes() as notes:
             try:
@@ -64,7 +68,7 @@ class Work(WorkerPlugin):
                 (result,) = function(self._context, iter([item]))
                 return notes, result
             except Exception as error:
-                error.worker_notes = notes
+                vars(error)["worker_notes"] = notes
                 raise
 
     def _go_to_directory(self):
@@ -80,26 +84,37 @@ class Work(WorkerPlugin):
 class WorkerContext(Context):
     """A worker's Context: its arrays travel in files, and it stops when the driver has gone."""
 
-    def __init__(self, job, stopped):
+    def __init__(self, job: Any, stopped: threading.Event):
         super().__init__(job)
         self._stopped = stopped
 
-    def check_wanted(self):
+    def check_wanted(self) -> None:
         if self._stopped.is_set():
             raise Dismissed
 
-    def pack(self, array, place):
+    def pack(self, array: np.ndarray, place: Path) -> Path:
         path = place / f"{PART}{uuid.uuid4().hex}.npy"
         with appearing_whole(path) as file:
             np.save(file, array)
         return path
 
 
+class _NotesHandler(logging.Handler):
+    """Adds what is logged to a list of notes."""
+
+    def __init__(self, notes: list[Note]):
+        super().__init__(logging.INFO)
+        self._notes = notes
+
+    def emit(self, record):
+        self._notes.append((record.name, record.levelno, record.getMessage()))
+
+
 @contextmanager
-def _collect_notes():
-    """A list of what is logged and warned of in the block: (logger's name, level, text) or (None, category, text)."""
-    notes, handler = [], logging.Handler(logging.INFO)
-    handler.emit = lambda record: notes.append((record.name, record.levelno, record.getMessage()))
+def _collect_notes() -> Iterator[list[Note]]:
+    """A list to which what is logged and warned of in the block is added."""
+    notes: list[Note] = []
+    handler = _NotesHandler(notes)
     loggers = [logging.getLogger(name) for name in OURS]
     for ours in loggers:
         ours.setLevel(logging.INFO)

@@ -3,7 +3,7 @@
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
 problem.py states the problem and measures solutions; cd_cpu.py and cd_cuda.py solve it; fista.py is the official
-code's solver, whose codes are not optimal. Here the input is checked and a backend chosen, in this one place.
+code's solver, whose codes are not optimal. This is the one place where the input is checked and a backend is chosen.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
@@ -16,28 +16,38 @@ import torch
 
 from pipeline.solvers import fista
 from pipeline.solvers.fista import STEPS
-from pipeline.solvers.problem import ROWS_AT_ONCE, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
+from pipeline.solvers.problem import ROWS_AT_ONCE, Array, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
 
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
 
 BACKENDS = ("auto", "cpu", "cuda", "fista")
-ROWS_TO_GPU = 1 << 16  # that are copied there at once, where they are not yet
+ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
 
 
-def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False, backend="auto", steps=STEPS):
+def nonneg_lasso(
+    hidden_Nd: Array,
+    atoms_Kd: Array,
+    lam: float,
+    *,
+    gram_KK: Array | None = None,
+    tol: float | None = 1e-3,
+    gap: bool = False,
+    backend: str = "auto",
+    steps: int = STEPS,
+) -> Codes:
     """Sparse-code N tokens: minimise 1/2 ||h - a D||^2 + lam * sum(a) over a >= 0 for every row h.
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
                strides; computed in float32, to which other types are cast a chunk of rows at a time
     atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
-    tol        largest KKT violation to leave, in units of a correlation; float32 knows violations to about
-               1e-6 times (1 + the sum of the code) only, a GPU to 5e-5
-               None, with "fista" alone: accept what the steps reach, without a warning
+    tol        largest KKT violation to leave, in units of a correlation; float32 resolves violations only
+               to about 1e-6 times (1 + the sum of the code), a GPU to 5e-5
+               None, which only "fista" allows: accept what the steps reach, without a warning
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
     backend    "cpu", "cuda": coordinate descent; "fista": `steps` steps of the official code's solver, where
                hidden_Nd lies; "auto": coordinate descent where hidden_Nd lies
-    steps      of "fista", which has no other stopping test
+    steps      how many "fista" takes, which has no other stopping test
     Returns    Codes, with the largest KKT violation of every token over all atoms: tensors if hidden_Nd is one
                on a GPU and is coded there, else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
@@ -47,25 +57,19 @@ def nonneg_lasso(hidden_Nd, atoms_Kd, lam, *, gram_KK=None, tol=1e-3, gap=False,
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps)
     _check_finite("atoms", atoms_Kd)
     _check_finite("hidden", hidden_Nd)
-    if backend == "fista":
+    if backend == "fista" or tol is None:  # which only "fista" allows
         codes = fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
     elif backend == "cuda" or (backend == "auto" and _on_gpu(hidden_Nd)):
         codes = _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     else:
-        codes = _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+        from pipeline.solvers import cd_cpu
+
+        codes = cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     if tol is not None:
         _warn_unconverged(codes.kkt, tol)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
     return codes
-
-
-def _solve_on_cpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
-    from pipeline.solvers import cd_cpu
-
-    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
-    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
-    return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
 
 
 def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
@@ -105,7 +109,7 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
         )
     if 0 in atoms_Kd.shape:
         raise ValueError(
-            "the dictionary has no atoms, or they no width; expected shape (K, d) with K, d >= 1; found "
+            "the dictionary has no atoms, or its atoms have no width; expected shape (K, d) with K, d >= 1; found "
             f"{tuple(atoms_Kd.shape)}"
         )
     if gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:

@@ -23,14 +23,14 @@ Shapes: N tokens, n tokens of a task, d hidden width, K atoms, m atoms of a work
 """
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pipeline.solvers import onednn
 from pipeline.solvers.parallel import inlined, kernel, one_blas_thread, run_in_threads, thread_count
-from pipeline.solvers.problem import join_codes, numpy_rows
+from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 from pipeline.solvers.vectors import (
     LANES,
     SUBTRACTED_ROWS,
@@ -57,10 +57,12 @@ LOWEST = np.float32(-3e38)  # kernels know no infinity
 INNER = 0.1  # a round solves its working set to this share of the worst violation
 
 
-def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
-    """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked. Returns Codes."""
+def solve(hidden_Nd: Array, atoms_Kd: Array, gram_KK: Array | None, lam: float, tol: float) -> Codes:
+    """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked."""
+    atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
+    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
     starts = range(0, len(hidden_Nd), TASK_ROWS)
-    parts = [None] * len(starts)
+    parts: list[Any] = [None] * len(starts)
     threads = min(thread_count(), len(starts))
     weight_Kd, square_K = torch.from_numpy(atoms_Kd), gram_KK.diagonal().copy()
 
@@ -120,8 +122,10 @@ class _WorkingSet(NamedTuple):
 
 
 def _working_set(capacity):
-    integers, vectors = np.zeros((2, capacity), np.int32), np.zeros((7, capacity), np.float32)
-    return _WorkingSet(integers[0], np.zeros((capacity, capacity), np.float32), *vectors, integers[1])
+    atoms, rows = np.zeros((2, capacity), np.int32)
+    gram = np.zeros((capacity, capacity), np.float32)
+    code, excess, steps, before, direction, image, residual = np.zeros((7, capacity), np.float32)
+    return _WorkingSet(atoms, gram, code, excess, steps, before, direction, image, residual, rows)
 
 
 @kernel
@@ -132,8 +136,8 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
     """
     atoms, gram, code, excess, steps, before, direction, image, residual, rows = working
     num_atoms = values_nK.shape[1]
-    grad_K, member_K = np.full(_padded(num_atoms), LOWEST), np.zeros(num_atoms, np.uint8)
-    block_max = np.empty(_padded((num_atoms + BLOCK - 1) // BLOCK), np.float32)
+    grad_K, member_K = np.full(_round_up(num_atoms), LOWEST), np.zeros(num_atoms, np.uint8)
+    block_max = np.empty(_round_up((num_atoms + BLOCK - 1) // BLOCK), np.float32)
     scratch = np.empty(len(block_max), np.float32)
     for n in range(done, len(counts_n)):
         for j in range(num_atoms):
@@ -152,18 +156,9 @@ def _solve_rows(values_nK, indices_nK, counts_n, kkt_n, gram_KK, square_K, lam, 
                 return n
             _copy_gram(gram, atoms, code, steps, gram_KK, square_K, old_size, size)
             _load_excess(code, excess, before, atoms, size, grad_K, lam)
-            _minimise(
-                gram,
-                code,
-                excess,
-                steps,
-                direction,
-                image,
-                residual,
-                size,
-                max(np.float32(0.3) * tol, np.float32(INNER) * worst),
-            )
-            count = _moved(code, before, atoms, image, rows, size)
+            inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
+            _minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
+            count = _list_moved(code, before, atoms, image, rows, size)
             subtract_rows(grad_K, image, gram_KK, rows, count)
             block_maxima(grad_K, block_max)
             worst = largest(block_max) - lam
@@ -224,18 +219,18 @@ def _load_excess(code, excess, before, atoms, size, grad_K, lam):
     for i in range(size):
         excess[i] = grad_K[atoms[i]] - lam
         before[i] = code[i]
-    for i in range(size, _padded(size)):
+    for i in range(size, _round_up(size)):
         excess[i] = code[i] = 0
 
 
 @inlined
-def _padded(size):
+def _round_up(size):
     """Loops over a working set run to a multiple of 16: no scalar remainder."""
     return (size + LANES - 1) // LANES * LANES
 
 
 @inlined
-def _moved(code, before, atoms, change, rows, size):
+def _list_moved(code, before, atoms, change, rows, size):
     """List the atoms that changed in this round, filled up for subtract_rows. Returns the length."""
     count = 0
     for i in range(size):
@@ -293,7 +288,7 @@ def _descend(gram, code, excess, steps, size):
         new = max(code[i] + excess[i] * steps[i], np.float32(0))
         change = new - code[i]
         code[i] = new
-        add_scaled(excess, excess, -change, gram[i], _padded(size))
+        add_scaled(excess, excess, -change, gram[i], _round_up(size))
 
 
 @inlined
@@ -308,7 +303,7 @@ def _violation(code, excess, size):
 @inlined
 def _conjugate_gradients(gram, code, excess, direction, image, residual, size, tol):
     """Minimise over the support; a coefficient that reaches zero leaves it, and directions start afresh."""
-    width, beta = _padded(size), np.float32(0)
+    width, beta = _round_up(size), np.float32(0)
     _clear(direction, size)
     squared = residual_on_support(residual, excess, code, width)
     for _ in range(MAX_CG_STEPS):
@@ -343,7 +338,7 @@ def _leave_support(code, direction, bound, size):
 
 @inlined
 def _clear(vector, size):
-    for i in range(_padded(size)):
+    for i in range(_round_up(size)):
         vector[i] = 0
 
 

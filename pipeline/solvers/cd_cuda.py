@@ -40,11 +40,11 @@ SHARED_BYTES = 40 << 10  # of shared memory for a working set's vectors; beyond:
 FIRST_CAPACITY = 128  # atoms of a working set before its memory grows
 UNASKED_ROUNDS = 3  # rounds before the host asks which tokens are finished
 MAX_ROUNDS = 100
-DEVICE = "cpu" if SIMULATED else "cuda"  # for rows that are on no GPU yet
+DEVICE = "cpu" if SIMULATED else "cuda"  # of rows that are on no GPU yet
 GRID = 128  # launches are multiples of it: Numba warns of less, and keeps a launch
 
 
-def solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
+def solve(hidden_Nd: torch.Tensor, atoms_Kd: torch.Tensor, gram_KK: torch.Tensor, lam: float, tol: float) -> Codes:
     """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked, as tensors on one device.
 
     Returns Codes of tensors on that device.
@@ -72,7 +72,7 @@ def _solve_tokens(tokens):
     overflowed = (tokens.status_n[: tokens.count] == OVERFLOWED).nonzero()[:, 0]
     capacity = min(2 * tokens.capacity, tokens.problem.num_atoms)
     for rows in overflowed.split(_rows_at_once(tokens.problem.num_atoms, capacity)) if len(overflowed) else ():
-        yield from _solve_tokens(tokens.grown(rows, capacity))
+        yield from _solve_tokens(tokens.grow(rows, capacity))
 
 
 def _merge(parts):
@@ -101,7 +101,8 @@ class _Problem:
         self.atoms_Kd, self.gram_KK = (t.detach().to(torch.float32).contiguous() for t in (atoms_Kd, gram_KK))
         self.num_atoms, self.width = self.atoms_Kd.shape
         self.lam, self.tol = np.float32(lam), np.float32(tol)
-        self.tensor_cores = _has_bfloat16(self.atoms_Kd.device)
+        device = self.atoms_Kd.device
+        self.tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)  # bfloat16
         self.operand = self.atoms_Kd.T
         if self.tensor_cores:
             high_Kd, low_Kd = _halves(self.atoms_Kd)
@@ -180,7 +181,7 @@ class _Tokens:
         for state in (self.code_nW, self.size_n, self.filled_n, self.status_n):
             state.zero_()
 
-    def grown(self, rows, capacity):
+    def grow(self, rows, capacity):
         """Some of these tokens as they are, with memory for larger working sets."""
         new = _Tokens(len(rows), capacity, self.problem)
         new.rows_n = self.rows_n[rows]
@@ -254,8 +255,8 @@ class _Tokens:
     def _launch(self, kernel, per_block, *arguments, shared_bytes=0):
         """Run a kernel with a block for every element of `per_block`; a string names one of our arrays."""
         if len(per_block):
-            arguments = [self.arrays[a] if isinstance(a, str) else a for a in arguments]
-            self.problem.launch(kernel, len(per_block), _array(per_block), *arguments, shared_bytes=shared_bytes)
+            arrays = [self.arrays[a] if isinstance(a, str) else a for a in arguments]
+            self.problem.launch(kernel, len(per_block), _array(per_block), *arrays, shared_bytes=shared_bytes)
 
     def codes(self):
         """Row numbers, counts, kkt, indices, values; tokens that have overflowed count nothing yet."""
@@ -293,7 +294,3 @@ def _stream(device, handle):
 
 def _device(tensor):
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
-def _has_bfloat16(device):
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

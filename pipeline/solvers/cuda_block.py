@@ -27,26 +27,26 @@ else:
 
 
 @inlined
-def wait():
+def wait() -> None:
     cuda.syncthreads()
 
 
 @inlined
-def warp_sum(value):
+def warp_sum(value: np.float32) -> np.float32:
     for distance in (16, 8, 4, 2, 1):  # all threads add the same pairs, so all get the same bits
         value += cuda.shfl_xor_sync(WARP, value, distance)
     return value
 
 
 @inlined
-def warp_max(value):
+def warp_max(value: np.float32) -> np.float32:
     for distance in (16, 8, 4, 2, 1):
         value = max(value, cuda.shfl_xor_sync(WARP, value, distance))
     return value
 
 
 @inlined
-def warp_places(flag):
+def warp_places(flag: bool) -> tuple[int, int]:
     """How many threads before this one have the flag, and how many in all."""
     votes = cuda.ballot_sync(WARP, flag) & WARP
     return cuda.popc(votes & ((1 << cuda.threadIdx.x) - 1)), cuda.popc(votes)
@@ -63,7 +63,7 @@ def _gather(value):
 
 
 @inlined
-def shared_sum(value):
+def shared_sum(value: np.float32) -> np.float32:
     values, total = _gather(value), ZERO
     for lane in range(LANES):
         total += values[lane]
@@ -71,7 +71,7 @@ def shared_sum(value):
 
 
 @inlined
-def shared_max(value):
+def shared_max(value: np.float32) -> np.float32:
     values, largest = _gather(value), LOWEST
     for lane in range(LANES):
         largest = max(largest, values[lane])
@@ -79,7 +79,7 @@ def shared_max(value):
 
 
 @inlined
-def shared_places(flag):
+def shared_places(flag: bool) -> tuple[int, int]:
     values, before, together = _gather(ONE if flag else ZERO), 0, 0
     for lane in range(LANES):
         before += int(values[lane]) if lane < cuda.threadIdx.x else 0

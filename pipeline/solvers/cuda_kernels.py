@@ -39,7 +39,19 @@ WORKING, FINISHED, OVERFLOWED = 0, 1, 2  # status of a token
 
 
 @kernel
-def select(active_m, gradient_mK, gram_KK, atoms_nW, code_nW, excess_nW, size_n, kkt_n, status_n, lam, tol):
+def select(
+    active_m: np.ndarray,
+    gradient_mK: np.ndarray,
+    gram_KK: np.ndarray,
+    atoms_nW: np.ndarray,
+    code_nW: np.ndarray,
+    excess_nW: np.ndarray,
+    size_n: np.ndarray,
+    kkt_n: np.ndarray,
+    status_n: np.ndarray,
+    lam: float,
+    tol: float,
+) -> None:
     """Certify the token, or let the atoms that violate lam the most join its working set."""
     if cuda.blockIdx.x >= len(active_m):
         return
@@ -135,8 +147,18 @@ def _join(atoms, excess, size, grad_K, gram_KK, lam, threshold, wanted):
 
 @kernel
 def minimise_in_shared(
-    active_m, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol
-):
+    active_m: np.ndarray,
+    gram_KK: np.ndarray,
+    atoms_nW: np.ndarray,
+    code_nW: np.ndarray,
+    excess_nW: np.ndarray,
+    gram_nWW: np.ndarray,
+    size_n: np.ndarray,
+    filled_n: np.ndarray,
+    kkt_n: np.ndarray,
+    status_n: np.ndarray,
+    tol: float,
+) -> None:
     """Minimise over the working set, with its vectors in shared memory."""
     if cuda.blockIdx.x < len(active_m):
         _minimise_token(
@@ -157,8 +179,19 @@ def minimise_in_shared(
 
 @kernel
 def minimise_in_global(
-    active_m, vectors_nV, gram_KK, atoms_nW, code_nW, excess_nW, gram_nWW, size_n, filled_n, kkt_n, status_n, tol
-):
+    active_m: np.ndarray,
+    vectors_nV: np.ndarray,
+    gram_KK: np.ndarray,
+    atoms_nW: np.ndarray,
+    code_nW: np.ndarray,
+    excess_nW: np.ndarray,
+    gram_nWW: np.ndarray,
+    size_n: np.ndarray,
+    filled_n: np.ndarray,
+    kkt_n: np.ndarray,
+    status_n: np.ndarray,
+    tol: float,
+) -> None:
     """The same for working sets that are too large for shared memory."""
     if cuda.blockIdx.x < len(active_m):
         token = active_m[cuda.blockIdx.x]
@@ -262,7 +295,10 @@ def _conjugate_gradients(gram, code, excess, direction, image, size, tol):
             break
         longest = _longest_step(code, direction, size)
         step = min(slope / curvature, longest)
-        _move(code, excess, direction, image, step, size)
+        for i in range(cuda.threadIdx.x, size, LANES):
+            new = code[i] + step * direction[i]
+            code[i] = new if new > np.float32(1e-6) * code[i] else ZERO  # rounding: one that is blocked must leave
+            excess[i] -= step * image[i]
         if step == longest:
             _clear(direction, size)
         squared = _turn(code, excess, direction, size, squared)
@@ -317,16 +353,16 @@ def _longest_step(code, direction, size):
     return -block_max(nearest)
 
 
-@inlined
-def _move(code, excess, direction, image, step, size):
-    for i in range(cuda.threadIdx.x, size, LANES):
-        new = code[i] + step * direction[i]
-        code[i] = new if new > np.float32(1e-6) * code[i] else ZERO  # rounding: one that is blocked must leave
-        excess[i] -= step * image[i]
-
-
 @kernel
-def subtract(active_m, hidden_nd, atoms_Kd, atoms_nW, code_nW, size_n, residual_nd):
+def subtract(
+    active_m: np.ndarray,
+    hidden_nd: np.ndarray,
+    atoms_Kd: np.ndarray,
+    atoms_nW: np.ndarray,
+    code_nW: np.ndarray,
+    size_n: np.ndarray,
+    residual_nd: np.ndarray,
+) -> None:
     """residual = h - a D, in the order of active tokens."""
     if cuda.blockIdx.x >= len(active_m):
         return
@@ -340,7 +376,15 @@ def subtract(active_m, hidden_nd, atoms_Kd, atoms_nW, code_nW, size_n, residual_
 
 
 @kernel
-def pack(starts_n, status_n, atoms_nW, code_nW, size_n, indices, values):
+def pack(
+    starts_n: np.ndarray,
+    status_n: np.ndarray,
+    atoms_nW: np.ndarray,
+    code_nW: np.ndarray,
+    size_n: np.ndarray,
+    indices: np.ndarray,
+    values: np.ndarray,
+) -> None:
     """Write a token's non-zero coefficients from its start on, in order of their atoms."""
     token = cuda.blockIdx.x
     if token >= len(starts_n) or status_n[token] == OVERFLOWED:

@@ -11,13 +11,15 @@ Shapes: N tokens, d hidden width, K atoms.
 import numpy as np
 import torch
 
-from pipeline.solvers.problem import Codes, join_codes, numpy_rows
+from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 
 STEPS = 100
 FEWEST_ROWS, MOST_ROWS = 64, {"cpu": 1024, "cuda": 8192}  # of one matrix product
 
 
-def solve(hidden_Nd, atoms_Kd, lam, *, steps=STEPS, rows_at_once=None):
+def solve(
+    hidden_Nd: Array, atoms_Kd: Array, lam: float, *, steps: int = STEPS, rows_at_once: int | None = None
+) -> Codes:
     """Sparse-code N tokens by `steps` FISTA steps.
 
     hidden_Nd, atoms_Kd  as of `nonneg_lasso`
@@ -26,7 +28,7 @@ def solve(hidden_Nd, atoms_Kd, lam, *, steps=STEPS, rows_at_once=None):
     Returns              Codes; their kkt says how far they are from optimal. Tensors if hidden_Nd is one on a GPU
     """
     on_gpu = isinstance(hidden_Nd, torch.Tensor) and hidden_Nd.is_cuda
-    device = hidden_Nd.device if on_gpu else torch.device("cpu")
+    device: torch.device = hidden_Nd.device if on_gpu else torch.device("cpu")
     atoms_Kd = _float32_on(device, atoms_Kd, slice(None))
     exact_Kd = atoms_Kd.double()
     step = 1.0 / torch.linalg.eigvalsh(exact_Kd.T @ exact_Kd)[-1].clamp_min(1e-12).item()
@@ -37,11 +39,13 @@ def solve(hidden_Nd, atoms_Kd, lam, *, steps=STEPS, rows_at_once=None):
         count = len(hidden_nd)
         hidden_nd = torch.cat([hidden_nd, hidden_nd[:1].expand(size - count, -1)])
         codes_nK = fista_steps(hidden_nd, atoms_Kd, lam, step, steps)
-        parts.append(_sparse(codes_nK[:count], _kkt_violation(hidden_nd, atoms_Kd, codes_nK, lam)[:count]))
-    return _joined(parts, device) if on_gpu else join_codes([[part.numpy() for part in parts_n] for parts_n in parts])
+        parts.append(_certify(hidden_nd, atoms_Kd, codes_nK, lam, count))
+    if on_gpu:
+        return _join_tensors(parts, device)
+    return join_codes([[tensor.numpy() for tensor in part] for part in parts])
 
 
-def fista_steps(hidden_nd, atoms_Kd, lam, step, steps):
+def fista_steps(hidden_nd: torch.Tensor, atoms_Kd: torch.Tensor, lam: float, step: float, steps: int) -> torch.Tensor:
     """The iteration itself, on tensors: returns dense codes (n, K)."""
     codes_nK = hidden_nd.new_zeros(len(hidden_nd), len(atoms_Kd))
     point_nK, momentum = codes_nK, 1.0
@@ -60,19 +64,16 @@ def _float32_on(device, array, rows):
     return torch.from_numpy(numpy_rows(array, rows, np.float32)).to(device)
 
 
-def _kkt_violation(hidden_nd, atoms_Kd, codes_nK, lam):
+def _certify(hidden_nd, atoms_Kd, codes_nK, lam, count):
+    """The first `count` of some dense codes with their KKT violations, as `join_codes` takes them, but as tensors."""
     excess_nK = (hidden_nd - codes_nK @ atoms_Kd) @ atoms_Kd.T - lam
-    return torch.where(codes_nK > 0, excess_nK.abs(), excess_nK.clamp_min(0)).amax(1)
+    kkt_n = torch.where(codes_nK > 0, excess_nK.abs(), excess_nK.clamp_min(0)).amax(1)
+    rows_E, atoms_E = codes_nK[:count].nonzero(as_tuple=True)
+    counts_n = torch.bincount(rows_E, minlength=count)
+    return counts_n, atoms_E.to(torch.int32), codes_nK[rows_E, atoms_E], kkt_n[:count]
 
 
-def _sparse(codes_nK, kkt_n):
-    """Dense codes to what `join_codes` takes, as tensors."""
-    rows_E, atoms_E = codes_nK.nonzero(as_tuple=True)
-    counts_n = torch.bincount(rows_E, minlength=len(codes_nK))
-    return counts_n, atoms_E.to(torch.int32), codes_nK[rows_E, atoms_E], kkt_n
-
-
-def _joined(parts, device):
+def _join_tensors(parts, device):
     """Codes of tensors, as `join_codes` makes them of arrays."""
     counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *counts]).cumsum(0)

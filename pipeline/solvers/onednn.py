@@ -6,6 +6,7 @@ is a private one of torch, so it is tried once, and both functions do without wh
 """
 
 import functools
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 from common.onednn import available, multiply
 
 
-def linear(rows_nd, weight_Kd, bias_K=None):
+def linear(rows_nd: torch.Tensor, weight_Kd: torch.Tensor, bias_K: torch.Tensor | None = None) -> torch.Tensor:
     """rows @ weight.T + bias on float32 tensors of the CPU, for inference: a new tensor (n, K).
 
     As with torch's own, torch.set_float32_matmul_precision lets some processors round the factors.
@@ -24,12 +25,12 @@ def linear(rows_nd, weight_Kd, bias_K=None):
     return multiply(rows_nd, weight_Kd, bias_K)
 
 
-def product(rows_nd, weight_Kd):
+def product(rows_nd: torch.Tensor, weight_Kd: torch.Tensor) -> torch.Tensor:
     """rows @ weight.T on float32 tensors of the CPU, in float32 whatever torch is allowed to round."""
     return linear(rows_nd, weight_Kd) if is_exact() else torch.from_numpy(rows_nd.numpy() @ weight_Kd.numpy().T)
 
 
-def is_exact():
+def is_exact() -> bool:
     """Whether oneDNN is there and not allowed to round the factors; else `product` is NumPy's."""
     return available() and torch.backends.mkldnn.matmul.fp32_precision not in ("bf16", "tf32")
 
@@ -38,7 +39,7 @@ _libraries = functools.cache(ThreadpoolController)  # made after torch, hence Op
 
 
 @contextmanager
-def one_thread():
+def one_thread() -> Iterator[None]:
     """In the calling thread alone, let products run in this thread."""
     torch.get_num_threads()  # torch sets OpenMP's number in each thread once, at its first use: before us
     with _libraries().limit(limits=1, user_api="openmp"):

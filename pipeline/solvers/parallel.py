@@ -7,6 +7,7 @@ nothing that a fork breaks, and compilation is several times quicker than with N
 import functools
 import hashlib
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,28 +19,24 @@ from threadpoolctl import ThreadpoolController
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}}
 # into its caller, always: else code fresh from the compiler and code from the cache could round differently
 inlined = numba.njit(forceinline=True, **OPTIONS)
+_here = Path(__file__)
+_inlined_sources = hashlib.sha256(_here.read_bytes() + _here.with_name("vectors.py").read_bytes()).hexdigest()[:12]
 
 
-def kernel(function):
+def kernel(function: Callable) -> Callable:
     """Compile a function that Python calls, cached on disk if some directory for that can be written.
 
     Numba looks for changes only in the file of the function itself. The name under which it is cached therefore says
     what this file and vectors.py contain, which are compiled into it.
     """
-    function.__qualname__ += f"-{_inlined_sources()}"
+    function.__qualname__ += f"-{_inlined_sources}"
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # "no locator available": neither the package nor the user's cache is writable
         return numba.njit(**OPTIONS)(function)
 
 
-@functools.cache
-def _inlined_sources():
-    here = Path(__file__)
-    return hashlib.sha256(here.read_bytes() + here.with_name("vectors.py").read_bytes()).hexdigest()[:12]
-
-
-def thread_count():
+def thread_count() -> int:
     """Threads to use: NUMBA_NUM_THREADS, by default the cores that this process may use."""
     return numba.config.NUMBA_NUM_THREADS
 
@@ -48,7 +45,7 @@ _blas_lock = threading.Lock()
 _blas = functools.cache(ThreadpoolController)
 
 
-def run_in_threads(work, items, threads):
+def run_in_threads(work: Callable[[Iterator], object], items: Iterable, threads: int) -> None:
     """Call work(iterator) in each of some threads; together the iterators give every item once.
 
     After an exception in any thread, or Ctrl-C, the iterators end, so that the others stop at their next item;
@@ -73,7 +70,7 @@ def run_in_threads(work, items, threads):
 
 
 @contextmanager
-def one_blas_thread():
+def one_blas_thread() -> Iterator[None]:
     """Let NumPy's matrix products run in the thread that calls them; one user at a time.
 
     BLAS threads beside our own would fight them for the cores: OpenBLAS's spin for milliseconds after every

@@ -11,12 +11,15 @@ definition that solvers, tests, benchmarks and dictionary learning are measured 
 Shapes: N tokens, d hidden width, K atoms.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 ROWS_AT_ONCE = 512
+Array: TypeAlias = np.ndarray | torch.Tensor
 
 
 class ConvergenceWarning(UserWarning):
@@ -45,23 +48,23 @@ class Codes:
     def __len__(self):
         return len(self.indptr) - 1
 
-    def to_host(self):
+    def to_host(self) -> "Codes":
         """These codes as NumPy arrays."""
         if isinstance(self.indptr, np.ndarray):
             return self
         return Codes(*(tensor.cpu().numpy() for tensor in (self.indptr, self.indices, self.values, self.kkt)), self.gap)
 
-    def dense(self, num_atoms, start=0, stop=None, dtype=np.float64):
+    def dense(self, num_atoms: int, start: int = 0, stop: int | None = None, dtype: type = np.float64) -> np.ndarray:
         """Rows start to stop as an array (rows, num_atoms)."""
         indptr = self.indptr[start : len(self) + 1 if stop is None else stop + 1]
         entries = slice(indptr[0], indptr[-1])
-        codes_NK = np.zeros((len(indptr) - 1, num_atoms), dtype)
+        codes_NK: np.ndarray = np.zeros((len(indptr) - 1, num_atoms), dtype)
         rows = np.repeat(np.arange(len(codes_NK)), np.diff(indptr))
         codes_NK[rows, self.indices[entries]] = self.values[entries]
         return codes_NK
 
 
-def join_codes(parts):
+def join_codes(parts: Sequence[Sequence[np.ndarray]]) -> Codes:
     """Codes of all tokens from a list of (counts, indices, values, kkt), one for each run of tokens."""
     counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
     indptr = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
@@ -74,7 +77,7 @@ def join_codes(parts):
     )
 
 
-def objective(hidden_Nd, atoms_Kd, codes, lam):
+def objective(hidden_Nd: Array, atoms_Kd: Array, codes: Codes | np.ndarray, lam: float) -> np.ndarray:
     """1/2 ||h - a D||^2 + lam * sum(a) of every token, float64 (N).
 
     codes  Codes, or an array (N, K)
@@ -82,7 +85,7 @@ def objective(hidden_Nd, atoms_Kd, codes, lam):
     return _per_token(_objective, hidden_Nd, atoms_Kd, codes, lam)
 
 
-def kkt_violation(hidden_Nd, atoms_Kd, codes, lam):
+def kkt_violation(hidden_Nd: Array, atoms_Kd: Array, codes: Codes | np.ndarray, lam: float) -> np.ndarray:
     """The largest KKT violation of every token over all atoms, float64 (N).
 
     With r = h - a D: max(0, d_j . r - lam) where a_j = 0, |d_j . r - lam| where a_j > 0.
@@ -90,7 +93,7 @@ def kkt_violation(hidden_Nd, atoms_Kd, codes, lam):
     return _per_token(_kkt_violation, hidden_Nd, atoms_Kd, codes, lam)
 
 
-def duality_gap(hidden_Nd, atoms_Kd, codes, lam):
+def duality_gap(hidden_Nd: Array, atoms_Kd: Array, codes: Codes | np.ndarray, lam: float) -> np.ndarray:
     """Objective minus the dual objective at a feasible point: bounds the suboptimality, float64 (N).
 
     The dual maximises 1/2 ||h||^2 - 1/2 ||h - theta||^2 over d_j . theta <= lam, with no absolute value.
@@ -99,8 +102,9 @@ def duality_gap(hidden_Nd, atoms_Kd, codes, lam):
     return _per_token(_duality_gap, hidden_Nd, atoms_Kd, codes, lam)
 
 
-def numpy_rows(array_Nd, rows, dtype):
-    """Some rows of a NumPy array or torch tensor, of any float type and strides, as one that may be written to.
+def numpy_rows(array_Nd: Array, rows: slice, dtype: type) -> np.ndarray:
+    """Some rows of a NumPy array or torch tensor, of any float type and strides, as a contiguous array that may be
+    written to.
 
     Copies only what is not in this form already.
     """

@@ -8,6 +8,9 @@ All arrays are contiguous; floats are float32, row numbers int32. `width` and th
 multiples of LANES, `count` is a multiple of the rows that are taken at once, filled up with weights of zero.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -19,10 +22,18 @@ SUBTRACTED_ROWS = 8  # rows of `subtract_rows` at once: the gradient is read and
 FAST = ("reassoc", "contract", "nsz", "nnan", "ninf")
 I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
+Typing = tuple[types.Type, Callable]  # what an intrinsic answers: its signature, and what generates its code
 
 
 @intrinsic
-def combine(typingctx, out, weights, rows_mw, count, width):
+def combine(
+    typingctx: Any,
+    out: types.Array,
+    weights: types.Array,
+    rows_mw: types.Array,
+    count: types.Integer,
+    width: types.Integer,
+) -> Typing:
     """out[:width] = weights[:count] @ rows_mw[:count, :width]."""
 
     def generate(context, builder, signature, args):
@@ -43,7 +54,14 @@ def combine(typingctx, out, weights, rows_mw, count, width):
 
 
 @intrinsic
-def subtract_rows(typingctx, grad_K, weights, matrix_KK, rows, count):
+def subtract_rows(
+    typingctx: Any,
+    grad_K: types.Array,
+    weights: types.Array,
+    matrix_KK: types.Array,
+    rows: types.Array,
+    count: types.Integer,
+) -> Typing:
     """grad_K -= weights[:count] @ matrix_KK[rows[:count]]."""
 
     def generate(context, builder, signature, args):
@@ -65,7 +83,7 @@ def subtract_rows(typingctx, grad_K, weights, matrix_KK, rows, count):
 
 
 @intrinsic
-def block_maxima(typingctx, grad_K, block_max):
+def block_maxima(typingctx: Any, grad_K: types.Array, block_max: types.Array) -> Typing:
     """Fill block_max with the maximum of every block: of B blocks, block b is atoms b, b + B, b + 2 B ..."""
 
     def generate(context, builder, signature, args):
@@ -82,7 +100,7 @@ def block_maxima(typingctx, grad_K, block_max):
 
 
 @intrinsic
-def largest(typingctx, vector):
+def largest(typingctx: Any, vector: types.Array) -> Typing:
     """The largest entry."""
 
     def generate(context, builder, signature, args):
@@ -97,7 +115,7 @@ def largest(typingctx, vector):
 
 
 @intrinsic
-def dot(typingctx, left, right, width):
+def dot(typingctx: Any, left: types.Array, right: types.Array, width: types.Integer) -> Typing:
     """left[:width] @ right[:width]."""
 
     def generate(context, builder, signature, args):
@@ -113,7 +131,9 @@ def dot(typingctx, left, right, width):
 
 
 @intrinsic
-def add_scaled(typingctx, out, left, factor, right, width):
+def add_scaled(
+    typingctx: Any, out: types.Array, left: types.Array, factor: types.Float, right: types.Array, width: types.Integer
+) -> Typing:
     """out[:width] = left[:width] + factor * right[:width]; out may be either of them."""
 
     def generate(context, builder, signature, args):
@@ -128,7 +148,9 @@ def add_scaled(typingctx, out, left, factor, right, width):
 
 
 @intrinsic
-def residual_on_support(typingctx, residual, excess, code, width):
+def residual_on_support(
+    typingctx: Any, residual: types.Array, excess: types.Array, code: types.Array, width: types.Integer
+) -> Typing:
     """residual = excess where code > 0, else 0. Returns its squared norm."""
 
     def generate(context, builder, signature, args):
@@ -148,7 +170,7 @@ def residual_on_support(typingctx, residual, excess, code, width):
 
 
 @intrinsic
-def step_to_zero(typingctx, code, direction, width):
+def step_to_zero(typingctx: Any, code: types.Array, direction: types.Array, width: types.Integer) -> Typing:
     """The shortest step along direction that brings a coefficient to zero; 1e30 if none falls."""
 
     def generate(context, builder, signature, args):

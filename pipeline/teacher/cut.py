@@ -12,6 +12,9 @@ import copy
 import inspect
 import json
 import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import MODEL_MAPPING, AutoConfig
@@ -24,6 +27,9 @@ from common.paths import utf8_name
 from pipeline.solvers import onednn
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Families for which a test compares every layer of the cut model with the full one.
 FAMILIES = (
@@ -59,19 +65,22 @@ class Teacher:
     dtype, device  of the computation; the result is float32 whatever the dtype
     """
 
-    def __init__(self, name, layer, num_layers, model, fingerprint):
+    def __init__(self, name: str, layer: int, num_layers: int, model: "PreTrainedModel", fingerprint: str):
         self.name, self.layer, self.num_layers = name, layer, num_layers
         self.fingerprint = fingerprint
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.get_input_embeddings().num_embeddings
         self.max_positions = max_positions(model)
-        self.segments = _segments(model)
+        takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.segments = getattr(model.config, "type_vocab_size", 0) if takes_types else 0
         self.dtype, self.device = model.dtype, model.device
         self._model = model
         accept_pairwise_mask(model)
 
     @classmethod
-    def load(cls, name_or_path, layer, *, dtype="float32", device="cpu"):
+    def load(
+        cls, name_or_path: str | Path, layer: int, *, dtype: str = "float32", device: str | torch.device = "cpu"
+    ) -> "Teacher":
         """Load layers 1 ... layer of a teacher.
 
         name_or_path  a directory, "bundled", or the name of a model on the Hub (see `locate`)
@@ -94,12 +103,20 @@ class Teacher:
             fingerprint=fingerprint(directory, name_or_path),
         )
 
-    def in_float32(self):
+    def in_float32(self) -> "Teacher":
         """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
 
     @torch.inference_mode()
-    def __call__(self, ids_WL, attention_WL=None, tokens_N=None, layers=None, documents_WL=None, segments_WL=None):
+    def __call__(
+        self,
+        ids_WL: torch.Tensor,
+        attention_WL: torch.Tensor | None = None,
+        tokens_N: torch.Tensor | None = None,
+        layers: Sequence[int] | None = None,
+        documents_WL: torch.Tensor | None = None,
+        segments_WL: torch.Tensor | None = None,
+    ) -> Any:
         """Hidden states of layer l, or of several up to it, of all tokens or of some.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
@@ -109,9 +126,9 @@ class Teacher:
         documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as
                       if each stood alone (common/documents.py). None: a window is read as one text
         segments_WL   int64, token types below `segments`, as in transformers' token_type_ids; all 0 when not given
-        Returns       hidden_WLd, void at padding, or hidden_Nd; float32 on self.device, an inference-mode tensor. A
+        Returns       hidden_WLd, meaningless at padding, or hidden_Nd; float32 on self.device, in inference mode. A
                       list of them, in the order of `layers`, when these are given: the same numbers, bit for bit, as
-                      of a teacher that is cut after that layer
+                      those of a teacher that is cut after that layer
         Raises        ValueError on shapes that do not match or windows longer than max_positions
 
         On a GPU the work is queued on the current stream, from pinned arguments without waiting for the copy.
@@ -128,25 +145,25 @@ class Teacher:
             )
         if attention_WL is not None:  # full windows need no mask, and attention without one takes a faster kernel
             full = bool(attention_WL.all())
-            attention_WL = None if full else self._here(attention_WL).to(torch.int64)
-        documents_WL = None if documents_WL is None else self._here(documents_WL)
-        inputs = {"input_ids": self._here(ids_WL), **attention_inputs(self._model, attention_WL, documents_WL)}
+            attention_WL = None if full else self._to_device(attention_WL).to(torch.int64)
+        documents_WL = None if documents_WL is None else self._to_device(documents_WL)
+        inputs = {"input_ids": self._to_device(ids_WL), **attention_inputs(self._model, attention_WL, documents_WL)}
         if segments_WL is not None:
-            inputs["token_type_ids"] = self._here(segments_WL)
+            inputs["token_type_ids"] = self._to_device(segments_WL)
         if layers is None:
-            return self._chosen(self._model(**inputs)[0], tokens_N)
+            return self._choose(self._model(**inputs)[0], tokens_N)
         states = self._model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
-        return [self._chosen(states[layer], tokens_N) for layer in layers]
+        return [self._choose(states[layer], tokens_N) for layer in layers]
 
-    def _chosen(self, hidden_WLd, tokens_N):
+    def _choose(self, hidden_WLd, tokens_N):
         if tokens_N is None:
             return hidden_WLd.float()
-        return hidden_WLd.flatten(0, 1).index_select(0, self._here(tokens_N)).float()
+        return hidden_WLd.flatten(0, 1).index_select(0, self._to_device(tokens_N)).float()
 
-    def _here(self, tensor):
+    def _to_device(self, tensor):
         return tensor.to(self.device, non_blocking=True)
 
-    def check_tokenizer(self, tokenizer):
+    def check_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raise TeacherError if the tokenizer can produce an id that the teacher has no embedding for."""
         largest = max(tokenizer.get_vocab().values())
         if largest >= self.vocab_size:
@@ -156,7 +173,7 @@ class Teacher:
             )
 
 
-def read_config(directory, name):
+def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
     """The configuration of a teacher. Raises TeacherError when it cannot be read, or its family is not a tested one."""
     file = directory / "config.json"
     if not file.exists():
@@ -179,26 +196,26 @@ def read_config(directory, name):
         ) from error
 
 
-def check_settings(config, name):
+def check_settings(config: "PretrainedConfig", name: str | Path) -> None:
     """Raise TeacherError when transformers would compute another model than the one of this configuration."""
     if trouble := describe_foreign_settings(config):
         raise TeacherError(f"{name}: {trouble}")
 
 
-def check_layers(name_or_path, layers):
+def check_layers(name_or_path: str | Path, layers: Iterable[int]) -> None:
     """Raise TeacherError, from its configuration alone, when the teacher lacks one of the layers."""
     config = read_config(locate(name_or_path), name_or_path)
     for layer in layers:
         _check_layer(layer, config.num_hidden_layers, name_or_path)
 
 
-def check_documents_apart(name_or_path):
+def check_documents_apart(name_or_path: str | Path) -> None:
     """Raise TeacherError, from its configuration alone, when the teacher cannot keep documents of a window apart."""
     if (reason := why_not_apart(read_config(locate(name_or_path), name_or_path))) is not None:
         raise TeacherError(f"--documents-apart: {reason}")
 
 
-def check_position_means(name_or_path):
+def check_position_means(name_or_path: str | Path) -> None:
     """Raise TeacherError, from its configuration alone, when hidden states of the teacher hold no sum with a position
     embedding, so that there is nothing for --center position to subtract."""
     config = read_config(locate(name_or_path), name_or_path)
@@ -218,7 +235,7 @@ def _check_layer(layer, num_layers, name):
         )
 
 
-def cut_config(config, layer):
+def cut_config(config: "PretrainedConfig", layer: int) -> "PretrainedConfig":
     """The configuration of the model with layers 1 ... layer."""
     cut = copy.deepcopy(config)
     for setting in PER_LAYER_SETTINGS:
@@ -241,7 +258,14 @@ def _load_cut(directory, config, layer, dtype, name):
     return model
 
 
-def load_weights(model_class, directory, config, dtype, name, **options):
+def load_weights(
+    model_class: type["PreTrainedModel"],
+    directory: Path,
+    config: "PretrainedConfig",
+    dtype: torch.dtype,
+    name: str | Path,
+    **options: Any,
+) -> tuple["PreTrainedModel", dict]:
     """A model of transformers from safetensors, in eval mode on the CPU, and what its loading says of the weights.
 
     Raises  TeacherError when there are none, or they cannot be read
@@ -257,7 +281,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_report says it in our words
+                ignore_mismatched_sizes=True,  # check_report explains them better
                 **options,
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
@@ -269,7 +293,7 @@ def load_weights(model_class, directory, config, dtype, name, **options):
     return model.eval(), report
 
 
-def check_report(report, model, name):
+def check_report(report: dict, model: "PreTrainedModel", name: str | Path) -> None:
     """Raise TeacherError when weights of the model are not the checkpoint's (they hold random numbers), or the
     checkpoint has weights of the encoder that the model does not use (it is another model).
 
@@ -284,8 +308,8 @@ def check_report(report, model, name):
                 f"{name}: the checkpoint {trouble} {len(weights)} weights of the model in its config.json "
                 f"({examples}). Use the config.json that was saved with it, or fetch the model again."
             )
-    if trouble := describe_unused_weights(report["unexpected_keys"], model):
-        raise TeacherError(f"{name}: {trouble}")
+    if unused := describe_unused_weights(report["unexpected_keys"], model):
+        raise TeacherError(f"{name}: {unused}")
 
 
 class _OneDnnLinear(torch.nn.Linear):
@@ -295,7 +319,7 @@ class _OneDnnLinear(torch.nn.Linear):
         return onednn.linear(rows, self.weight, self.bias)
 
 
-def fast_linear(model):
+def fast_linear(model: "PreTrainedModel") -> "PreTrainedModel":
     """Send float32 linear layers on a CPU through oneDNN.
 
     MiniLM cut at layer 5 ran 1.6 times as fast this way on two cores of an EPYC, the results within 3e-6 of each
@@ -308,7 +332,7 @@ def fast_linear(model):
     return model
 
 
-def max_positions(model):
+def max_positions(model: "PreTrainedModel") -> float:
     """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     if table is None:  # relative or rotary positions
@@ -318,13 +342,7 @@ def max_positions(model):
     return table.num_embeddings - offset
 
 
-def _segments(model):
-    """How many token types a model of transformers tells apart."""
-    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
-    return getattr(model.config, "type_vocab_size", 0) if takes_types else 0
-
-
-def torch_dtype(dtype, device):
+def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """What --dtype means on a device. Raises TeacherError.
 
     "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -26,7 +27,7 @@ HUB_FILES = [
 ]
 
 
-def locate(name_or_path):
+def locate(name_or_path: str | Path) -> Path:
     """The directory of a teacher, given as "bundled", as a directory or as the name of a model on the Hub.
 
     The Hub's cache is asked first, so a finished download needs no network; `hf download` refreshes it.
@@ -59,7 +60,7 @@ def _from_hub(name):
     except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
         offline = isinstance(error, LocalEntryNotFoundError)
         raise TeacherError(
-            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not to be had from the "
+            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not available from the "
             f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else describe(error)}). "
             f"Give the directory of a model, or where there is a network run: hf download {name}"
         ) from error
@@ -77,7 +78,7 @@ def _weight_files(directory):
     return files if all(file.exists() for file in files) else []
 
 
-def require_weight_files(directory, name):
+def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
     """The files of a checkpoint, its index first. Raises TeacherError when they are not there as safetensors."""
     if files := _weight_files(directory):
         return files
@@ -91,7 +92,7 @@ def require_weight_files(directory, name):
     )
 
 
-def teacher_fingerprint(name_or_path):
+def teacher_fingerprint(name_or_path: str | Path) -> str:
     """Hex sha256 of a teacher's configuration and weights, without loading the model.
 
     Equal content gives an equal fingerprint under any name or path. Reads every byte: seconds for gigabytes.
@@ -100,7 +101,7 @@ def teacher_fingerprint(name_or_path):
     return fingerprint(locate(name_or_path), name_or_path)
 
 
-def fingerprint(directory, name):
+def fingerprint(directory: Path, name: str | Path) -> str:
     """As `teacher_fingerprint`, of a teacher that is located already."""
     digest = hashlib.sha256()
     for file in [directory / "config.json", *require_weight_files(directory, name)]:
@@ -109,6 +110,6 @@ def fingerprint(directory, name):
     return digest.hexdigest()
 
 
-def find(directory, patterns):
+def find(directory: Path, patterns: Iterable[str]) -> Iterator[Path]:
     """Files of a directory that match one of the patterns."""
     return (path for pattern in patterns for path in directory.glob(pattern))

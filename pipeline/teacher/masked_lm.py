@@ -9,6 +9,8 @@ Shapes: C tokens, d hidden width, V entries of the vocabulary.
 """
 
 import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
@@ -20,6 +22,9 @@ from common.invocation import program
 from pipeline.teacher.cut import Teacher, check_report, cut_config, fast_linear, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class MaskedLm(Teacher):
     """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher its layer is the last.
@@ -27,14 +32,16 @@ class MaskedLm(Teacher):
     vocabulary  V, logits of a token; may exceed the tokenizer's largest id
     """
 
-    def __init__(self, name, model, fingerprint):
+    def __init__(self, name: str, model: "PreTrainedModel", fingerprint: str):
         layers = model.config.num_hidden_layers
         super().__init__(name, layers, layers, model.base_model, fingerprint)
         self._head = _head_alone(model)
         self.vocabulary = self.logits(torch.zeros(1, self.hidden_size, device=self.device)).shape[1]
 
     @classmethod
-    def load(cls, name_or_path, *, dtype="float32", device="cpu"):
+    def load(  # type: ignore[override]  # a whole model leaves no layer to choose
+        cls, name_or_path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu"
+    ) -> "MaskedLm":
         """Load a teacher with its head; arguments as of `Teacher.load`.
 
         Raises  TeacherError if it is not found, does not fit or has no masked-LM head; DeviceError
@@ -49,12 +56,12 @@ class MaskedLm(Teacher):
         check_report(report, model, name_or_path)
         return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
 
-    def in_float32(self):
+    def in_float32(self) -> "MaskedLm":
         """As of Teacher."""
         return MaskedLm.load(self.name, dtype="float32", device=self.device)
 
     @torch.inference_mode()
-    def logits(self, rows_Cd):
+    def logits(self, rows_Cd: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states of the last layer: a new float32 tensor (C, V), whatever the teacher's dtype."""
         return self._head(inputs_embeds=rows_Cd[None].to(self.dtype)).logits[0].float()
 

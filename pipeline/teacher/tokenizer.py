@@ -1,6 +1,9 @@
 """A teacher's tokenizer: one that reads whole documents, and its special tokens."""
 
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 from transformers import AutoTokenizer
@@ -12,8 +15,11 @@ from common.paths import utf8_name
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def load_tokenizer(name_or_path):
+
+def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     """The fast tokenizer of a teacher or of any directory of tokenizer files.
 
     Reads whole documents: a truncation or padding that was saved with it (sentence-transformers do that)
@@ -48,7 +54,7 @@ def load_tokenizer(name_or_path):
     return tokenizer
 
 
-def special_ids(tokenizer):
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict:
     """Ids of the special tokens: a dict of "cls", "sep", "mask", "pad" (int) and "all" (sorted list).
 
     "all" holds every special id, [UNK] and added ones included. A tokenizer without [CLS] or [SEP] lends
@@ -71,7 +77,7 @@ def special_ids(tokenizer):
 
 
 @contextlib.contextmanager
-def quiet_transformers():
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers from printing a table of unused weights (a cut model leaves many) or a progress bar."""
     verbosity = transformers_logging.get_verbosity()
     bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()

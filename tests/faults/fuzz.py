@@ -80,7 +80,7 @@ from evaluation.inspection.stores import show as show_shards
 from pipeline.dictionary import Dictionary
 from shards.clean import clean
 from shards.derive import derive
-from shards.reader import Store, newest_store
+from shards.reader import Store, finished_stores
 from shards.source import Remote
 from shards.verify import verify
 from student.config import StudentConfig
@@ -235,7 +235,7 @@ def _show_lsps(settings):
 
 def find_newest(place):
     """One bad store hides no other."""
-    _check(newest_store(place.subject.parent) in (place.healthy, place.subject), "the newest store")
+    _check(finished_stores(place.subject.parent)[0] in (place.healthy, place.subject), "the newest store")
 
 
 def clean_store(place):

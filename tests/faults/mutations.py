@@ -17,6 +17,7 @@ import pickle
 import shutil
 import socket
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -495,10 +496,11 @@ def _change_member(dice, scene, parts):
     found[number] = name, payload
     group = parts[place][0]
     if "windows" in group and dice.random() < 0.3:
-        if name.endswith("lengths.npy"):
-            group["windows"] = len(_array(payload))
-        if name.endswith("ids.npy"):
-            group["tokens"] = len(_array(payload))
+        counts = {"lengths.npy": "windows", "ids.npy": "tokens"}
+        with suppress(ValueError):  # the header may be no array's now
+            for ending, count in counts.items():
+                if name.endswith(ending):
+                    group[count] = len(_array(payload))
     parts[place] = group, _joined(found)
     return parts, f"{name}: {what}"
 

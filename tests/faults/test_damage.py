@@ -22,7 +22,7 @@ from test_commit import write
 from common.disk import file_sha256
 from common.errors import ShardError, StoreError
 from shards.manifest import StoreFiles, UnitRecord
-from shards.reader import Store, newest_store
+from shards.reader import Store, finished_stores
 
 CASES = int(os.environ.get("MLSM_FAULT_CASES", 60))  # `make faults` asks for more
 thorough = settings(
@@ -247,9 +247,9 @@ def test_the_newest_store_passes_over_a_damaged_one(store, tmp_path):
         shutil.copytree(store[0], tmp_path / name)
     plan = next((tmp_path / "b").glob("plans/*.json"))
     os.utime(plan, (plan.stat().st_mtime + 100,) * 2)
-    assert newest_store(tmp_path) == tmp_path / "b"
+    assert finished_stores(tmp_path)[0] == tmp_path / "b"
     flip(plan, 40, 0)
-    assert newest_store(tmp_path) == tmp_path / "a"
+    assert finished_stores(tmp_path)[0] == tmp_path / "a"
 
 
 @pytest.mark.parametrize("version", [2, 9, "x", None])

@@ -39,7 +39,7 @@ from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint, with_checksum
 from shards.members import decode_block
-from shards.reader import Store, newest_store
+from shards.reader import Store, finished_stores
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
@@ -752,7 +752,7 @@ def test_one_bad_store_hides_no_other(files, monkeypatch):
 
     monkeypatch.setattr(disk, "open_to_read", refuse)
     with within_seconds(60):
-        assert newest_store(root) == files.path
+        assert finished_stores(root)[0] == files.path
 
 
 def test_numbers_that_are_none_are_no_json(files):

@@ -11,6 +11,7 @@ from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
 from common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
+from common.workplaces import is_part, read_mark
 from evaluation.inspection.lsps.texts import teacher_lsps
 from evaluation.studies.word_senses.word_vectors import Reading as WordReading
 from evaluation.studies.word_senses.word_vectors import word_vectors
@@ -150,7 +151,7 @@ def test_a_text_is_coded_as_the_store_was(made):
     found = teacher_lsps(store, dictionary, "Return the value of the first element.")
     ids = [store.special_ids["cls"], *found.ids_T.tolist(), store.special_ids["sep"]]
     rows_Nd, position_N = raw_states(config, [ids])
-    rows_Nd = dictionary.center.subtracted(rows_Nd, position_N)
+    rows_Nd = dictionary.center.subtract_from(rows_Nd, position_N)
     rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
     lasso = Lasso(config.lam / rows_Nd.shape[1], positive=True, fit_intercept=False, tol=1e-10, max_iter=100_000)
     for number, position in enumerate(position_N):
@@ -170,7 +171,7 @@ def test_vectors_of_words_are_centred_by_the_positions_of_their_subtokens(made):
     centers = {"centred": (2, torch.from_numpy(dictionary.center.rows_Pd)), 2: (2, None)}
     found = word_vectors(teacher, 2, readings, [2], 1024, special["pad"], centers)
     raw_Nd, _ = raw_states(config, [ids])
-    for name, rows_Nd in (("centred", dictionary.center.subtracted(raw_Nd, np.arange(1, 5))), (2, raw_Nd)):
+    for name, rows_Nd in (("centred", dictionary.center.subtract_from(raw_Nd, np.arange(1, 5))), (2, raw_Nd)):
         sums = np.stack([rows_Nd[0] + rows_Nd[1], rows_Nd[3]])
         expected = sums / np.linalg.norm(sums, axis=1, keepdims=True)
         np.testing.assert_allclose(found[name], expected, atol=1e-4)
@@ -200,6 +201,8 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
                 lambda path, *a, real=sampling.growing_rows: stop() if path.name == "sample.npy" else real(path, *a),
             )
         encode_lsp(given, progress)
+    left = list((tmp_path / "dictionaries").iterdir())
+    assert all(is_part(path.name, read_mark(work)) for work in left for path in work.iterdir())
     (report,) = encode_lsp(given)
     assert Dictionary.load(report["dictionary"]).fingerprint == dictionary.fingerprint
     assert Store.open(report["store"]).target_id == store.target_id
@@ -331,5 +334,5 @@ def test_rare_positions_have_the_mean_of_all():
     center = sums.center("position")
     assert center.record["positions"] == 10
     assert (center.rows_Pd[11] == center.rows_Pd[-1]).all() and (center.rows_Pd[0] == center.rows_Pd[-1]).all()
-    subtracted = center.subtracted(np.zeros((3, 8)), np.array([5, 12, 500]))
+    subtracted = center.subtract_from(np.zeros((3, 8)), np.array([5, 12, 500]))
     assert (subtracted[1] == subtracted[2]).all() and (subtracted[0] == -center.rows_Pd[5]).all()

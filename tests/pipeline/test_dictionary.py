@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,16 +10,18 @@ from data import bench_file
 from planted import planted, unit_rows
 
 from common.errors import DictionaryError
-from pipeline.dictionary import Dictionary, learn_dictionary
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.vectors import refuse_unusable, unit_length
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
+
+EIGHT_EPOCHS = LearningSchedule(epochs=8, batch=256)
 
 
 @pytest.fixture(scope="module")
 def learned():
     hidden, _ = planted()
-    return learn_dictionary(hidden, 40, 0.05, seed=1, epochs=8, batch=256)
+    return learn_dictionary(hidden, DictionarySettings(40, 0.05, seed=1), EIGHT_EPOCHS)
 
 
 def test_objective_falls_and_atoms_stay_in_the_unit_ball(learned):
@@ -43,7 +46,8 @@ def test_planted_atoms_are_nearly_found(learned):
 def test_history_says_what_the_returned_atoms_reach():
     hidden, _ = planted()
     held_out, _ = planted(200, seed=5)
-    found = learn_dictionary(hidden, 30, 0.05, seed=0, held_out_Hd=3 * held_out, epochs=2, batch=256)
+    schedule = LearningSchedule(epochs=2, batch=256)
+    found = learn_dictionary(hidden, DictionarySettings(30, 0.05, seed=0), schedule, held_out_Hd=3 * held_out)
     codes = nonneg_lasso(held_out, found.atoms_Kd, 0.05)
     best = min(found.history, key=lambda entry: entry["objective"])
     reached = objective(held_out, found.atoms_Kd, codes, 0.05).mean()
@@ -57,16 +61,16 @@ def test_history_says_what_the_returned_atoms_reach():
 
 def test_same_seed_same_bytes_another_seed_another_dictionary(learned):
     hidden, _ = planted()
-    again = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=8, batch=256)
+    again = learn_dictionary(hidden, DictionarySettings(40, 0.05, seed=1), EIGHT_EPOCHS)
     assert again.fingerprint == learned.fingerprint and again.history == learned.history
-    other = learn_dictionary(hidden, 40, 0.05, seed=2, epochs=8, batch=256)
+    other = learn_dictionary(hidden, DictionarySettings(40, 0.05, seed=2), EIGHT_EPOCHS)
     assert other.fingerprint != learned.fingerprint
 
 
 def test_kmeans_start():
     hidden, _ = planted()
-    found = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=1, batch=256, init="kmeans")
-    again = learn_dictionary(hidden, 40, 0.05, seed=1, epochs=1, batch=256, init="kmeans")
+    settings, schedule = DictionarySettings(40, 0.05, seed=1, init="kmeans"), LearningSchedule(epochs=1, batch=256)
+    found, again = (learn_dictionary(hidden, settings, schedule) for _ in range(2))
     assert found.fingerprint == again.fingerprint
     assert found.history[0]["objective"] < 0.2
 
@@ -74,10 +78,11 @@ def test_kmeans_start():
 def test_file_of_half_floats_is_read_as_it_is_needed(tmp_path):
     hidden = np.random.default_rng(0).normal(size=(60_000, 128)).astype(np.float16)
     np.save(tmp_path / "hidden.npy", hidden)
-    from_array = learn_dictionary(hidden, 16, 0.2, seed=0, epochs=0.1, batch=512)
+    settings, schedule = DictionarySettings(16, 0.2, seed=0), LearningSchedule(epochs=0.1, batch=512)
+    from_array = learn_dictionary(hidden, settings, schedule)
     del hidden
     tracemalloc.start()
-    from_file = learn_dictionary(tmp_path / "hidden.npy", 16, 0.2, seed=0, epochs=0.1, batch=512)
+    from_file = learn_dictionary(tmp_path / "hidden.npy", settings, schedule)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert from_file.fingerprint == from_array.fingerprint
@@ -88,7 +93,8 @@ def test_unused_atoms_are_replaced_and_counted():
     """Rows of zeros that are sampled as atoms can never be used."""
     hidden, _ = planted()
     hidden[1000:] = 0
-    found = learn_dictionary(hidden, 40, 0.05, seed=0, epochs=4, batch=256, min_improvement=0)
+    schedule = LearningSchedule(epochs=4, batch=256, min_improvement=0)
+    found = learn_dictionary(hidden, DictionarySettings(40, 0.05, seed=0), schedule)
     dead = [entry["dead_atoms"] for entry in found.history]
     assert dead[0] > 20 and dead[-1] <= 2
     assert found.history[-1]["objective"] < 0.8 * found.history[0]["objective"]
@@ -97,10 +103,11 @@ def test_unused_atoms_are_replaced_and_counted():
 
 def test_learning_stops_for_a_reason_that_is_kept():
     hidden, _ = planted()
-    done = learn_dictionary(hidden, 10, 0.05, seed=0, epochs=1.5, min_improvement=0)
+    settings = DictionarySettings(10, 0.05, seed=0)
+    done = learn_dictionary(hidden, settings, LearningSchedule(epochs=1.5, min_improvement=0))
     assert done.stopped == "epochs: 1.5 passes over 2,700 vectors are done"
     assert done.history[-1]["vectors"] == 4050
-    early = learn_dictionary(hidden, 10, 0.05, seed=0, epochs=50, min_improvement=0.01)
+    early = learn_dictionary(hidden, settings, LearningSchedule(epochs=50, min_improvement=0.01))
     assert early.stopped.startswith("converged") and early.history[-1]["epoch"] < 50
 
 
@@ -109,12 +116,8 @@ def test_progress_reports_vectors_and_figures():
     hidden, _ = planted()
     learn_dictionary(
         hidden,
-        10,
-        0.05,
-        seed=0,
-        epochs=2,
-        batch=900,
-        evaluate_every=900,
+        DictionarySettings(10, 0.05, seed=0),
+        LearningSchedule(epochs=2, batch=900, evaluate_every=900),
         progress=lambda *args, **figures: calls.append((args, figures)),
     )
     assert [args for args, _ in calls] == [("dictionary", done, 5400) for done in range(900, 5401, 900)]
@@ -123,14 +126,15 @@ def test_progress_reports_vectors_and_figures():
 
 def test_double_precision_vectors_are_accepted():
     hidden, _ = planted(500)
-    double = learn_dictionary(hidden.astype(np.float64), 20, 0.05, seed=0, batch=256)
-    single = learn_dictionary(hidden, 20, 0.05, seed=0, batch=256)
+    settings, schedule = DictionarySettings(20, 0.05, seed=0), LearningSchedule(batch=256)
+    double = learn_dictionary(hidden.astype(np.float64), settings, schedule)
+    single = learn_dictionary(hidden, settings, schedule)
     np.testing.assert_allclose(double.atoms_Kd, single.atoms_Kd, atol=1e-3)
-    large = learn_dictionary(1e30 * hidden.astype(np.float64), 20, 0.05, seed=0, batch=256)
+    large = learn_dictionary(1e30 * hidden.astype(np.float64), settings, schedule)
     assert large.atoms_Kd.dtype == np.float32
     assert large.history[-1]["objective"] == pytest.approx(double.history[-1]["objective"], rel=1e-2)
     with pytest.raises(ValueError, match="must be float16, float32, float64; found int64"):
-        learn_dictionary(np.ones((50, 4), int), 5, 0.05, seed=0)
+        learn_dictionary(np.ones((50, 4), int), DictionarySettings(5, 0.05, seed=0))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_a_file_of_zeros_is_refused():
 
 
 def test_equal_vectors_have_no_variance_to_explain(tmp_path):
-    found = learn_dictionary(np.ones((50, 4), np.float32), 5, 0.05, seed=0)
+    found = learn_dictionary(np.ones((50, 4), np.float32), DictionarySettings(5, 0.05, seed=0))
     assert all(entry["explained_variance"] is None for entry in found.history)
     found.save(tmp_path / "atoms")
     assert f"{Dictionary.load(tmp_path / 'atoms').report()['explained_variance']:.1%}" == "nan%"
@@ -174,7 +178,8 @@ def test_equal_vectors_have_no_variance_to_explain(tmp_path):
 def test_real_vectors_beat_sampled_atoms_soon():
     hidden = np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r")[:8192]
     held_out = np.load(bench_file("hidden_test_8192x384_f16.npy"))[:256]
-    found = learn_dictionary(hidden, 512, 0.05, seed=0, held_out_Hd=held_out, epochs=2, batch=1024)
+    settings, schedule = DictionarySettings(512, 0.05, seed=0), LearningSchedule(epochs=2, batch=1024)
+    found = learn_dictionary(hidden, settings, schedule, held_out_Hd=held_out)
     start = unit_rows(hidden[:512].astype(np.float32))
     unit = unit_rows(held_out.astype(np.float32))
     sampled = objective(unit, start, nonneg_lasso(unit, start, 0.05), 0.05).mean()
@@ -185,9 +190,9 @@ def test_too_few_vectors_are_refused_with_the_numbers():
     hidden, _ = planted(100)
     numbers = "k = 95 atoms need at least as many training vectors; found 90, with 10 more held out"
     with pytest.raises(ValueError, match=numbers):
-        learn_dictionary(hidden, 95, 0.05, seed=0)
+        learn_dictionary(hidden, DictionarySettings(95, 0.05, seed=0))
     with pytest.raises(ValueError, match="found 0"):
-        learn_dictionary(hidden[:0], 5, 0.05, seed=0)
+        learn_dictionary(hidden[:0], DictionarySettings(5, 0.05, seed=0))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -195,22 +200,25 @@ def test_values_that_are_not_finite_are_refused_with_their_rows(value):
     hidden, _ = planted(200)
     hidden[[17, 130], 3] = value
     with pytest.raises(ValueError, match="training vectors: NaN or infinity in row (17|130)"):
-        learn_dictionary(hidden, 20, 0.05, seed=0)
+        learn_dictionary(hidden, DictionarySettings(20, 0.05, seed=0))
 
 
 def test_other_nonsense_is_refused():
     hidden, _ = planted(200)
-    for wrong, message in [
-        ({"lam": 0}, "lam must be positive"),
-        ({"epochs": -1}, "epochs must be positive"),
-        ({"init": "zeros"}, "init must be"),
-        ({"held_out_Hd": hidden[:0]}, "held-out vectors"),
-        ({"held_out_Hd": hidden[:, :3]}, "held-out vectors"),
+    good, usual = DictionarySettings(20, 0.05, seed=0), LearningSchedule()
+    for settings, schedule, held_out, message in [
+        (replace(good, lam=0), usual, None, "lam must be positive"),
+        (replace(good, init="zeros"), usual, None, "init must be"),
+        (good, LearningSchedule(epochs=-1), None, "epochs must be positive"),
+        (good, LearningSchedule(batch=0), None, "batch must be positive"),
+        (good, LearningSchedule(evaluate_every=0), None, "evaluate_every must be positive"),
+        (good, usual, hidden[:0], "held-out vectors"),
+        (good, usual, hidden[:, :3], "held-out vectors"),
     ]:
         with pytest.raises(ValueError, match=message):
-            learn_dictionary(hidden, 20, **{"lam": 0.05, "seed": 0, **wrong})
+            learn_dictionary(hidden, settings, schedule, held_out_Hd=held_out)
     with pytest.raises(ValueError, match="shape"):
-        learn_dictionary(hidden[0], 20, 0.05, seed=0)
+        learn_dictionary(hidden[0], good)
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
     [
         ({"workers": 0}, "--workers must be positive"),
         ({"workers": 2, "scheduler": "tcp://a:1"}, "Give one of them"),
-        ({"scheduler": "localhost"}, "is no address"),
+        ({"scheduler": "localhost"}, "is not an address"),
         ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),
     ],
 )

@@ -10,10 +10,12 @@ import torch
 from planted import planted
 
 from common import device as device_module
+from common import workplaces
 from common.errors import DeviceError, EncodeError
+from common.workplaces import is_part, read_mark
 from pipeline import learn as learning
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, minibatch_size
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary import vectors as training_vectors
@@ -73,6 +75,7 @@ def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monk
     left = list((tmp_path / "dictionaries").iterdir())
     assert [{path.name for path in work.iterdir()} for work in left] == ([kept] if kept else [])
     assert all(work.name.endswith(".learning") for work in left)
+    assert all(is_part(path.name, read_mark(work)) for work in left for path in work.iterdir())
     stages = {}
     report = learn_dictionary(given, lambda stage, done, *_, **figures: stages.setdefault(stage, done))[0]
     assert ("sample" in stages) == (stage == "sample") and (stages["dictionary"] > 4500) == (stage == "dictionary")
@@ -94,7 +97,7 @@ def test_vectors_of_a_file(tmp_path, dtype):
     config = LearnConfig(hidden=tmp_path / "speech.npy", k=30, lam=0.1, seed=3, output=tmp_path / "runs")
     (report,) = learn_dictionary(config)
     found = Dictionary.load(report["dictionary"])
-    assert found.fingerprint == learn(hidden, 30, 0.1, seed=3).fingerprint
+    assert found.fingerprint == learn(hidden, DictionarySettings(30, 0.1, seed=3)).fingerprint
     assert Path(report["dictionary"]).name.startswith("speech-k30-") and report["width"] == 24
 
 
@@ -153,16 +156,16 @@ def test_a_gpu_without_its_solver_is_said_before_the_file_is_read(tmp_path, monk
 def test_what_another_process_finished_meanwhile_is_taken(tmp_path, monkeypatch):
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
     np.save(tmp_path / "a.npy", planted(500)[0])
-    lock = learning_checkpoint._lock
+    lock = workplaces._lock
 
     def late(file, directory):
-        monkeypatch.setattr(learning_checkpoint, "_lock", lock)
+        monkeypatch.setattr(workplaces, "_lock", lock)
         shutil.rmtree(directory)
         others.append(learn_dictionary(config)[0])
         return lock(file, directory)
 
     others = []
-    monkeypatch.setattr(learning_checkpoint, "_lock", late)
+    monkeypatch.setattr(workplaces, "_lock", late)
     assert learn_dictionary(config)[0] == others[0] | {"finished_before": True}
     assert len(list((tmp_path / "runs" / "dictionaries").iterdir())) == 1
 
@@ -213,9 +216,10 @@ def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken,
 def test_a_checkpoint_of_another_minibatch_is_not_gone_on_from(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
     hidden = planted(3000)[0]
-    learn(hidden, 10, 0.1, seed=0, batch=2048, epochs=0.5, checkpoint=tmp_path)
+    settings = DictionarySettings(10, 0.1, seed=0)
+    learn(hidden, settings, LearningSchedule(epochs=0.5, batch=2048), checkpoint=tmp_path)
     with caplog.at_level("INFO"):
-        again = learn(hidden, 10, 0.1, seed=0, epochs=0.5, checkpoint=tmp_path)
+        again = learn(hidden, settings, LearningSchedule(epochs=0.5), checkpoint=tmp_path)
     assert "of other settings" in caplog.text and again.settings["batch"] == 400
 
 

@@ -52,8 +52,9 @@ def test_thread_count_does_not_change_the_atoms(tmp_path):
     hidden, _ = planted(width=130)
     np.save(tmp_path / "hidden.npy", hidden)
     code = (
-        "import sys; from pipeline.dictionary import learn_dictionary\n"
-        "print(learn_dictionary(sys.argv[1], 300, 0.05, seed=0, epochs=1, batch=512).fingerprint)"
+        "import sys; from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary\n"
+        "settings, schedule = DictionarySettings(300, 0.05, seed=0), LearningSchedule(epochs=1, batch=512)\n"
+        "print(learn_dictionary(sys.argv[1], settings, schedule).fingerprint)"
     )
     prints = {
         subprocess.run(
@@ -85,7 +86,8 @@ def test_torch_learner_equals_the_numba_learner(monkeypatch):
     atoms[7] = 0  # never used, then replaced
     numba = CpuLearner(atoms, 0.05, 4.0)
     for start in range(0, 1500, 500):  # step by step: codes of many steps drift apart by rounding
-        torch = TorchLearner.from_state(copied(numba.state()), 0.05, 4.0, "cpu")
+        torch = TorchLearner(numba.atoms(), 0.05, 4.0, "cpu")
+        torch.restore(copied(numba.state()))
         for learner in (numba, torch):
             learner.step(hidden[start : start + 500])
         for name, array in numba.state().items():
@@ -106,7 +108,8 @@ def test_torch_update_is_one_atom_after_the_other():
     codes[:, 7] = 0
     learner.code_code_KK[:] = codes.T @ codes
     learner.code_hidden_Kd[:] = codes.T @ unit_rows(rng.normal(size=(400, 20)))
-    other = TorchLearner.from_state(copied(learner.state()), 0.05, 1.0, "cpu")
+    other = TorchLearner(learner.atoms(), 0.05, 1.0, "cpu")
+    other.restore(copied(learner.state()))
     learner._update_atoms()
     other._update_atoms()
     np.testing.assert_allclose(other.atoms(), learner.atoms(), atol=1e-5)

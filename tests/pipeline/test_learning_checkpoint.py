@@ -1,13 +1,11 @@
 """Dictionary learning that is interrupted: it goes on with the same bits, or starts afresh and says so."""
 
-import errno
-import fcntl
+import json
 import logging
-import os
-import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,12 @@ import pytest
 from planted import planted
 
 from common import disk
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary, learning
 from pipeline.dictionary import checkpoint as learning_checkpoint
-from pipeline.dictionary import learn_dictionary, learning
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = {"epochs": 6, "batch": 256, "evaluate_every": 1024, "min_improvement": 0}
+SETTINGS = DictionarySettings(k=40, lam=0.05, seed=1)
+LONG = LearningSchedule(epochs=6, batch=256, min_improvement=0, evaluate_every=1024)
 
 
 def fail_after(vectors):
@@ -40,27 +39,51 @@ def interrupted(save_always, tmp_path):
     """The checkpoint of a learning that was interrupted between two evaluations."""
     hidden, _ = planted()
     with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(hidden, 40, 0.05, seed=1, checkpoint=tmp_path / "work", progress=fail_after(8000), **LONG)
+        learn_dictionary(hidden, SETTINGS, LONG, checkpoint=tmp_path / "work", progress=fail_after(8000))
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["learning.npz"]
     return tmp_path / "work"
 
 
 @pytest.fixture(scope="module")
 def unbroken():
-    return learn_dictionary(planted()[0], 40, 0.05, seed=1, **LONG)
+    return learn_dictionary(planted()[0], SETTINGS, LONG)
 
 
-def first_position(checkpoint, hidden=None, **settings):
+def first_position(checkpoint, settings=SETTINGS, schedule=LONG, hidden=None, **rest):
     """Vectors done at the first report of a learning with this checkpoint, and what it learned."""
     calls = []
-    arguments = {"k": 40, "lam": 0.05, "seed": 1, **LONG, **settings}
     found = learn_dictionary(
         planted()[0] if hidden is None else hidden,
+        settings,
+        schedule,
         checkpoint=checkpoint,
-        **arguments,
+        **rest,
         progress=lambda stage, done, *_, **figures: calls.append(done),
     )
     return calls[0] if calls else None, found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "batch", "epochs", "evaluate_every", "min_improvement"),
+    [(LearningSchedule(), "400", "2.0", "65536", "0.0003"), (replace(LONG, epochs=1), "256", "1", "1024", "0")],
+)
+def test_what_a_learning_is_known_by_has_the_same_bytes_as_ever(
+    tmp_path, schedule, batch, epochs, evaluate_every, min_improvement
+):
+    """Checkpoints and dictionary.json of earlier versions are told apart by these."""
+    found = learn_dictionary(planted(500)[0], SETTINGS, schedule, checkpoint=tmp_path)
+    assert json.dumps(found.settings) == (
+        f'{{"k": 40, "lam": 0.05, "seed": 1, "epochs": {epochs}, "init": "sample", "batch": {batch}, '
+        f'"forgetting": 4.0, "min_improvement": {min_improvement}, "evaluate_every": {evaluate_every}, '
+        '"vectors": 450, "held_out": 50}'
+    )
+    with np.load(tmp_path / "learning.npz") as stored:
+        request = str(stored["request"])
+    assert request.startswith(
+        f'{{"algorithm": 1, "device": "cpu", "format": 1, "settings": {{"batch": {batch}, "epochs": {epochs}, '
+        f'"evaluate_every": {evaluate_every}, "forgetting": 4.0, "init": "sample", "k": 40, "lam": 0.05, '
+        f'"min_improvement": {min_improvement}, "seed": 1}}, "vectors": "'
+    )
 
 
 def test_interrupted_and_resumed_equals_unbroken(interrupted, unbroken):
@@ -82,14 +105,15 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
 import os, signal, sys
 from common import disk
 from pipeline.dictionary import checkpoint as learning_checkpoint
-from pipeline.dictionary import learn_dictionary
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 learning_checkpoint.SECONDS_BETWEEN = 0
 def progress(stage, done, *_, **figures):
     print(done, flush=True)
     if done > int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-print(learn_dictionary(sys.argv[1] + "/hidden.npy", 40, 0.05, seed=1, checkpoint=sys.argv[1] + "/" + sys.argv[3],
-                       progress=progress, epochs=6, batch=256, evaluate_every=1024, min_improvement=0).fingerprint)
+schedule = LearningSchedule(epochs=6, batch=256, min_improvement=0, evaluate_every=1024)
+print(learn_dictionary(sys.argv[1] + "/hidden.npy", DictionarySettings(40, 0.05, seed=1), schedule,
+                       checkpoint=sys.argv[1] + "/" + sys.argv[3], progress=progress).fingerprint)
 """
 
     def learn(kill_after, place):
@@ -106,11 +130,11 @@ print(learn_dictionary(sys.argv[1] + "/hidden.npy", 40, 0.05, seed=1, checkpoint
 @pytest.mark.parametrize(
     "change",
     [
-        {"lam": 0.06},
-        {"seed": 2},
-        {"k": 39},
-        {"epochs": 7},
-        {"init": "kmeans"},
+        {"settings": replace(SETTINGS, lam=0.06)},
+        {"settings": replace(SETTINGS, seed=2)},
+        {"settings": replace(SETTINGS, k=39)},
+        {"settings": replace(SETTINGS, init="kmeans")},
+        {"schedule": replace(LONG, epochs=7)},
         {"hidden": planted(seed=3)[0]},
         {"hidden": planted(2999)[0]},
         {"held_out_Hd": planted(50)[0]},
@@ -153,29 +177,6 @@ def test_saves_are_rare(tmp_path, monkeypatch):
     assert len(saves) == 1  # the one at the end
 
 
-def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
-    """A sample may be gigabytes, and the next one is written under another name."""
-    left, kept = tmp_path / ".sample.npy.123.0123456789ab.tmp", tmp_path / "sample.npy"
-    left.write_bytes(b"half")
-    kept.write_bytes(b"whole")
-    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path):
-        assert not left.exists() and kept.exists()
-        raise KeyError
-
-
-def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
-    place = tmp_path / "deep" / "place"
-    with learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        with pytest.raises(ValueError, match="another process is at work"), learning_checkpoint.workplace(place):
-            pass
-    assert not place.exists()
-    with pytest.raises(KeyError), learning_checkpoint.workplace(place):
-        (place / "something").touch()
-        raise KeyError
-    assert (place / "something").exists()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(("seconds", "left"), [(0, ["learning.npz"]), (60, [])])  # 60: only the one at the end
 def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, caplog, monkeypatch, seconds, left):
@@ -195,50 +196,9 @@ def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, c
         return open(path, "wb", buffering=0)
 
     monkeypatch.setattr(disk, "create", create)
-    found = learn_dictionary(planted()[0], 40, 0.05, seed=1, checkpoint=tmp_path, progress=fill_the_disk, **LONG)
+    found = learn_dictionary(planted()[0], SETTINGS, LONG, checkpoint=tmp_path, progress=fill_the_disk)
     assert found.fingerprint == unbroken.fingerprint and [path.name for path in tmp_path.iterdir()] == left
     assert caplog.text.count("could not be written (No space left") == (1 if seconds else len(found.history))
-
-
-def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "pipeline")
-
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with learning_checkpoint.workplace(tmp_path / "place") as place:
-        (place / "something").touch()
-        learning_checkpoint.discard(place)  # nobody can know whether it is in use
-        assert (place / "something").exists()
-    assert "no lock on" in caplog.text and not place.exists()
-
-
-def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
-    place, flock, calls = tmp_path / "place", fcntl.flock, []
-
-    def late(lock, how):
-        if not calls:
-            shutil.rmtree(place)
-        calls.append(how)
-        flock(lock, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with learning_checkpoint.workplace(place):
-        assert (place / "lock").exists() and len(calls) == 2
-        with pytest.raises(ValueError, match="another process"), learning_checkpoint.workplace(place):
-            pass
-
-
-def test_only_a_free_place_is_discarded(tmp_path):
-    with pytest.raises(KeyError), learning_checkpoint.workplace(tmp_path / "place") as place:
-        (place / "something").touch()
-        learning_checkpoint.discard(place)
-        assert (place / "something").exists()
-        raise KeyError
-    learning_checkpoint.discard(place)
-    learning_checkpoint.discard(place)
-    assert not place.exists()
 
 
 def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
@@ -246,16 +206,14 @@ def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save
     from pipeline.dictionary.torch import TorchLearner
 
     hidden, _ = planted()
-    reference = learn_dictionary(hidden, 40, 0.05, seed=1, **LONG)
+    reference = learn_dictionary(hidden, SETTINGS, LONG)
     monkeypatch.setattr(module, "_device", lambda device: device)
     monkeypatch.setattr(TorchLearner, "__init__", on_cpu(TorchLearner.__init__))
-    unbroken = learn_dictionary(hidden, 40, 0.05, seed=1, device="torch", **LONG)
+    unbroken = learn_dictionary(hidden, SETTINGS, LONG, device="torch")
     assert unbroken.history[-1]["objective"] == pytest.approx(reference.history[-1]["objective"], rel=0.02)
     with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(
-            hidden, 40, 0.05, seed=1, device="torch", checkpoint=tmp_path, progress=fail_after(8000), **LONG
-        )
-    position, found = first_position(tmp_path, hidden, device="torch")
+        learn_dictionary(hidden, SETTINGS, LONG, device="torch", checkpoint=tmp_path, progress=fail_after(8000))
+    position, found = first_position(tmp_path, hidden=hidden, device="torch")
     assert position > 6000 and found.fingerprint == unbroken.fingerprint
 
 

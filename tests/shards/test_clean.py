@@ -10,6 +10,7 @@ import pytest
 from make_store import make_store
 
 from common.disk import temporary_name
+from common.workplaces import workplace
 from shards import clean as module
 from shards.clean import clean
 from shards.reader import Store
@@ -47,10 +48,10 @@ def left_overs(store, pid):
     unfinished = runs / "dictionaries" / f".name-0123.{time.time_ns()}.tmp"
     unfinished.mkdir(parents=True)
     learning = runs / "dictionaries" / ".name-0123.learning"
-    learning.mkdir()
-    (learning / "lock").touch()
-    (learning / "sample.npy").write_bytes(b"z" * 20)
-    (learning / f".learning.npz.{pid}.0123456789ab.tmp").touch()
+    with pytest.raises(KeyboardInterrupt), workplace(learning, ("sample.npy", "part-*")):
+        (learning / "sample.npy").write_bytes(b"z" * 20)
+        (learning / f".learning.npz.{pid}.0123456789ab.tmp").touch()
+        raise KeyboardInterrupt
     unrecorded = store.units / f"{0:032}-0123456789ab.tar"
     unrecorded.write_bytes(b"t" * 10)
     return [temporary, replaced, unfinished, learning, unrecorded]
@@ -64,10 +65,10 @@ def test_left_overs_of_the_dead_go_after_an_hour(store, dead_pid, monkeypatch):
     assert not young["removed"] and len(young["kept"]) == 5 and all(path.exists() for path in paths)
     later(monkeypatch)
     listed = clean(runs, dry_run=True)
-    assert listed["bytes"] == 180 and all(path.exists() for path in paths)
+    assert listed["bytes"] == 180 + (paths[3] / "lock").stat().st_size and all(path.exists() for path in paths)
     report = clean(runs)
     assert names(report) == names(listed) == sorted(path.name for path in paths)
-    assert not any(path.exists() for path in paths) and report["bytes"] == 180
+    assert not any(path.exists() for path in paths) and report["bytes"] == listed["bytes"]
     assert Store.open(store.path).report() == whole
     assert clean(runs)["removed"] == []
 
@@ -116,22 +117,57 @@ def test_a_learning_directory_in_use_stays(store, dead_pid, monkeypatch):
     assert names(clean(store.path.parent.parent)) == [learning.name]
 
 
-def test_word_vectors_of_an_interrupted_diagnostic(store, monkeypatch):
+def test_a_work_place_is_known_by_its_mark_whatever_it_is_called(store, dead_pid, monkeypatch):
     runs = store.path.parent.parent
-    diagnostic = runs / "diagnostics" / "name-0123"
-    for name in ("vectors/lock", "vectors/part-00000.npz", "vectors/.part-00001.npz.tmp", "layer-1-k8/phi.npz"):
-        (diagnostic / name).parent.mkdir(parents=True, exist_ok=True)
-        (diagnostic / name).write_bytes(b"v" * 10)
-    (diagnostic / "vectors" / ".part-00002.npz.1.0123456789ab.tmp").touch()
+    with pytest.raises(KeyboardInterrupt), workplace(runs / "any" / "name", ("part-*.npz",)) as place:
+        for name in ("part-00000.npz", f".part-00001.npz.{dead_pid}.0123456789ab.tmp"):
+            (place / name).write_bytes(b"v" * 10)
+        raise KeyboardInterrupt
     later(monkeypatch)
-    with open(diagnostic / "vectors" / "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert names(clean(runs), "kept") == ["vectors"]
-    (diagnostic / "vectors" / "mine.npz").touch()
-    assert names(clean(runs)) == []
-    (diagnostic / "vectors" / "mine.npz").unlink()
-    report = clean(runs)
-    assert names(report) == ["vectors"] and report["bytes"] == 30 and os.listdir(diagnostic) == ["layer-1-k8"]
+    for mine in (place / "mine.npz", place / "part-0.npz"):  # a file that is not of the work; a directory
+        mine.mkdir() if mine.name.startswith("part") else mine.touch()
+        report = clean(runs, everything=True)
+        assert report["kept"] == [] and names(report) in ([], [f".part-00001.npz.{dead_pid}.0123456789ab.tmp"])
+        mine.rmdir() if mine.is_dir() else mine.unlink()
+    with workplace(place, ("part-*.npz",)):
+        assert "another process is at work" in clean(runs, everything=True)["kept"][0]["reason"]
+        (place / "part-00000.npz").rename(runs / "part")
+    assert not place.exists() and names(clean(runs)) == []
+
+
+EARLIER = {  # paths below runs/ that earlier versions left: a left-over, and what lies in it
+    "dictionaries/.name-0123.1700000000000000000.tmp": ("atoms.npy",),
+    "dictionaries/.name-0123.learning": (
+        "lock",
+        "learning.npz",
+        ".sample.npy.tmp",
+        "raw.npy",
+        "center.npy",
+        "center.json",
+        f".part-{0:032}.npy",
+        f"..part-{0:032}.npy.tmp",
+        f"..part-{0:032}.npy.1.0123456789ab.tmp",
+    ),
+    "diagnostics/name-0123/vectors": ("lock", "part-00000.npz", ".part-00001.npz.tmp"),
+}
+
+
+@pytest.mark.parametrize("path", EARLIER)
+def test_what_earlier_versions_left_is_recognised(store, monkeypatch, path):
+    runs = store.path.parent.parent
+    for name in EARLIER[path]:
+        (runs / path / name).parent.mkdir(parents=True, exist_ok=True)
+        (runs / path / name).write_bytes(b"v" * 10)
+    later(monkeypatch)
+    if "lock" in EARLIER[path]:
+        with open(runs / path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert names(clean(runs), "kept") == [os.path.basename(path)]
+        (runs / path / "mine.npz").touch()
+        clean(runs)
+        assert (runs / path / "mine.npz").exists() and (runs / path / "lock").exists()
+        (runs / path / "mine.npz").unlink()
+    assert names(clean(runs)) == [os.path.basename(path)] and not (runs / path).exists()
 
 
 def test_the_shard_of_an_unreadable_record_stays(store, monkeypatch):

@@ -92,6 +92,7 @@ def test_rows_that_break_the_contract_are_refused():
         ([1, 0], [10], [1.0], "below k"),
         ([1, 0], [3], [0.0], "positive"),
         ([256, 0], range(256), [1] * 256, "255"),
+        ([1], [3], [1.0], "1 rows for 2 tokens"),
     ]:
         with pytest.raises(ValueError, match=message):
             codec.pack_block(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from make_store import make_store
 
 from common.errors import ShardError, StoreError
-from shards import block_check, codec, verify
+from shards import block_check, codec, tools, verify
+from shards.config import DeriveConfig, VerifyConfig
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import ShardMeta
@@ -31,6 +32,12 @@ def store(whole, tmp_path):
 
 def record_of(files, number=0):
     return files.record(Store.open(files.path).plan.units[number].id)
+
+
+@pytest.mark.parametrize(("tool", "settings"), [("verify_shards", VerifyConfig), ("derive_shards", DeriveConfig)])
+def test_a_tool_without_a_store_says_so(tool, settings):
+    with pytest.raises(ValueError, match="STORE is missing"):
+        getattr(tools, tool)(settings())
 
 
 @pytest.mark.parametrize("k", [0, 300, 5000, 70_000])
@@ -286,9 +293,9 @@ def test_the_fast_unpacking_equals_the_plain_one(values, pairs):
     values = np.array(values, np.int64)
     before, block_check._PAIRS = block_check._PAIRS, pairs
     try:
-        parts = list(block_check._unpacked_12(codec.pack_indices(values, 12), len(values)))
+        parts = list(block_check._unpack_12(codec.pack_indices(values, 12), len(values)))
     finally:
         block_check._PAIRS = before
     assert np.array_equal(np.concatenate([*parts, []]), values)
-    rising, largest = block_check._rising(parts, len(values))
+    rising, largest = block_check._find_rising(parts, len(values))
     assert np.array_equal(rising, values[1:] > values[:-1]) and largest == values.max(initial=0)

@@ -27,6 +27,7 @@ from scipy import sparse
 from common.durable import appearing_whole, publish_directory
 from common.errors import WsdDataError
 from common.progress import silent
+from common.workplaces import workplace
 from evaluation.studies.word_senses.conclusions import finetuning_averages, summarise, write_report
 from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.studies.word_senses.data import WsdData, data_fingerprint
@@ -35,7 +36,6 @@ from evaluation.studies.word_senses.sense_scores import answer, normalise, npmi,
 from evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
 from pipeline.coding.hidden import center_on
 from pipeline.dictionary import Dictionary
-from pipeline.dictionary.checkpoint import workplace
 from pipeline.executors import open_executor
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
@@ -127,7 +127,7 @@ def _diagnose(job, teacher, directory, lacking):
     data = WsdData.read(job.config.wsd_data, job.progress, job.config.limit)
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
-    with workplace(directory / "vectors") as place:
+    with workplace(directory / "vectors", files=("part-*.npz",)) as place:
         layers = sorted({layer for layer, _ in lacking})
         centers = {
             vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))

@@ -15,6 +15,7 @@ from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slo
 import cli
 from common.errors import TeacherError, WsdDataError
 from common.progress import silent
+from common.workplaces import is_part, read_mark
 from evaluation.studies.word_senses import choose_layer as module
 from evaluation.studies.word_senses.choose_layer import choose_layer
 from evaluation.studies.word_senses.config import ChooseLayerConfig
@@ -154,6 +155,7 @@ def test_a_kill_costs_the_part_or_the_layer_at_hand(settings, result, tmp_path, 
     (directory,) = (tmp_path / "runs" / "diagnostics").iterdir()
     parts = {path.name: path.stat().st_mtime_ns for path in (directory / "vectors").glob("part-*.npz")}
     assert len(parts) == 2 and not list(directory.glob("layer-*"))
+    assert all(is_part(path.name, read_mark(directory / "vectors")) for path in (directory / "vectors").iterdir())
     killed(mine, "layer")
     found = {path.name: path.stat().st_mtime_ns for path in (directory / "vectors").glob("part-*.npz")}
     assert len(found) > 3 and parts.items() <= found.items()

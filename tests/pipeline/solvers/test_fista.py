@@ -58,8 +58,8 @@ def test_codes_made_on_a_device_are_joined_as_on_the_host():
     parts = []
     for rows in torch.from_numpy(hidden).split(25):
         codes = fista.fista_steps(rows, torch.from_numpy(atoms), LAM, step, 100)
-        parts.append(fista._sparse(codes, fista._kkt_violation(rows, torch.from_numpy(atoms), codes, LAM)))
-    found = fista._joined(parts, torch.device("cpu"))
+        parts.append(fista._certify(rows, torch.from_numpy(atoms), codes, LAM, len(rows)))
+    found = fista._join_tensors(parts, torch.device("cpu"))
     assert found.indptr.dtype == torch.int64 and found.indices.dtype == torch.int32 and len(found) == 50
     assert torch.equal(found.indptr, torch.from_numpy(expected.indptr)) and len(found.kkt) == 50
     assert np.array_equal(found.indices.numpy(), expected.indices)

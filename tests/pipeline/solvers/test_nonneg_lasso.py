@@ -338,7 +338,7 @@ def test_shapes_that_do_not_match_are_refused():
         with pytest.raises(ValueError, match="matrices of one width"):
             nonneg_lasso(*wrong, 0.05)
     for wrong in [(hidden, atoms[:0]), (hidden[:, :0], atoms[:, :0])]:
-        with pytest.raises(ValueError, match="no atoms, or they no width"):
+        with pytest.raises(ValueError, match="no atoms, or its atoms have no width"):
             nonneg_lasso(*wrong, 0.05)
     with pytest.raises(ValueError, match="gram must be"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))

@@ -1,0 +1,111 @@
+"""A work place is for one process at a time, stays after an interruption, and says which files are its own."""
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+
+import pytest
+
+from common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
+
+FILES = ["something", "part-*.npz"]
+
+
+def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
+    """A sample may be gigabytes, and the next one is written under another name."""
+    left, kept = tmp_path / ".sample.npy.123.0123456789ab.tmp", tmp_path / "sample.npy"
+    left.write_bytes(b"half")
+    kept.write_bytes(b"whole")
+    with pytest.raises(KeyError), workplace(tmp_path, FILES):
+        assert not left.exists() and kept.exists()
+        raise KeyError
+
+
+def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
+    place = tmp_path / "deep" / "place"
+    with workplace(place, FILES):
+        (place / "something").touch()
+        with pytest.raises(ValueError, match="another process is at work"), workplace(place, FILES):
+            pass
+    assert not place.exists()
+    with pytest.raises(KeyError), workplace(place, FILES):
+        (place / "something").touch()
+        raise KeyError
+    assert (place / "something").exists()
+
+
+def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "common")
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with workplace(tmp_path / "place", FILES) as place:
+        (place / "something").touch()
+        discard(place)  # nobody can know whether it is in use
+        assert (place / "something").exists()
+    assert "no lock on" in caplog.text and not place.exists()
+
+
+def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
+    place, flock, calls = tmp_path / "place", fcntl.flock, []
+
+    def late(lock, how):
+        if not calls:
+            shutil.rmtree(place)
+        calls.append(how)
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with workplace(place, FILES):
+        assert (place / "lock").exists() and len(calls) == 2
+        with pytest.raises(ValueError, match="another process"), workplace(place, FILES):
+            pass
+
+
+def test_only_a_free_place_is_discarded(tmp_path):
+    with pytest.raises(KeyError), workplace(tmp_path / "place", FILES) as place:
+        (place / "something").touch()
+        discard(place)
+        assert (place / "something").exists()
+        raise KeyError
+    discard(place)
+    discard(place)
+    assert not place.exists()
+
+
+def test_a_place_is_marked_with_the_names_of_its_files(tmp_path):
+    with workplace(tmp_path / "place", ["an older name"]), pytest.raises(ValueError):
+        with workplace(tmp_path / "place", FILES):
+            pass  # what another process holds keeps its mark
+        assert read_mark(tmp_path / "place") == ["an older name"]
+    with pytest.raises(KeyError), workplace(tmp_path / "place", FILES) as place:
+        (place / "something").touch()
+        assert read_mark(place) == FILES
+        raise KeyError
+    assert read_mark(place) == FILES and LOCK == "lock"
+    assert [name for name in ("lock", "something", "part-1.npz", "mine.npz", "part-1.npy") if is_part(name, FILES)] == [
+        "lock",
+        "something",
+        "part-1.npz",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"x" * 100_000, None])
+def test_what_is_no_mark(tmp_path, content):
+    (tmp_path / LOCK).write_bytes(content) if content is not None else os.mkfifo(tmp_path / LOCK)
+    assert read_mark(tmp_path) is None and read_mark(tmp_path / "nothing") is None
+
+
+def test_whether_a_place_is_free(tmp_path):
+    with lock_if_free(tmp_path) as is_free:  # a place of an earlier version may have no lock
+        assert is_free and not (tmp_path / LOCK).exists()
+    with workplace(tmp_path / "place", FILES) as place:
+        with lock_if_free(place) as is_free:
+            assert not is_free
+        shutil.rmtree(place)
+        with workplace(place, FILES), lock_if_free(place) as is_free:
+            assert not is_free
