@@ -11,6 +11,9 @@ Shapes: T tokens, K atoms.
 """
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from common.disk import read_file
 from common.errors import RequestError, ShardError
 from shards import codec
 from shards.checked_json import DICTIONARY, parse_json, require
+from shards.config import ShowConfig
 from shards.copies import foreign_errors
 from shards.reader import Store
 from shards.schema import ShardMeta
@@ -27,14 +31,23 @@ TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
 
 
-def show_shards(settings, progress=None):
-    """What a ShowConfig asks for: one of the views below. Raises RequestError where the store does not hold it."""
+def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
+    """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
     asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
     return show(settings.store, **asked_for)
 
 
-def show(path, *, document=None, window=None, split="train", top=5, tokens=512, against=None):
-    """What `mlsm show-shards` was asked for: one of the views below."""
+def show(
+    path: str | Path | None,
+    *,
+    document: int | None = None,
+    window: int | None = None,
+    split: str = "train",
+    top: int = 5,
+    tokens: int = 512,
+    against: str | Path | None = None,
+) -> dict:
+    """The view that `mlsm show-shards` was asked for: a difference, a window, a document, or the statistics."""
     store = Store.open(path)
     if against is not None:
         return difference(store, Store.open(against))
@@ -48,7 +61,7 @@ def show(path, *, document=None, window=None, split="train", top=5, tokens=512, 
 # -- the whole store --------------------------------------------------------------------------------------
 
 
-def statistics(store):
+def statistics(store: Store) -> dict:
     """Counts, sizes, settings and, where there are distributions, how they are spread."""
     records = store.records()
     figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
@@ -71,7 +84,7 @@ def _splits(store):
 
 def _environments(records):
     """What made the units: distinct devices and library versions, with how many units each made."""
-    counted = {}
+    counted: dict[str, dict] = {}
     for record in records:
         own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
         facts = {name: value for name, value in record.environment.items() if name not in own}
@@ -115,15 +128,15 @@ def _dictionary(directory):
     try:
         kept = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
         require(kept, DICTIONARY, "dictionary.json")
-        best = min(kept["history"], key=lambda entry: entry["objective"], default={})
+        best: dict = min(kept["history"], key=lambda entry: entry["objective"], default={})
         return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
     except (OSError, ShardError) as error:
         return {"problem": f"dictionary.json cannot be read ({error})"}
 
 
-def difference(store, other):
+def difference(store: Store, other: Store) -> dict:
     """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
-    ours, theirs = _flat(store.settings), _flat(other.settings)
+    ours, theirs = _flatten(store.settings), _flatten(other.settings)
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return {
         "stores": [str(store.path), str(other.path)],
@@ -134,17 +147,17 @@ def difference(store, other):
     }
 
 
-def _flat(settings, prefix=""):
-    flat = {}
+def _flatten(settings, prefix=""):
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 
 # -- one window, one document -----------------------------------------------------------------------------
 
 
-def window_tokens(store, split, number, top):
+def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
     """A window's tokens with their largest LSPs, or their teacher's most probable words."""
     reader = store.split(split)
     if not 0 <= number < len(reader):
@@ -158,7 +171,7 @@ def window_tokens(store, split, number, top):
     return _view(store, heading, batch.ids[0, :length], rows, top)
 
 
-def document_tokens(store, split, number, top, limit=512):
+def document_tokens(store: Store, split: str, number: int, top: int, limit: int = 512) -> dict:
     """A document's tokens with the same, windows joined; special tokens are left out.
 
     limit  most tokens to show
@@ -172,12 +185,11 @@ def document_tokens(store, split, number, top, limit=512):
     record, nth = records[at], int(number - (ends[at - 1] if at else 0))
     row_of_source, ids, rows = _tokens_of_document(store, record, nth)
     unit = next(unit for unit in store.plan.units if unit.id == record.unit)
-    shown = slice(0, limit)
     heading = (
         f"document {number} of {int(ends[-1]):,} in {split}: record {unit.start + row_of_source} of {unit.source}, "
         f"{len(ids)} tokens" + (f", the first {limit}" if len(ids) > limit else "")
     )
-    return _view(store, heading, ids[shown], rows and _first_rows(rows, limit), top)
+    return _view(store, heading, ids[:limit], rows, top)
 
 
 def _tokens_of_document(store, record, nth):
@@ -209,23 +221,19 @@ def _tokens_of_document(store, record, nth):
             f"{store.files.record_file(record.unit)}: field statistics.documents: the shard has fewer than {nth + 1:,} "
             f"documents. {store.files.repair_hint()}"
         )
-    return wanted, np.concatenate(ids), _joined(parts) if parts else None
+    return wanted, np.concatenate(ids), _join_rows(parts) if parts else None
 
 
-def _joined(parts):
+def _join_rows(parts):
     nnz = np.concatenate([np.diff(part.indptr) for part in parts])
     columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "weights", "tail")]
     return codec.SparseRows(np.concatenate(([0], np.cumsum(nnz))), *columns)
 
 
-def _first_rows(rows, count):
-    indptr = rows.indptr[: count + 1]
-    return codec.SparseRows(indptr, rows.indices[: indptr[-1]], rows.weights[: indptr[-1]], rows.tail[:count])
-
-
 def _view(store, heading, ids, rows, top):
+    """Tokens with their rows, which begin with theirs; None without rows."""
     texts, name = token_texts(store, ids), {"logits": "words"}.get(store.kind, "lsps")
-    labels_E = [] if rows is None else _labels(store, rows.indices)
+    labels_E = [] if rows is None else _labels(store, rows.indices[: rows.indptr[len(ids)]])
     tokens = []
     for t, (token_id, text) in enumerate(zip(ids.tolist(), texts, strict=True)):
         token = {"id": token_id, "text": text}
@@ -242,7 +250,7 @@ def _view(store, heading, ids, rows, top):
     return {"store": str(store.path), "heading": heading, "tokens": tokens}
 
 
-def token_texts(store, ids):
+def token_texts(store: Store, ids: np.ndarray) -> list[str]:
     """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
     files = store.read_tokenizer()
     if "tokenizer.json" in files:

@@ -22,7 +22,6 @@ from evaluation.inspection.stores import statistics
 from evaluation.studies.flops.solver import fista_flops, solver_flops
 from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
-from evaluation.studies.sweeps.sweep import _encoding
 from pipeline import estimate as estimating
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
@@ -241,10 +240,9 @@ def test_a_text_is_coded_as_the_store_was(place, fista):
     assert difference == pytest.approx(fista_flops(coded, 300, 32, 20) - solver_flops(coded, 300, 32))
 
 
-def test_a_sweep_passes_all_on():
-    assert _encoding(SweepConfig(layer=(1, 2), top_n="all")).top_n == "all"
+def test_a_sweep_refuses_what_encoding_does():
     with pytest.raises(ValueError, match="or be `all`, found 0"):
-        _encoding(SweepConfig(layer=(1, 2), top_n=0))
+        SweepConfig(layer=(1, 2), top_n=0)
 
 
 @pytest.mark.parametrize(

@@ -1,38 +1,43 @@
-"""Sampled tokens in their text, as JSON can hold them: decoded only for what is shown.
+"""Sampled tokens with the text around them, as values that JSON can hold. Only what is shown is decoded.
 
     context(sample, vocabulary, token)                    # plain
     lsp_contexts(sample, vocabulary, tokens, lsp)         # with the LSP's weight on every token around
 
-A context is {"window", "position", "weight", "at", "text"}: "text" is a list of [string, weight], which joined is the
-text; "at" counts the piece that is the token itself. Neighbours without the LSP are joined to one piece of weight 0.
-Contexts end at the window and the document: further the teacher did not see.
+A context is {"window", "position", "weight", "at", "text"}: "text" is a list of pieces [string, weight], which make up
+the text; "at" counts the piece that is the token itself. Neighbours without the LSP are one piece of weight 0. A
+context ends where its window or its document ends, since the teacher saw no further.
 
 Shapes: N sampled tokens.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from evaluation.inspection.lsps.sample import Sample
+from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.solvers.parallel import kernel
 
 REACH = 12  # tokens shown to either side
 
 
-def lsp_contexts(sample, vocabulary, tokens, lsp, reach=REACH):
+def lsp_contexts(
+    sample: Sample, vocabulary: Vocabulary, tokens: Iterable[int], lsp: int, reach: int = REACH
+) -> list[dict]:
     """Contexts of some tokens in which the LSP's weights are marked."""
-    return [_marked(sample, vocabulary, int(token), lsp, reach) for token in tokens]
+    contexts = []
+    for token in map(int, tokens):
+        first, last = sample.bounds(token, reach)
+        weights = np.zeros(last - first)
+        _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
+        contexts.append(_describe(sample, vocabulary, token, first, weights, float(weights[token - first])))
+    return contexts
 
 
-def context(sample, vocabulary, token, weight=0.0, reach=REACH):
+def context(sample: Sample, vocabulary: Vocabulary, token: int, weight: float = 0.0, reach: int = REACH) -> dict:
     """The context of a token in which only itself is marked."""
     first, last = sample.bounds(token, reach)
-    return _joined(sample, vocabulary, token, first, np.zeros(last - first), weight)
-
-
-def _marked(sample, vocabulary, token, lsp, reach):
-    first, last = sample.bounds(token, reach)
-    weights = np.zeros(last - first)
-    _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
-    return _joined(sample, vocabulary, token, first, weights, float(weights[token - first]))
+    return _describe(sample, vocabulary, token, first, np.zeros(last - first), weight)
 
 
 @kernel
@@ -43,9 +48,10 @@ def _weights_of(indptr, lsps_E, weights_E, first, lsp, found):
                 found[i] = weights_E[entry]
 
 
-def _joined(sample, vocabulary, token, first, weights, weight):
+def _describe(sample, vocabulary, token, first, weights, weight):
     texts = vocabulary.pieces(sample.ids_N[first : first + len(weights)])
-    pieces, at = [], None
+    pieces: list[list] = []
+    at = None
     for place, (text, own) in enumerate(zip(texts, weights.tolist(), strict=True), start=first):
         if own == 0 and place != token:
             _add_plain(pieces, text, at)
@@ -64,7 +70,7 @@ def _joined(sample, vocabulary, token, first, weights, weight):
 
 
 def _add_plain(pieces, text, at):
-    """Text without the LSP, to the piece before if that has none either and is not the token itself."""
+    """Add text without the LSP, to the last piece where that has none either and is not the token itself."""
     if pieces and pieces[-1][1] == 0 and len(pieces) - 1 != at:
         pieces[-1][0] += text
     else:

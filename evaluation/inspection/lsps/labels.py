@@ -1,10 +1,10 @@
-"""What the word-sense diagnostic calls the LSPs: WordNet synsets and lexicographer files, where it has run.
+"""Names that the word-sense diagnostic, where it has run, gives to LSPs: WordNet synsets and lexicographer files.
 
     labels = find_labels(dictionary fingerprint, place)
 
 choose-layer writes <place>/diagnostics/*/layer-*-k*/labels.json: {"dictionary": fingerprint, "layer", "k", "lsps": [{
-"synsets": [{"synset", "lemmas", "lexname", "npmi", "mass"}, …], "lexnames": [[name, share], …]}, …]}. Labels are of a
-dictionary: those of another one would name other LSPs, so the fingerprint decides. Left out: making them.
+"synsets": [{"synset", "lemmas", "lexname", "npmi", "mass"}, …], "lexnames": [[name, share], …]}, …]}. Labels belong to
+one dictionary: those of another would name other LSPs, so the fingerprint decides. Left out: making them.
 """
 
 import json
@@ -17,7 +17,7 @@ from common.invocation import program
 PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json", "diagnostics/*/layer-*-k*/labels.json")
 
 
-def find_labels(fingerprint, place):
+def find_labels(fingerprint: str | None, place: Path) -> list[dict] | None:
     """The labels of a dictionary's LSPs under a directory, None when there are none.
 
     place    a diagnostic, one of its layers, or the directory that `diagnostics` lies in
@@ -31,13 +31,13 @@ def find_labels(fingerprint, place):
     return max(found)[2] if found else None
 
 
-def asked_labels(fingerprint, directory):
-    """The same of a directory that somebody named; InspectionError when it has none of this dictionary."""
+def require_labels(fingerprint: str | None, directory: Path) -> list[dict]:
+    """The same for a directory that the user named. Raises InspectionError where it has none of this dictionary."""
     labels = find_labels(fingerprint, directory)
     if labels is None:
         raise InspectionError(
-            f"--diagnostic {directory}: no labels.json there is of this dictionary ({fingerprint[:12]}). Run the "
-            f"diagnostic with it:  {program()} choose-layer --help"
+            f"--diagnostic {directory} has no labels.json of this dictionary "
+            f"({(fingerprint or 'unknown')[:12]}). Run the diagnostic with it:  {program()} choose-layer --help"
         )
     return labels
 
@@ -50,7 +50,7 @@ def _read(path):
         return None  # of another version, or half copied: labels are a help, not a condition
 
 
-def short(label):
+def shorten(label: dict | None) -> str:
     """A label in a few words: the first synset's lemmas and lexicographer file, else the first file; "" without any."""
     if not label:
         return ""

@@ -5,10 +5,10 @@
     index.html, style.css, view.js   the list, sorted and searched in the browser
     data/lsps.js, data/words.js      a line for every LSP; the most frequent words with their LSPs, loaded when searched
     lsp/<number>.html                one page an LSP, complete without JavaScript: any number of them stays light
-    view.json                        says that this directory is such a view, with the SHA-256 of every file of it
+    view.json                        marks the directory as such a view, and holds the SHA-256 of each of its files
 
-A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory are its
-user's and stay. Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII
+A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory belong to
+its user and stay. Text of corpora may hold anything: pages escape all of it (Jinja2's autoescape), data files are ASCII
 JSON, the script sets textContent only. Left out: what is shown (view.py).
 """
 
@@ -24,7 +24,8 @@ from common.durable import publish_directory
 from common.errors import InspectionError
 from common.text import printable
 from evaluation.inspection.lsps import words
-from evaluation.inspection.lsps.labels import short
+from evaluation.inspection.lsps.labels import shorten
+from evaluation.inspection.lsps.view import StoreView
 
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}
@@ -32,10 +33,11 @@ MOST_WORDS = 20_000
 LEAST_COUNT = 3  # occurrences of a word that is listed
 WORD_LSPS = 8
 FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "data/words.js"}
-_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))  # no view.json makes ours of others
+# Only files of these names can be ours, whatever view.json says.
+_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))
 
 
-def check_replaceable(directory, k=0):
+def check_replaceable(directory: Path, k: int = 0) -> None:
     """Raise InspectionError if a view of k LSPs at the path would replace anything that show-lsp has not written.
 
     That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
@@ -43,7 +45,7 @@ def check_replaceable(directory, k=0):
     """
     if not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not directory.is_dir() or _written_there(directory) is None:
+    if not directory.is_dir() or _read_hashes(directory) is None:
         raise InspectionError(f"--html {directory} exists and is no view of show-lsp. Give another directory.")
     pages = FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
     if taken := _foreign(directory) & pages:
@@ -53,8 +55,8 @@ def check_replaceable(directory, k=0):
         )
 
 
-def _written_there(directory):
-    """What view.json says was written: name to SHA-256, None for the hash in a view of before; None without a view."""
+def _read_hashes(directory):
+    """Name to SHA-256 of the files that view.json lists, None for each hash in an older view; None without a view."""
     try:
         mark = json.loads((directory / "view.json").read_text(encoding="utf-8"))
         if mark["made_by"] != MARK["made_by"]:
@@ -67,25 +69,23 @@ def _written_there(directory):
 
 
 def _foreign(directory):
-    """Names of what show-lsp has not written, or not so: files, links, and directories of others' names."""
-    written = _written_there(directory) or {}
+    """Names of what show-lsp did not write, or what was changed since: files, links, and directories not its own."""
+    written = _read_hashes(directory) or {}
     found = set()
     for path in directory.rglob("*"):
         name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
         if stat.S_ISDIR(mode):
             ours = name in ("data", "lsp")
         else:
-            ours = stat.S_ISREG(mode) and _PAGE.fullmatch(name) and _is_written(path, written.get(name, ""))
+            is_page = stat.S_ISREG(mode) and _PAGE.fullmatch(name) is not None
+            digest = written.get(name, "")
+            ours = is_page and (name == "view.json" or digest is None or (digest != "" and digest == file_sha256(path)))
         if not ours:
             found.add(name)
     return found
 
 
-def _is_written(path, digest):
-    return path.name == "view.json" or digest is None or (digest and file_sha256(path) == digest)
-
-
-def write(view, directory):
+def write(view: StoreView, directory: Path) -> dict:
     """Write the pages of a StoreView; they appear together. Returns what was written."""
     check_replaceable(directory, view.sample.k)
     facts, written = view.facts(), {}
@@ -107,7 +107,7 @@ def write(view, directory):
 
 
 def _carry(old, new, k):
-    """Give the files of others in the older view a place in the new one: under both, until the older one has gone."""
+    """Link the files of others from the older view into the new one; they are in both until the older one goes."""
     check_replaceable(old, k)  # they may have come while the pages were written
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
@@ -133,7 +133,7 @@ def _write_lists(view, directory):
         ]
         for lsp, line in enumerate(lines)
     ]
-    labels = [short(label) for label in view.labels] if view.labels else None
+    labels = [shorten(label) for label in view.labels] if view.labels else None
     _write_script(directory / "lsps.js", "LSPS", {"rows": rows, "labels": labels})
     _write_script(directory / "words.js", "WORDS", _frequent_words(view))
 

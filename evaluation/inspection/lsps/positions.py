@@ -1,15 +1,15 @@
 """Which LSPs follow positions in the window, and which say something of words.
 
     found = position_profiles(sample)       # found.profile_KB[7], found.nats_K[7], found.positional_K[7]
-    word_nats_K = word_information(sample)
+    word_nats_K = word_information(sample, found, vocabulary=len(tokenizer))
 
-The profile of an LSP is its mean weight in each of BINS parts of the window, that hold about equally many sampled
-tokens. Its position information is the divergence KL(share of its mass in each part || share of the tokens), in nats:
-0 where it is as heavy everywhere, 0.1 where its weight swings by some 60 % around its mean, ln BINS where all of it is
-in one part. An LSP with few tokens has some by chance, and so has one whose tokens come in runs. So the same is taken
-with the parts of each window turned round by a random number of tokens, ROTATIONS times: runs stay together, but
-nothing stays where it was. What is left above the mean of these is what is told, and an LSP is called positional where
-that is at least POSITIONAL_NATS and DEVIATIONS standard deviations of the rotated ones.
+The profile of an LSP is its mean weight in each of BINS parts of the window, which hold about equally many sampled
+tokens. Its position information is the divergence KL(share of its mass in each part || share of the tokens), in nats: 0
+where it is as heavy everywhere, 0.1 where its weight swings by some 60 % around its mean, ln BINS where all of it is in
+one part. An LSP with few tokens has some by chance, and so has one whose tokens come in runs. So the same is taken with
+the parts of each window turned round by a random number of tokens, ROTATIONS times: runs stay together, but nothing
+stays where it was. What is reported is the excess over the mean of these, and an LSP is called positional where that is
+at least POSITIONAL_NATS and DEVIATIONS standard deviations of the rotated ones.
 
 The word information of an LSP is its own part of the gain of word types (ids of the vocabulary), cross-fitted
 (common/gains.py): nats a token by which a prediction that knows the word predicts this LSP better. What its positions
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.gains import cross_fitted_gain, mass_by_group
+from evaluation.inspection.lsps.sample import Sample
 
 BINS = 16
 ROTATIONS = 8
@@ -49,7 +50,7 @@ class PositionProfiles(NamedTuple):
     starts_B: np.ndarray
 
 
-def position_profiles(sample):
+def position_profiles(sample: Sample) -> PositionProfiles:
     """PositionProfiles of the LSPs of a sample."""
     bin_N, starts_B = _bins(sample.position_N)
     token_E = np.repeat(np.arange(len(sample)), np.diff(sample.indptr))
@@ -57,7 +58,7 @@ def position_profiles(sample):
     rng = np.random.default_rng(SEED)
     null_RK = np.stack(
         [
-            _information(sample, bin_N[_rotated(sample.window_N, rng)], token_E, len(starts_B))[1]
+            _information(sample, bin_N[_rotate(sample.window_N, rng)], token_E, len(starts_B))[1]
             for _ in range(ROTATIONS)
         ]
     )
@@ -75,8 +76,8 @@ def _bins(position_N):
     return part_P[position_N], np.unique(part_P, return_index=True)[1]
 
 
-def _rotated(window_N, rng):
-    """For every token another one of its window: the window turned round by a random number of tokens."""
+def _rotate(window_N, rng):
+    """For every token another one of its window: each window is turned round by a random number of tokens."""
     firsts = np.flatnonzero(np.concatenate(([True], window_N[1:] != window_N[:-1])))
     lengths = np.diff([*firsts, len(window_N)])
     shifts = (rng.random(len(firsts)) * lengths).astype(np.int64)
@@ -95,8 +96,8 @@ def _information(sample, bin_N, token_E, bins):
     return profile_KB, (share_KB * np.log(np.maximum(profile_KB, 1e-30))).sum(1)
 
 
-def word_information(sample, profiles, vocabulary):
-    """Nats a token that the word type says of each LSP and its positions do not: float64 (K), at least 0.
+def word_information(sample: Sample, profiles: PositionProfiles, vocabulary: int) -> np.ndarray:
+    """What the word type says of each LSP and its positions do not, in nats a token: float64 (K), at least 0.
 
     vocabulary  number of ids
     """
@@ -111,7 +112,7 @@ def word_information(sample, profiles, vocabulary):
     return np.maximum(gain_K - (halves[0] + halves[1]).mean_K * profiles.nats_K, 0)
 
 
-def sparkline(profile_B):
+def sparkline(profile_B: np.ndarray) -> str:
     """A profile as a word of block characters, the highest bar full."""
     bars = "▁▂▃▄▅▆▇█"
     highest = max(float(np.max(profile_B)), 1e-30)

@@ -12,6 +12,7 @@ an entry (0.7 GB for two million tokens of 25 LSPs). Equal stores give equal sam
 Shapes: N sampled tokens, without [CLS], [SEP] and padding; E entries; K LSPs.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from common.errors import InspectionError, StoreError
 from pipeline.solvers.parallel import kernel
+from shards.reader import Store
 
 SEED = 0
 WINDOWS_AT_ONCE = 512
@@ -51,34 +53,34 @@ class Sample:
         return len(self.ids_N)
 
     @cached_property
-    def coded(self):
+    def coded(self) -> int:
         """Tokens that have a code: what densities are shares of."""
         return int((np.diff(self.indptr) > 0).sum())
 
-    def row(self, token):
+    def row(self, token: int) -> tuple[np.ndarray, np.ndarray]:
         """LSPs and weights of a sampled token."""
         entries = slice(self.indptr[token], self.indptr[token + 1])
         return self.lsps_E[entries], self.weights_E[entries]
 
-    def rows(self, tokens):
+    def rows(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rows of some tokens in CSR form: indptr, LSPs, weights."""
         nnz = np.diff(self.indptr)[tokens]
         indptr = np.concatenate(([0], np.cumsum(nnz)))
         chosen = np.arange(indptr[-1]) + np.repeat(self.indptr[tokens] - indptr[:-1], nnz)
         return indptr, self.lsps_E[chosen], self.weights_E[chosen]
 
-    def bounds(self, token, reach):
+    def bounds(self, token: int, reach: int) -> tuple[int, int]:
         """First and last + 1 of the sampled tokens around one: of its window and document, `reach` to either side."""
         around = np.arange(max(0, token - reach), min(len(self), token + reach + 1))
         same = (self.window_N[around] == self.window_N[token]) & (self.document_N[around] == self.document_N[token])
         return int(around[same][0]), int(around[same][-1]) + 1
 
-    def spread(self, count):
+    def spread(self, count: int) -> np.ndarray:
         """Numbers of at most `count` tokens, evenly over the sample."""
         return np.arange(0, len(self), max(1, -(-len(self) // count)))
 
 
-def draw(store, tokens, progress):
+def draw(store: Store, tokens: int, progress: Callable[..., None]) -> Sample:
     """Sample windows of the training split that hold about this many tokens, or all of them.
 
     Raises  InspectionError when the store holds no LSPs, StoreError when it has no training windows
@@ -126,15 +128,15 @@ class Entries:
     tokens_E: np.ndarray
     weights_E: np.ndarray
 
-    def tokens(self, lsp):
+    def tokens(self, lsp: int) -> np.ndarray:
         """Sampled tokens that have the LSP, rising."""
         return self.tokens_E[self.starts[lsp] : self.starts[lsp + 1]]
 
-    def weights(self, lsp):
+    def weights(self, lsp: int) -> np.ndarray:
         """Its weights there."""
         return self.weights_E[self.starts[lsp] : self.starts[lsp + 1]]
 
-    def heaviest_first(self, lsp):
+    def heaviest_first(self, lsp: int) -> tuple[np.ndarray, np.ndarray]:
         """Both, by falling weight; of equal weights the earlier token first.
 
         Positive floats are in the order of their bits, and one array of integers sorts three times as fast as an index.
@@ -145,12 +147,12 @@ class Entries:
         return tokens[order], weights[order]
 
     @cached_property
-    def counts(self):
+    def counts(self) -> np.ndarray:
         """Tokens that have each LSP, int64 (K)."""
         return np.diff(self.starts)
 
     @cached_property
-    def mean_weights(self):
+    def mean_weights(self) -> np.ndarray:
         """Mean weight of each LSP over the tokens that have it, float64 (K); 0 for an LSP that none has."""
         if not len(self.weights_E):
             return np.zeros(len(self.counts))
@@ -159,12 +161,18 @@ class Entries:
         return np.where(self.counts > 0, sums / np.maximum(1, self.counts), 0.0)
 
 
-def by_lsp(sample):
+def by_lsp(sample: Sample) -> Entries:
     """Sort the sample's entries by LSP."""
     starts = np.concatenate(([0], np.cumsum(np.bincount(sample.lsps_E, minlength=sample.k), dtype=np.int64)))
     tokens_E, weights_E = np.empty(len(sample.lsps_E), np.int32), np.empty(len(sample.lsps_E), np.float32)
     _sort(sample.indptr, sample.lsps_E, sample.weights_E, starts[:-1].copy(), tokens_E, weights_E)
     return Entries(starts, tokens_E, weights_E)
+
+
+def largest(lsps: np.ndarray, weights: np.ndarray, top: int = 5) -> list[list]:
+    """The largest weights of one token as pairs [LSP, weight], of equal weights the earlier first."""
+    order = np.argsort(-weights, kind="stable")[:top]
+    return [[int(lsps[i]), float(weights[i])] for i in order]
 
 
 @kernel

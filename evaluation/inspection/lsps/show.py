@@ -1,4 +1,4 @@
-"""show-lsp: a store, a dictionary or a student to the view of it that was asked for.
+"""The command show-lsp: the view that was asked for of a store, a dictionary or a student.
 
     result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
@@ -7,14 +7,16 @@ Every result says in "view" which one it is; terminal/lsps.py prints it. Left ou
 Shapes: K LSPs, d hidden width.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import InspectionError
 from evaluation.inspection.lsps import pages, texts
-from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
-from evaluation.inspection.lsps.neighbours import nearest_atoms, unit
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
+from evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
 from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -26,10 +28,10 @@ NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
 
 
-def show(settings, progress):
+def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
     """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
 
-    Raises  InspectionError when it is not there; StoreError, DictionaryError, TeacherError, RunError
+    Raises  InspectionError where what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
     """
     kind = _kind(settings.store)
     if kind == "dictionary":
@@ -88,7 +90,7 @@ def _text(settings, store, progress):
         "student": settings.student,
         **view.facts(),
         "tokens": tokens,
-        "names": [[lsp, view.name(lsp), short(view.label(lsp))] for lsp in sorted(lsps)],
+        "names": [[lsp, view.name(lsp), shorten(view.label(lsp))] for lsp in sorted(lsps)],
     }
 
 
@@ -118,7 +120,7 @@ def _dictionary(settings):
     _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html"))
     dictionary, path = Dictionary.load(settings.store), Path(settings.store)
     place = settings.diagnostic or path.resolve().parent.parent
-    labels = (asked_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
+    labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
     near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
     figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON
@@ -152,7 +154,7 @@ def _atom(lsp, near, norms_K, labels):
     return {
         "lsp": lsp,
         "norm": float(norms_K[lsp]),
-        "label": short(label),
+        "label": shorten(label),
         "senses": label,
         "nearest": [
             {"lsp": int(other), "cosine": float(cosine)}
@@ -174,7 +176,7 @@ def _student(settings):
             "student": str(settings.store),
             "tokens": texts.compare(model, settings.text),
         }
-    outputs_Kd = unit(model.student.output_matrix.detach().float().numpy())
+    outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
     near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)
     return {
         "view": "student",

@@ -7,7 +7,7 @@ Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
 
 import numpy as np
 
-from evaluation.inspection.lsps.sample import SEED
+from evaluation.inspection.lsps.sample import SEED, Sample
 from pipeline.solvers.parallel import kernel
 
 TOP_CONTEXTS = 20
@@ -19,7 +19,7 @@ LEAST_SUPPORT = 10  # tokens with both LSPs, below which NPMI is chance
 _NO_TOKEN = -1
 
 
-def top_tokens(sample, tokens, count=TOP_CONTEXTS):
+def top_tokens(sample: Sample, tokens: np.ndarray, count: int = TOP_CONTEXTS) -> np.ndarray:
     """The tokens on which an LSP is heaviest, one of a document, no two in the same words.
 
     Where too few documents have it (of three novels no more than three do), more come from the same documents, one of
@@ -30,14 +30,14 @@ def top_tokens(sample, tokens, count=TOP_CONTEXTS):
              tokens to either side are: boilerplate is shown once
     """
     found = np.full(count, _NO_TOKEN)
-    known = _distinct(tokens, sample.document_N, sample.ids_N, found, 0)
+    known = _fill_distinct(tokens, sample.document_N, sample.ids_N, found, 0)
     if known < count:
-        _distinct(tokens, sample.window_N, sample.ids_N, found, known)
+        _fill_distinct(tokens, sample.window_N, sample.ids_N, found, known)
     return tokens[np.isin(tokens, found)]
 
 
 @kernel
-def _distinct(tokens, group_N, ids_N, found, count):
+def _fill_distinct(tokens, group_N, ids_N, found, count):
     """Fill `found`, which has `count` tokens, with the first that share neither group nor context with one in it.
 
     Returns  how many it has then
@@ -56,7 +56,7 @@ def _distinct(tokens, group_N, ids_N, found, count):
     return count
 
 
-def first_of_each(document_n, window_n, count):
+def first_of_each(document_n: np.ndarray, window_n: np.ndarray, count: int) -> np.ndarray:
     """Which of some tokens to show: the first of each document, and if these are fewer than `count`, others, at most
     one of a window and evenly over all, until there are so many.
 
@@ -82,7 +82,9 @@ def _same_context(ids_N, first, second):
     return different == 0
 
 
-def quantile_samples(tokens, weights, lsp, count=OF_A_QUANTILE):
+def quantile_samples(
+    tokens: np.ndarray, weights: np.ndarray, lsp: int, count: int = OF_A_QUANTILE
+) -> list[tuple[float, float, np.ndarray]]:
     """Random tokens from the ten tenths of an LSP's weights, the heaviest tenth first.
 
     tokens, weights  of those that have it, heaviest first; tenths are shares of them, fewer than ten tokens give fewer
@@ -96,7 +98,7 @@ def quantile_samples(tokens, weights, lsp, count=OF_A_QUANTILE):
     return found
 
 
-def count_together(sample):
+def count_together(sample: Sample) -> tuple[np.ndarray, int]:
     """How many tokens have two LSPs, over tokens spread over the sample.
 
     Returns  counts int32 (K, K), an LSP's own tokens on the diagonal, and how many tokens with a code were looked at
@@ -108,7 +110,7 @@ def count_together(sample):
     return (has.T @ has).toarray(), int((np.diff(indptr) > 0).sum())
 
 
-def co_firing(counts_KK, total, lsp, top):
+def co_firing(counts_KK: np.ndarray, total: int, lsp: int, top: int) -> list[tuple[int, float, int]]:
     """The LSPs that fire together with one more often than chance: normalised pointwise mutual information,
 
         ln(p_ij / (p_i p_j)) / -ln p_ij         (Bouma 2009), 1 where neither is without the other

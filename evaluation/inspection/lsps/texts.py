@@ -1,7 +1,7 @@
 """The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
 
     rows = teacher_lsps(store, dictionary, text)
-    tokens = compare(rows, student_lsps(model, text))
+    tokens = compare(load_student("runs/students/..."), text, rows)
 
 The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
 was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.
@@ -11,28 +11,34 @@ Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from common.errors import InspectionError
+from evaluation.inspection.lsps.sample import largest
+from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
+from shards.reader import Store
+
+if TYPE_CHECKING:
+    from student.lsp_model import LspModel
 
 
 class TextRows(NamedTuple):
     """Tokens of a text with the teacher's distributions, in CSR form; a mask token has an empty row."""
 
     ids_T: np.ndarray
-    texts: list
+    texts: list[str]
     rows: SparseRows
 
-    def row(self, token):
+    def row(self, token: int) -> tuple[np.ndarray, np.ndarray]:
         """LSPs and weights of a token."""
         entries = slice(self.rows.indptr[token], self.rows.indptr[token + 1])
         return self.rows.indices[entries], self.rows.weights[entries]
 
 
-def teacher_lsps(store, dictionary, text, teacher=None):
+def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str | None = None) -> TextRows:
     """The LSPs of every token of a text, as a store of these settings would hold them.
 
     teacher  where it lies now; by default where the store says
@@ -51,14 +57,14 @@ def teacher_lsps(store, dictionary, text, teacher=None):
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
     with torch.inference_mode():
-        teacher = _teacher(store, teacher)
-        (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
+        encoder = _teacher(store, teacher)
+        (hidden,) = centred_rows(encoder, batch, [(settings["layer"], center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
     how = {"tol": settings.get("tolerance")}
     if solver := settings.get("solver"):
         how |= {"backend": solver["name"], "steps": solver["steps"]}
     codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
-    rows = _over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
+    rows = _spread_over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 
 
@@ -66,7 +72,8 @@ def _read(store, text):
     tokenizer = store.load_tokenizer()  # which knows "[MASK]", unlike an encoder's
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not 0 < len(ids) <= store.max_length - 2:
-        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {store.max_length - 2}, one window. Cut it")
+        most = store.max_length - 2
+        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {most}, one window. Give another text.")
     return tokenizer, np.array(ids, np.int64)
 
 
@@ -83,7 +90,7 @@ def _teacher(store, place):
     return teacher
 
 
-def _over_all(rows, coded_T):
+def _spread_over_all(rows, coded_T):
     """Rows of the coded tokens to rows of all; those that are stored sum to one, as a reader decodes them."""
     nnz_T = np.zeros(len(coded_T), np.int64)
     nnz_T[coded_T] = np.diff(rows.indptr)
@@ -93,13 +100,13 @@ def _over_all(rows, coded_T):
     return SparseRows(np.concatenate(([0], np.cumsum(nnz_T))), rows.indices, weights, tail_T)
 
 
-def load_student(source, fingerprint=None):
+def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
     """The LSP outputs of a student; those of another dictionary, if one is given, are refused."""
     from student.lsp_model import LspModel
 
     model = LspModel.from_pretrained(source)
     found = model.facts.get("dictionary")
-    if None not in (fingerprint, found) and fingerprint != found:
+    if fingerprint is not None and found is not None and fingerprint != found:
         raise InspectionError(
             f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
             f"numbers mean different things. Give the store that the student was trained from."
@@ -107,7 +114,7 @@ def load_student(source, fingerprint=None):
     return model
 
 
-def compare(model, text, teacher=None, top=5):
+def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
     """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
 
     model, teacher  LspModel and TextRows, one of them possibly None
@@ -115,25 +122,21 @@ def compare(model, text, teacher=None, top=5):
                     one of the two says nothing)
     """
     predicted = model.lsp([text])[0] if model else None
-    if model and teacher and predicted.tokens != teacher.texts:
+    if predicted and teacher and predicted.tokens != teacher.texts:
         raise InspectionError(
-            "the student's tokenizer cuts the text in other tokens than the store's. Give the store "
+            "the student's tokenizer cuts the text into other tokens than the store's. Give the store "
             "that the student was trained from."
         )
-    tokens = [{"text": token} for token in (teacher.texts if teacher else predicted.tokens)]
+    names = teacher.texts if teacher else predicted.tokens if predicted else []
+    tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
-            token["teacher"] = _largest(*teacher.row(t), top)
-        if model:
+            token["teacher"] = largest(*teacher.row(t), top)
+        if predicted:
             q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
-            token["student"] = _largest(np.arange(len(q_K)), q_K, top)
+            token["student"] = largest(np.arange(len(q_K)), q_K, top)
             token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
     return tokens
-
-
-def _largest(lsps, weights, top):
-    order = np.argsort(-weights, kind="stable")[:top]
-    return [[int(lsps[i]), float(weights[i])] for i in order]
 
 
 def _divergence(lsps, weights, q_K):

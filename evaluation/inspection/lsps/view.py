@@ -1,4 +1,4 @@
-"""A store's LSPs, looked at: what `mlsm show-lsp STORE` answers, as dicts that JSON can hold.
+"""The LSPs of a store: what `mlsm show-lsp STORE` answers, as dicts that JSON can hold.
 
     view = StoreView(Store.open(path), tokens=2_000_000)
     view.overview(), view.lsp(7), view.word("bank"), view.similar(...)
@@ -10,7 +10,9 @@ terminal (terminal/lsps.py), the pages (pages.py), the teacher and the student (
 Shapes: K LSPs, d hidden width.
 """
 
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -18,14 +20,14 @@ from common.errors import InspectionError
 from common.progress import silent
 from evaluation.inspection.lsps import statistics, words
 from evaluation.inspection.lsps.contexts import context, lsp_contexts
-from evaluation.inspection.lsps.labels import asked_labels, find_labels, short
+from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.inspection.lsps.positions import position_profiles, word_information
-from evaluation.inspection.lsps.sample import by_lsp, draw
+from evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
+from evaluation.inspection.lsps.sample import Entries, by_lsp, draw, largest
 from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
-from shards.reader import is_url
+from shards.reader import Store, is_url
 
 NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 TYPICAL_WORDS = 8
@@ -41,31 +43,33 @@ class StoreView:
     diagnostic  directory whose labels must be there; None: labels are looked for beside the store
     """
 
-    def __init__(self, store, tokens, diagnostic=None, progress=silent):
+    def __init__(
+        self, store: Store, tokens: int, diagnostic: Path | None = None, progress: Callable[..., None] = silent
+    ):
         self.store, self.progress = store, progress
         self.sample = draw(store, tokens, progress)
         self.fingerprint = store.settings.get("dictionary")
         self._diagnostic = diagnostic
-        self.typical = lru_cache(maxsize=None)(self._typical)
+        self._typical: dict[int, list[list]] = {}
 
     @cached_property
-    def entries(self):
+    def entries(self) -> Entries:
         """The sample by LSP."""
         return by_lsp(self.sample)
 
     @cached_property
-    def vocabulary(self):
+    def vocabulary(self) -> Vocabulary:
         """The texts of its tokens."""
         self.store.read_tokenizer()  # raises StoreError where it is another one
         return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
 
     @cached_property
-    def words(self):
+    def words(self) -> words.Words:
         """Its words."""
         return words.find_words(self.sample, self.vocabulary)
 
     @cached_property
-    def dictionary(self):
+    def dictionary(self) -> Dictionary | None:
         """The atoms; None in a store without them."""
         directory = self.store.files.dictionary
         if self.fingerprint is None and not directory.is_dir():
@@ -75,41 +79,41 @@ class StoreView:
         return dictionary
 
     @cached_property
-    def labels(self):
+    def labels(self) -> list[dict] | None:
         """Labels by LSP; None where no diagnostic has run."""
         if self._diagnostic is not None:
-            return asked_labels(self.fingerprint, self._diagnostic)
+            return require_labels(self.fingerprint, self._diagnostic)
         return None if is_url(self.store.path) else find_labels(self.fingerprint, self.store.path.parent.parent)
 
     @cached_property
-    def _together(self):
+    def _together(self) -> tuple[np.ndarray, int]:
         return statistics.count_together(self.sample)
 
     @property
-    def counted_together(self):
+    def counted_together(self) -> int:
         """Coded tokens in which pairs of LSPs were counted."""
         return self._together[1]
 
     @cached_property
     def _nearest(self):
-        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS)
+        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS) if self.dictionary else None
 
     @cached_property
-    def densities(self):
+    def densities(self) -> np.ndarray:
         """Share of the coded tokens that have each LSP, float64 (K)."""
         return self.entries.counts / max(1, self.sample.coded)
 
     @cached_property
-    def profiles(self):
+    def profiles(self) -> PositionProfiles:
         """The LSPs over the positions of the window."""
         return position_profiles(self.sample)
 
     @cached_property
-    def information(self):
-        """Nats a token that the word says of each LSP and its positions do not, float64 (K)."""
+    def information(self) -> np.ndarray:
+        """What the word says of each LSP and its positions do not, in nats a token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
-    def facts(self):
+    def facts(self) -> dict:
         """What the store is and what of it was read."""
         settings = self.store.settings
         names = ("teacher_name", "layer", "lam", "top_n")
@@ -124,35 +128,38 @@ class StoreView:
             "labelled": self.labels is not None,
         }
 
-    def row(self, lsp):
+    def row(self, lsp: int) -> dict:
         """An LSP in one line of a table."""
         return {
             "lsp": lsp,
             "density": float(self.densities[lsp]),
             "mean_weight": float(self.entries.mean_weights[lsp]),
             "words": self.name(lsp),
-            "label": short(self.label(lsp)),
+            "label": shorten(self.label(lsp)),
             "information": float(self.information[lsp]),
             "positional": bool(self.profiles.positional_K[lsp]),
             "position_nats": float(self.profiles.nats_K[lsp]),
             "profile": [round(float(value), 3) for value in self.profiles.profile_KB[lsp]],
         }
 
-    def label(self, lsp):
+    def label(self, lsp: int) -> dict | None:
         """Its label; None without one."""
         return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
 
-    def name(self, lsp):
+    def name(self, lsp: int) -> str:
         """Its most typical words, which may be commas themselves."""
         return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
-    def _typical(self, lsp):
-        found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
-        return [[self.words.texts[number], share] for number, share in found]
+    def typical(self, lsp: int) -> list[list]:
+        """Its typical words, each with its share of the LSP's mass."""
+        if lsp not in self._typical:
+            found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
+            self._typical[lsp] = [[self.words.texts[number], share] for number, share in found]
+        return self._typical[lsp]
 
     # -- views -------------------------------------------------------------------------------------------
 
-    def overview(self, rows):
+    def overview(self, rows: int) -> dict:
         """Facts, deciles of the density, how many LSPs are positional, and the most informative ones, in order."""
         alive = np.flatnonzero(self.entries.counts)
         shown = alive[np.argsort(-self.information[alive], kind="stable")][:rows]
@@ -166,7 +173,7 @@ class StoreView:
             "rows": [self.row(int(lsp)) for lsp in shown],
         }
 
-    def lsp(self, lsp):
+    def lsp(self, lsp: int) -> dict:
         """Everything of one LSP."""
         if not 0 <= lsp < self.sample.k:
             raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
@@ -192,16 +199,16 @@ class StoreView:
         return lsp_contexts(self.sample, self.vocabulary, tokens, lsp)
 
     def _near(self, lsp):
-        if self.dictionary is None:
+        if self._nearest is None:
             return []
         return [
             {"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
             for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)
         ]
 
-    def word(self, word):
+    def word(self, word: str) -> dict:
         """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
-        numbers = self.words.spelled(word)
+        numbers = self.words.find(word)
         if not numbers:
             raise InspectionError(
                 f"the word {word!r} is not among the {len(self.sample):,} sampled tokens. Try another form of it, more "
@@ -241,17 +248,13 @@ class StoreView:
         first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [
-            {**context(self.sample, self.vocabulary, int(token)), "lsps": self._largest(*self.sample.row(token))}
+            {**context(self.sample, self.vocabulary, int(token)), "lsps": largest(*self.sample.row(token))}
             for token in tokens[first]
         ]
 
-    def _largest(self, lsps, weights, top=5):
-        order = np.argsort(-weights, kind="stable")[:top]
-        return [[int(lsps[i]), float(weights[i])] for i in order]
-
     # -- tokens by their profile --------------------------------------------------------------------------
 
-    def similar_to_stored(self, place):
+    def similar_to_stored(self, place: str) -> dict:
         """Tokens like the stored one at WINDOW:TOKEN."""
         window, position = _place(place)
         reader = self.store.split("train")
@@ -264,7 +267,9 @@ class StoreView:
         text = self.vocabulary.texts[batch.ids[0, position]]
         return self.similar(text, rows.indices, rows.weights, leave_out=(window, position))
 
-    def similar(self, text, lsps, weights, leave_out=None):
+    def similar(
+        self, text: str, lsps: np.ndarray, weights: np.ndarray, leave_out: tuple[int, int] | None = None
+    ) -> dict:
         """Sampled tokens whose LSPs are most like these, one of a document, or more where there are few documents."""
         if not len(lsps):
             raise InspectionError(f"the token {text!r} has no LSPs: it is special, or its code is empty. Take another.")
@@ -283,9 +288,9 @@ class StoreView:
             "token": text,
             **self.facts(),
             "indexed": len(index.tokens),
-            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in self._largest(lsps, weights)],
+            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in largest(lsps, weights)],
             "similar": [
-                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": self._largest(*sample.row(token))}
+                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": largest(*sample.row(token))}
                 for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])
             ],
         }

@@ -1,7 +1,7 @@
-"""Ids to text that reads well, and which tokens begin a word.
+"""Turns ids into readable text, and says which tokens begin a word.
 
     vocabulary = Vocabulary(tokenizer_dir, vocab_size)
-    vocabulary.joined(ids)
+    vocabulary.join(ids)
 
 A token that continues a word (student/words.py) is written without a space before it, and so is closing punctuation;
 what the corpus had there is not in the store. A token without a letter or digit is a word of its own, so that "rates"
@@ -29,14 +29,17 @@ class Vocabulary:
     is_symbol_V  bool: no letter, no digit
     """
 
-    def __init__(self, tokenizer_dir, vocab_size):
+    def __init__(self, tokenizer_dir: Path, vocab_size: int):
         self.texts = _texts(Path(tokenizer_dir), vocab_size)
         self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
-        self._continues_V = _continues(tokenizer_dir, vocab_size)
+        try:
+            self._continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
+        except RunError:  # nobody knows where its words begin: every token is one
+            self._continues_V = np.zeros(vocab_size, bool)
         self._tight_V = self._continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
-    def begins_word(self, ids_T):
+    def begins_word(self, ids_T: np.ndarray) -> np.ndarray:
         """Which tokens of a running text begin a word, bool (T); the first does."""
         alone_T = self.is_symbol_V[ids_T]
         begins_T = ~self._continues_V[ids_T] | alone_T
@@ -44,14 +47,14 @@ class Vocabulary:
         begins_T[:1] = True
         return begins_T
 
-    def pieces(self, ids_T):
-        """The tokens as strings that joined are the text; those after the first with the space before them."""
+    def pieces(self, ids_T: np.ndarray) -> list[str]:
+        """The tokens as strings whose concatenation is the text; all but the first with the space before them."""
         spaced_T = ~self._tight_V[ids_T]
         spaced_T[1:] &= ~self._opening_V[ids_T[:-1]]
         spaced_T[:1] = False
         return [" " * bool(spaced) + self.texts[id] for id, spaced in zip(ids_T.tolist(), spaced_T, strict=True)]
 
-    def joined(self, ids_T):
+    def join(self, ids_T: np.ndarray) -> str:
         """The text of some tokens in a row."""
         return "".join(self.pieces(ids_T))
 
@@ -79,10 +82,3 @@ def _plain(text, name):
         if len(text) > len(prefix):
             text = text.removeprefix(prefix)
     return text
-
-
-def _continues(directory, vocab_size):
-    try:
-        return continuation_flags(Path(directory), vocab_size)
-    except RunError:  # nobody knows where its words begin: every token is one
-        return np.zeros(vocab_size, bool)

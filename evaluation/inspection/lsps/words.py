@@ -10,11 +10,14 @@ at most.
 Shapes: N sampled tokens, R distinct runs of tokens, U distinct words, C chosen words, T LSPs of each, K LSPs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from evaluation.inspection.lsps.sample import Entries, Sample
+from evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.solvers.parallel import kernel
 from shards.counter import hash_u64
 
@@ -28,22 +31,22 @@ class Words:
     word_N    int32, the word of every token
     """
 
-    texts: list
+    texts: list[str]
     counts_U: np.ndarray
     word_N: np.ndarray
 
     @cached_property
-    def tokens_U(self):
+    def tokens_U(self) -> np.ndarray:
         """Tokens of each word, over all its occurrences."""
         return np.bincount(self.word_N, minlength=len(self.texts))
 
-    def spelled(self, word):
+    def find(self, word: str) -> list[int]:
         """Numbers of the words that read like this one, upper and lower case alike."""
         wanted = word.strip().casefold()
         return [number for number, text in enumerate(self.texts) if text.casefold() == wanted]
 
 
-def find_words(sample, vocabulary):
+def find_words(sample: Sample, vocabulary: Vocabulary) -> Words:
     """The words of a sample."""
     begins_N = vocabulary.begins_word(sample.ids_N)
     begins_N[1:] |= (sample.window_N[1:] != sample.window_N[:-1]) | (sample.document_N[1:] != sample.document_N[:-1])
@@ -52,11 +55,11 @@ def find_words(sample, vocabulary):
     place_N = np.arange(len(sample)) - np.repeat(starts, lengths)
     keys = np.add.reduceat(hash_u64(sample.ids_N, place_N), starts)  # 64 bits tell runs of ids apart
     _, first_R, run = np.unique(keys, return_index=True, return_inverse=True)
-    numbers = {}
+    numbers: dict[str, int] = {}
     word_R = np.array(
         [
             numbers.setdefault(text, len(numbers))
-            for text in (vocabulary.joined(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)
+            for text in (vocabulary.join(sample.ids_N[starts[i] : starts[i] + lengths[i]]) for i in first_R)
         ]
     )
     counts = np.bincount(word_R[run], minlength=len(numbers))
@@ -67,7 +70,7 @@ def find_words(sample, vocabulary):
     return Words([texts[number] for number in order], counts[order], word_N)
 
 
-def profiles(sample, words, numbers, top):
+def profiles(sample: Sample, words: Words, numbers: Sequence[int], top: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest mean LSPs of some words.
 
     Returns  lsps int32 (C, T) and weights float32 (C, T), the largest first; -1 and 0 where a word has fewer
@@ -114,8 +117,8 @@ def _profiles(indptr, lsps_E, weights_E, token_N, ends_U, numbers, k, lsps_CT, w
             sums_K[touched[i]] = 0.0
 
 
-def typical(entries, words, lsp, top):
-    """The words that tell most of an LSP: pairs (word, share of the LSP's mass).
+def typical(entries: Entries, words: Words, lsp: int, top: int) -> list[tuple[int, float]]:
+    """The words that are most typical of an LSP: pairs (word, share of the LSP's mass).
 
     Ordered by share * ln(share / share of the word in all tokens), their part in the Kullback-Leibler divergence of the
     LSP's words from the sample's: commas hold much of the mass of many LSPs and say nothing of them.

@@ -8,10 +8,12 @@ Needs configurations alone. Left out: the counting (encoders.py, solver.py, pret
 """
 
 import math
+from collections.abc import Callable
 
 from common.progress import silent
 from evaluation.plots import drawn
-from evaluation.studies.flops.encoders import measured_head, measured_student
+from evaluation.studies.flops.config import CountFlopsConfig
+from evaluation.studies.flops.encoders import measure_head, measure_student
 from evaluation.studies.flops.pretraining import (
     FISTA,
     TRAINING,
@@ -26,7 +28,7 @@ from evaluation.studies.flops.solver import correlation_flops, fista_flops, solv
 from pipeline.config import plain
 
 
-def count_flops(settings, progress=silent) -> dict:
+def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = silent) -> dict:
     """Count the operations of a CountFlopsConfig, per batch and per run.
 
     Returns  setting; table3 (paradigm -> row -> operations), table3_as_printed, percent_of_mlm (paradigm -> per cent,
@@ -36,17 +38,21 @@ def count_flops(settings, progress=silent) -> dict:
     Raises   FlopsError
     """
     setting = Setting.of(settings)
-    result = _counted(setting, settings)
-    result["measured"] = _measured(setting, progress)
+    result = _count(setting, settings)
+    result["measured"] = _measure(setting, progress)
     result["figure"] = [] if settings.json else _figure(result, settings)
     return result
 
 
-def _counted(setting, settings):
+def _count(setting, settings):
     columns, full = table(setting), full_table(setting)
     run = settings.steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
-    cut = f"mlsm-{setting.layer}"
+    cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]
+    ours = full[cut]["total"] - full[cut][FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
+    offline = {str(reuse): offline_flops(setting, reuse) for reuse in settings.reuse}
+    for parts in offline.values():
+        parts["percent_of_mlm"] = 100 * parts["total"] / mlm
     return {
         "setting": plain(settings)
         | {
@@ -62,10 +68,10 @@ def _counted(setting, settings):
         },
         "percent_of_mlm": {name: rows["percent_of_mlm"] for name, rows in columns.items() if name != "mlm"},
         "in_full": full,
-        "with_our_solver": _with_our_solver(setting, full),
+        "with_our_solver": {"total": ours, "percent_of_mlm": 100 * ours / mlm},
         "solver": _solver(setting),
         "encoding": encoding_flops(setting),
-        "offline": {str(reuse): _offline(setting, reuse, full) for reuse in settings.reuse},
+        "offline": offline,
         "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
         "run": {name: run * rows["total"] for name, rows in full.items()},
     }
@@ -101,20 +107,8 @@ def _solver(setting):
     return found
 
 
-def _with_our_solver(setting, full):
-    """Online MLSM at the cut layer when coordinate descent codes the masked positions: total, percent_of_mlm."""
-    rows = full[f"mlsm-{setting.layer}"]
-    total = rows["total"] - rows[FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
-    return {"total": total, "percent_of_mlm": 100 * total / full["mlm"]["total"]}
-
-
-def _offline(setting, reuse, full):
-    parts = offline_flops(setting, reuse)
-    return parts | {"percent_of_mlm": 100 * parts["total"] / full["mlm"]["total"]}
-
-
-def _measured(setting, progress):
-    """Rows of what, by formula (None where there is none), measured; forward passes over the batch."""
+def _measure(setting, progress):
+    """Rows of `what`, `formula` (None where there is none) and `measured`: operations of a forward pass on a batch."""
     windows, length, tokens = setting.windows, setting.length, setting.tokens
     encoders = [
         (f"student {setting.student.name}", setting.student),
@@ -124,18 +118,18 @@ def _measured(setting, progress):
     rows = []
     for done, (what, encoder) in enumerate(encoders):
         formula = encoder.forward(windows, length).total if encoder.is_analytic else None
-        rows.append({"what": what, "formula": formula, "measured": encoder.measured(windows, length)})
+        rows.append({"what": what, "formula": formula, "measured": encoder.measure(windows, length)})
         progress("measure", done + 1, len(encoders) + 1, unit="models")
     head = setting.student.head(tokens, setting.k)
     rows.append(
         {
             "what": f"head, {setting.k:,} logits",
             "formula": head,
-            "measured": measured_head(setting.student, tokens, setting.k),
+            "measured": measure_head(setting.student, tokens, setting.k),
         }
     )
     masked = windows * round(setting.mask_rate * (length - 2))
-    computed = measured_student(setting.student, windows, length, masked, setting.k)
+    computed = measure_student(setting.student, windows, length, masked, setting.k)
     rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})
     return rows
 

@@ -9,9 +9,13 @@ Shapes: L positions, d hidden width, e width of embeddings.
 
 import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import FlopsError, describe
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 CASED_VOCABULARY = 28_996  # of bert-base-cased, the paper's teacher
@@ -38,7 +42,7 @@ class Encoder:
     hf_config  its configuration
     """
 
-    def __init__(self, name: str, hf_config):
+    def __init__(self, name: str, hf_config: "PretrainedConfig"):
         self.name, self.config = name, hf_config
         self.layers, self.width = hf_config.num_hidden_layers, hf_config.hidden_size
         self.embedding_width = getattr(hf_config, "embedding_size", self.width)
@@ -78,7 +82,7 @@ class Encoder:
     def forward(self, windows: int, length: int) -> Products:
         """Operations of a forward pass over whole windows, every position computed, without head."""
         if not self.is_analytic:
-            return Products(self.measured(windows, length), 0)
+            return Products(self.measure(windows, length), 0)
         d, positions = self.width, windows * length
         is_distilbert = self.config.model_type == "distilbert"
         feed_forward = self.config.hidden_dim if is_distilbert else self.config.intermediate_size
@@ -92,9 +96,9 @@ class Encoder:
         """Operations of the prediction head at some tokens: its dense d x e layer, the e x outputs matrix."""
         return 2 * tokens * self.embedding_width * (self.width + outputs)
 
-    def measured(self, windows: int, length: int) -> int:
-        """The same as forward().total, counted by torch on tensors without content, under eager attention."""
-        return measured_encoder(self.config, windows, length)
+    def measure(self, windows: int, length: int) -> int:
+        """The same as forward().total, counted by torch on tensors without data, under eager attention."""
+        return measure_encoder(self.config, windows, length)
 
     def _relative_positions(self, windows: int, length: int) -> int:
         """DeBERTa's c2p and p2c scores (He et al. 2021, section 3.1): 2 L positions, projected once a batch."""
@@ -108,7 +112,7 @@ class Encoder:
         return self.layers * directions * one
 
 
-def measured_encoder(hf_config, windows: int, length: int) -> int:
+def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) -> int:
     """Operations of an encoder of this configuration, without pooler, on windows full of text."""
     import torch
     from transformers import AutoModel
@@ -124,7 +128,7 @@ def measured_encoder(hf_config, windows: int, length: int) -> int:
     return count_flops(model.eval(), input_ids=(windows, length))
 
 
-def measured_head(encoder: Encoder, tokens: int, outputs: int) -> int:
+def measure_head(encoder: Encoder, tokens: int, outputs: int) -> int:
     """Operations of the student's own head and output matrix at a number of tokens."""
     import torch
     from torch import nn
@@ -138,7 +142,7 @@ def measured_head(encoder: Encoder, tokens: int, outputs: int) -> int:
         return count_flops(module, input=torch.empty(tokens, encoder.width))
 
 
-def measured_student(encoder: Encoder, windows: int, length: int, masked: int, outputs: int) -> int:
+def measure_student(encoder: Encoder, windows: int, length: int, masked: int, outputs: int) -> int:
     """Operations of the forward pass that train-student does: last layer and head at masked positions only."""
     from student.encoders import build_encoder
     from student.flops import forward_flops

@@ -4,13 +4,15 @@ A run of the offline student pays a share 1/R of the encoding; online paradigms 
 theirs are flat lines. Left out: the counting (pretraining.py).
 """
 
+from pathlib import Path
+
 from evaluation.plots import new_figure, save_figure
 
 POINTS = 60
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 
 
-def draw(result, directory):
+def draw(result: dict, directory: Path) -> list[Path]:
     """Write cost_per_run.svg, .png and .csv into a directory; returns their paths.
 
     result  of count_flops; lines are in per cent of MLM, everything counted

@@ -14,6 +14,7 @@ and the sparse solver of the official code, 100 FISTA steps at masked positions.
 from typing import NamedTuple
 
 from common.errors import FlopsError
+from evaluation.studies.flops.config import CountFlopsConfig
 from evaluation.studies.flops.encoders import Encoder
 from evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
@@ -34,8 +35,8 @@ class Setting(NamedTuple):
     mask_rate: float
 
     @classmethod
-    def of(cls, config) -> "Setting":
-        """The setting of a CountFlopsConfig. Raises FlopsError on names and layers that there are not."""
+    def of(cls, config: CountFlopsConfig) -> "Setting":
+        """The setting of a CountFlopsConfig. Raises FlopsError where an encoder or its layer does not exist."""
         student, teacher = Encoder.find(config.student), Encoder.find(config.teacher)
         teacher.cut(config.layer)
         return cls(
@@ -70,7 +71,7 @@ class Setting(NamedTuple):
         return words + (self.k if "mlsm" in paradigm else 0)
 
     def teacher_layers(self, paradigm: str) -> int:
-        """Layers of the teacher that are computed. Raises FlopsError on a paradigm that there is not."""
+        """Layers of the teacher that are computed. Raises FlopsError where there is no such paradigm."""
         if paradigm not in self.paradigms:
             raise FlopsError(f"no paradigm {paradigm!r}. There are: {', '.join(self.paradigms)}.")
         if paradigm.startswith("mlsm-"):
@@ -83,7 +84,7 @@ def table(setting: Setting) -> dict[str, dict[str, float]]:
     columns = {paradigm: _column(setting, paradigm) for paradigm in setting.paradigms}
     for rows in columns.values():
         rows["total"] = sum(rows.values())
-    return _with_percent(columns)
+    return _add_percent(columns)
 
 
 def _column(setting, paradigm):
@@ -114,7 +115,7 @@ def pretraining_flops(setting: Setting, paradigm: str) -> dict[str, float]:
 
 
 def student_flops(setting: Setting, paradigm: str) -> dict[str, float]:
-    """Of one batch, forward and backward: the student's encoder, whole, and its logits at masked positions."""
+    """The student on one batch, forward and backward: its whole encoder, and its logits at masked positions."""
     student = setting.student
     return {
         "student, encoder": TRAINING * student.forward(setting.windows, setting.length).total,
@@ -150,10 +151,10 @@ def dictionary_flops(setting: Setting, vectors: int, epochs: float) -> float:
 
 def full_table(setting: Setting) -> dict[str, dict[str, float]]:
     """`pretraining_flops` of every paradigm, with `percent_of_mlm` counted alike."""
-    return _with_percent({paradigm: pretraining_flops(setting, paradigm) for paradigm in setting.paradigms})
+    return _add_percent({paradigm: pretraining_flops(setting, paradigm) for paradigm in setting.paradigms})
 
 
-def _with_percent(columns):
+def _add_percent(columns):
     for rows in columns.values():
         rows["percent_of_mlm"] = 100 * rows["total"] / columns["mlm"]["total"]
     return columns

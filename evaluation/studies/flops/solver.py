@@ -35,7 +35,7 @@ def solver_flops(tokens: float, k: int, d: int) -> float:
 
 
 def learning_flops(vectors: int, epochs: float, k: int, d: int) -> float:
-    """Online dictionary learning from vectors that are there.
+    """Online dictionary learning from vectors that are already computed.
 
     Every vector is coded; every minibatch has one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
     half of a new Gram matrix (k^2 d). Left out: evaluations, and sums over the codes' non-zeros, 1 % of coding.

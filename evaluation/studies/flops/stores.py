@@ -13,7 +13,7 @@ from shards.reader import Store
 
 
 def store_flops(store: Store) -> float:
-    """Operations of encoding a store; none for one of token ids. Raises FlopsError where its teacher is not there."""
+    """Operations of encoding a store; none for one of token ids. Raises FlopsError where there is no such teacher."""
     if store.kind == "ids":
         return 0.0
     teacher = Encoder.find(store.settings["teacher_name"])

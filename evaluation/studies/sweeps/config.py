@@ -1,11 +1,16 @@
-"""Settings of a sweep over layers or over k; its parts are settings of both stages. Imports nothing heavy."""
+"""Settings of a sweep over layers or over k. Imports nothing heavy.
 
-from dataclasses import dataclass
+A sweep takes some of the settings of encode-lsp and of train-student, under the same names. What it does not take keeps
+the default of that command; what it takes is checked there. So the few are fields here, instead of inherited with the
+thirty that are no flags of a sweep.
+"""
+
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from common.settings import check
-from pipeline.config import EncodeConfig, own_or_bundled
+from pipeline.config import EncodeConfig
 from student.config import StudentConfig
 
 
@@ -70,11 +75,8 @@ class SweepConfig:
 
     def __post_init__(self):
         check(self)
-        object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
-        for name in ("layer", "k"):
-            values = getattr(self, name)
-            if len(set(values)) < max(1, len(values)):
-                raise ValueError(f"--{name} needs different numbers, found {' '.join(map(str, values)) or 'none'}.")
+        object.__setattr__(self, "teacher", self.encoding().teacher)
+        self.training(store=None)  # which checks the others
         if len(self.layer) > 1 and len(self.k) > 1:
             raise ValueError(
                 f"a sweep is over --layer or over --k, found {len(self.layer)} layers and {len(self.k)} k. Give one "
@@ -82,8 +84,19 @@ class SweepConfig:
             )
         if not 0 < self.mfu <= 1:
             raise ValueError(f"--mfu is a share above 0 and up to 1, found {self.mfu}.")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"--max-steps must be positive, found {self.max_steps}.")
+
+    def encoding(self) -> EncodeConfig:
+        """The settings of the one pass of the teacher that makes all stores."""
+        return EncodeConfig(**self._shared_with(EncodeConfig))
+
+    def training(self, store: str | None) -> StudentConfig:
+        """The settings of the student of one store."""
+        own = {"store": store, "objective": "mlsm", "eval_every": 0, "output": None}
+        return StudentConfig(**self._shared_with(StudentConfig) | own)
+
+    def _shared_with(self, settings_class) -> dict[str, Any]:
+        names = {field.name for field in fields(settings_class)} & {field.name for field in fields(self)}
+        return {name: getattr(self, name) for name in names}
 
     @property
     def over(self) -> str:

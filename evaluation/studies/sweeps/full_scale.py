@@ -35,13 +35,14 @@ def full_scale(over: str, gpu: str, mfu: float) -> dict:
     peak = named_peak(gpu, torch.bfloat16)
     if peak is None:
         raise SweepError(f"--gpu {gpu!r}: its peak is not known here. Give CUDA's name of one, such as 'NVIDIA H200'.")
-    values = LAYERS if over == "layer" else SIZES
-    flops = _flops([Setting.of(CountFlopsConfig(**{over: value})) for value in values])
+    by_layer = {layer: CountFlopsConfig(layer=layer) for layer in LAYERS}
+    configs = by_layer if over == "layer" else {k: CountFlopsConfig(k=k) for k in SIZES}
+    flops = _flops([Setting.of(config) for config in configs.values()])
     hours = {name: flops[name] / (peak * mfu) / 3600 for name in ("shared", "apart", "online")}
-    return {"over": over, "values": list(values), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
+    return {"over": over, "values": list(configs), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
 
 
-def full_scale_lines(scale):
+def full_scale_lines(scale: dict) -> list[str]:
     """What the paper's sweep costs, teacher passes shared, apart, and online."""
     flops, hours = scale["flops"], scale["hours"]
     varied = f"{scale['over']} {', '.join(f'{value:,}' for value in scale['values'])}"

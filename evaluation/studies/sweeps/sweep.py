@@ -4,14 +4,15 @@
     result["rows"][0]["improvement"]
 
 All stores have one plan and all students one seed, so batches, masks, dropout and the encoders' initial weights are
-identical; with several k the heads differ, by their size. Encoding and training resume by themselves and a finished
-part is found finished, so the same command goes on after any interruption. Left out: fine-tuning (finetune), the
+identical; with several k the heads differ, by their size. Encoding and training resume by themselves, and a finished
+part is not done again: after any interruption the same command goes on. Left out: fine-tuning (finetune), the
 diagnostic (choose-layer).
 """
 
 import json
 import logging
 import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -25,27 +26,12 @@ from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.studies.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.studies.word_senses.conclusions import read_result
-from pipeline.config import EncodeConfig
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
 from student.resolve import resolve
 
 logger = logging.getLogger(__name__)
-ENCODING = ("layer", "k", "teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "lam", "top_n",
-            "dictionary_tokens", "seed", "device", "output")  # fmt: skip
-TRAINING = (
-    "encoder",
-    "dropout",
-    "max_steps",
-    "batch_windows",
-    "micro_batch",
-    "lr",
-    "warmup",
-    "save_every",
-    "seed",
-    "device",
-)
 COLUMNS = (
     "layer",
     "k",
@@ -60,7 +46,7 @@ COLUMNS = (
 )
 
 
-def sweep(settings: SweepConfig, progress=silent) -> dict:
+def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict:
     """Encode, train a student on every store, compare them.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
@@ -78,7 +64,7 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
         )
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
-    _check(settings)
+    Encoder.find(settings.encoder)  # raises ValueError now, not hours later
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
@@ -96,30 +82,14 @@ def sweep(settings: SweepConfig, progress=silent) -> dict:
     return result
 
 
-def _check(settings):
-    """Raise ValueError now, not hours later, when the students cannot be trained."""
-    _encoding(settings)
-    _training(settings, store=None)
-    Encoder.find(settings.encoder)
-
-
-def _encoding(settings):
-    return EncodeConfig(**{name: getattr(settings, name) for name in ENCODING})
-
-
-def _training(settings, store):
-    values = {name: getattr(settings, name) for name in TRAINING}
-    return StudentConfig(store=store, objective="mlsm", eval_every=0, **values)
-
-
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
     from student.trainer import train
 
-    reports = encode_lsp(_encoding(settings), progress)
+    reports = encode_lsp(settings.encoding(), progress)
     rows = []
     for (layer, k), report in zip(parts, reports, strict=True):
-        trained = train(_student(settings, layer, k, report), _named(progress, f"l{layer} k{k}"))
+        trained = train(_student(settings, layer, k, report), _name_stages(progress, f"l{layer} k{k}"))
         rows.append(_row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
     return rows
 
@@ -127,13 +97,13 @@ def _rows(settings, parts, f1_of, progress):
 def _student(settings, layer, k, report):
     """The settings of one student, its run named by what it is trained on, and how."""
     store = Store.open(report["store"], report["plan"])
-    config = resolve(_training(settings, report["store"]), store, {}).config
+    config = resolve(settings.training(report["store"]), store, {}).config
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
     return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
 
-def _named(progress, part):
-    """The callback, its stages named by the part that is at work, so that each has its own bar."""
+def _name_stages(progress, part):
+    """The callback with the name of a part added to its stages, so that each part has bars of its own."""
     return lambda stage, *args, **kwargs: progress(f"{stage} {part}", *args, **kwargs)
 
 
@@ -156,7 +126,7 @@ def _row(layer, k, report, trained):
 
 
 def _diagnostic(path, teacher, parts):
-    """(layer, k) -> F1 of a result of choose-layer. Raises SweepError where none is of these parts."""
+    """(layer, k) to F1, from a result of choose-layer. Raises SweepError where it has none of these parts."""
     from pipeline.teacher import teacher_fingerprint
 
     found = read_result(path)
@@ -180,7 +150,7 @@ def _write(result, directory):
     drawn(_draw, result["over"], result["rows"], result["caption"], directory / "sweep", *table)
 
 
-def caption_of(settings, rows):
+def caption_of(settings: SweepConfig, rows: list[dict]) -> str:
     """Whether students differ in what is varied alone, as they do unless top-n cuts their targets differently."""
     kept = [row["mass_kept"] for row in rows]
     if max(kept) - min(kept) < SAME_MASS:

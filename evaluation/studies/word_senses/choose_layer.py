@@ -6,8 +6,8 @@
 2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
-The vectors (float16, on disk, in parts that appear whole) and each finished layer are kept when it is interrupted, and
-the same command goes on from there; the vectors go when all layers are done. Left out: which layer to take and what
+The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
+command goes on from there; the vectors are removed when all layers are done. Left out: which layer to take and what
 is concluded (conclusions.py), names of LSPs (labels.py).
 """
 
@@ -16,8 +16,10 @@ import hashlib
 import json
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
@@ -27,31 +29,43 @@ from common.errors import WsdDataError
 from common.progress import silent
 from common.workplaces import workplace
 from evaluation.studies.word_senses.conclusions import finetuning_averages, summarise, write_report
+from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from evaluation.studies.word_senses.labels import name_lsps
-from evaluation.studies.word_senses.sense_scores import answer, normalised, npmi, sense_sums
-from evaluation.studies.word_senses.word_vectors import Readings, word_vectors
+from evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
+from evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
 from pipeline.coding.hidden import center_on
+from pipeline.dictionary import Dictionary
 from pipeline.executors import open_executor
-from pipeline.job import load_teacher, named_by_content, teacher_job
+from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso
 from shards.manifest import fingerprint
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+
 
 FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
 PART_TOKENS = 65_536  # of a file of vectors
 
 
-def choose_layer(config, progress=silent):
+def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
     """Diagnose every layer and k of the settings, and say which layer to take.
 
     Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended, correlation
     Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
     """
     started = time.perf_counter()
-    config = _checked(config)
+    root = config.wsd_data
+    if root is None:
+        raise WsdDataError(
+            "choose-layer needs --wsd-data DIR: the unified evaluation framework of Raganato et al. 2017 with "
+            "WordNet's index.sense. docs/word-senses.md says where they are."
+        )
+    config = _number_layers(config)
     averages = finetuning_averages(config.finetuning)
-    data_digits = data_fingerprint(config.wsd_data)
+    data_digits = data_fingerprint(root)
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
     directory = _directory(job, teacher, data_digits)
@@ -76,15 +90,10 @@ def choose_layer(config, progress=silent):
     return result
 
 
-def _checked(config):
-    """The settings with numbers for `all`. Raises where the data is not named or the layers are not there."""
+def _number_layers(config):
+    """The settings with the numbers of the teacher's layers for `all`."""
     from pipeline.teacher import locate, read_config
 
-    if config.wsd_data is None:
-        raise WsdDataError(
-            "choose-layer needs --wsd-data DIR: the unified evaluation framework of Raganato et al. 2017 with "
-            "WordNet's index.sense. docs/word-senses.md says where they are."
-        )
     if config.layer != "all":
         return config
     depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
@@ -137,9 +146,7 @@ def _diagnose(job, teacher, directory, lacking):
 
 
 def _dictionaries(job, teacher, lacking):
-    """(layer, k) to its Dictionary and the seconds its learning took: the mean of those learned now, else None."""
-    from pipeline.dictionary import Dictionary
-
+    """(layer, k) to its Dictionary and the mean seconds of learning one; None for a dictionary that was there."""
     started = time.perf_counter()
     with open_executor(job, teacher) as executor:
         reports = provide_dictionaries(executor, teacher)
@@ -167,7 +174,15 @@ class WordVectors:
     solver       backend of the codes: where the teacher is
     """
 
-    def __init__(self, place, job, teacher, layers, data, centers=None):
+    def __init__(
+        self,
+        place: Path,
+        job: Job,
+        teacher: "Teacher",
+        layers: list[int],
+        data: WsdData,
+        centers: Centers | None = None,
+    ):
         self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
         self._centers = centers or {layer: (layer, None) for layer in layers}
         self.solver = teacher.device.type
@@ -175,7 +190,7 @@ class WordVectors:
         self.chunks = list(self.text.chunks(PART_TOKENS))
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])
 
-    def make(self):
+    def make(self) -> None:
         """Write the files that are not there yet."""
         done = 0
         for number, (words, readings) in enumerate(self.chunks):
@@ -207,13 +222,13 @@ class WordVectors:
         except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
             return False
 
-    def layer(self, name):
+    def layer(self, name: int | str) -> Iterator[np.ndarray]:
         """The vectors of this name (without a centre, a layer), part by part: float16 (n, d)."""
         for number in range(len(self.chunks)):
             with np.load(self._path(number)) as part:
                 yield part[str(name)]
 
-    def costs(self, layer):
+    def costs(self, layer: int) -> dict:
         """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
         seconds = 0.0
         for number in range(len(self.chunks)):
@@ -222,7 +237,7 @@ class WordVectors:
         return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}
 
 
-def vectors_name(layer, dictionary):
+def vectors_name(layer: int, dictionary: Dictionary) -> int | str:
     """What the vectors of a layer that a dictionary is to code are called: its centre, if it has one, is part of it."""
     if dictionary.center is None:
         return layer
@@ -247,34 +262,36 @@ class LayerFindings:
 
     phi: sparse.csr_array
     npmi: sparse.csr_array
-    right: dict
-    scores: dict
+    right: dict[str, np.ndarray]
+    scores: dict[str, dict]
     costs: dict
 
 
-def diagnose_layer(vectors, name, atoms_Kd, data, config):
+def diagnose_layer(
+    vectors: WordVectors, name: int | str, atoms_Kd: np.ndarray, data: WsdData, config: ChooseLayerConfig
+) -> LayerFindings:
     """Codes, Φ, NPMI and answers of one layer.
 
-    name     what the vectors are called: see `vectors_name`
-
-    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`;  data  WsdData
+    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`
+    name     of the vectors to take: see `vectors_name`
     """
     clock = time.perf_counter()
     codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.solver)
     coded = time.perf_counter()
     right, scores, phi, phi_npmi = {}, {}, None, None
-    for name, training in (("raw", codes[: data.training]), ("normalised", normalised(codes[: data.training]))):
+    learned_from = {"raw": codes[: data.training], "normalised": normalise(codes[: data.training])}
+    for kind, training in learned_from.items():
         sums = sense_sums(training, data.training_words, data.training_rows, len(data.synsets))
         association = npmi(sums)
-        if name == "raw":
+        if kind == "raw":
             phi, phi_npmi = sums, association
         for rule, found in answer(association, data.questions, codes[data.training :]).items():
-            right[f"{name}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
-            scores[f"{name}-{rule}"] = {
+            right[f"{kind}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
+            scores[f"{kind}-{rule}"] = {
                 group: float(right_Q[in_group].mean()) if in_group.any() else None
                 for group, in_group in data.groups.items()
             }
-            scores[f"{name}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
+            scores[f"{kind}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
     costs = {
         "coding_seconds": coded - clock,
         "scoring_seconds": time.perf_counter() - coded,

@@ -30,7 +30,7 @@ LEAST_COVERAGE = 0.5  # of SemCor's annotated words: with fewer the diagnostic j
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 
-def summarise(layers, right, averages):
+def summarise(layers: list[dict], right: list[np.ndarray], averages: dict[int, float] | None) -> dict:
     """The result's parts that compare layers.
 
     layers    records of layer.json;  right  their bool (V, Q), the headline's row first
@@ -66,7 +66,7 @@ def _entry(layer):
     }
 
 
-def recommend(entries, correct):
+def recommend(entries: list[dict], correct: dict[tuple[int, int], np.ndarray]) -> dict:
     """The best layer of one k, and the shallowest that is not significantly worse.
 
     correct  (layer, k) to bool (Q)
@@ -88,7 +88,7 @@ def recommend(entries, correct):
     }
 
 
-def mcnemar(left_Q, right_Q):
+def mcnemar(left_Q: np.ndarray, right_Q: np.ndarray) -> float:
     """Exact two-sided p of McNemar's test for two lists of right and wrong answers to the same questions."""
     only_left, only_right = int((left_Q & ~right_Q).sum()), int((right_Q & ~left_Q).sum())
     if only_left + only_right == 0:
@@ -99,7 +99,7 @@ def mcnemar(left_Q, right_Q):
 # -- fine-tuning averages ------------------------------------------------------------------------------------
 
 
-def finetuning_averages(path):
+def finetuning_averages(path: Path | None) -> dict[int, float] | None:
     """Layer to average in per cent, from a .csv file; None without one. Raises WsdDataError naming the line."""
     if path is None:
         return None
@@ -112,7 +112,7 @@ def finetuning_averages(path):
         try:
             layer, average = int(row["layer"]), float(row["average"])
         except (KeyError, TypeError, ValueError):
-            layer, average = None, math.nan
+            layer, average = 0, math.nan  # refused below
         if not math.isfinite(average):
             raise WsdDataError(
                 f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
@@ -120,17 +120,19 @@ def finetuning_averages(path):
             )
         if layer in found:
             raise WsdDataError(
-                f"--finetuning {path}, line {number}: layer {layer} a second time. Give one average a "
-                "layer, of students of one k."
+                f"--finetuning {path}, line {number}: layer {layer} is listed a second time. Give one "
+                "average for each layer, of students of one k."
             )
         found[layer] = average
     if not found:
-        raise WsdDataError(f"--finetuning {path}: expected a line layer,average and one line a layer; found none.")
+        raise WsdDataError(
+            f"--finetuning {path}: expected the heading layer,average and a line for each layer; found none."
+        )
     scale = 1 if max(found.values()) > 1 else 100
     return {layer: scale * average for layer, average in found.items()}
 
 
-def correlate(entries, averages):
+def correlate(entries: list[dict], averages: dict[int, float]) -> dict:
     """Spearman and Pearson between F1 and fine-tuning averages over the layers that have both.
 
     As they are, and rounded to 0.1 of a per cent: the paper's Spearman needs ties.
@@ -143,7 +145,7 @@ def correlate(entries, averages):
     return {"layers": layers, "raw": coefficients(f1, average), "rounded": coefficients(f1.round(1), average.round(1))}
 
 
-def coefficients(left, right):
+def coefficients(left: np.ndarray, right: np.ndarray) -> dict | None:
     """Spearman's and Pearson's coefficients with p values; None where one of the lists is constant."""
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return None
@@ -162,10 +164,10 @@ class Diagnosed(NamedTuple):
 
     teacher: str
     fingerprint: str
-    f1: dict
+    f1: dict[tuple[int, int], float]
 
 
-def read_result(path):
+def read_result(path: str | Path) -> Diagnosed:
     """The Diagnosed of a result.json. Raises WsdDataError where the file is none."""
     try:
         kept = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -181,7 +183,7 @@ def read_result(path):
 # -- what is written -------------------------------------------------------------------------------------------
 
 
-def write_report(result, directory):
+def write_report(result: dict, directory: Path) -> None:
     """result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]
     with appearing_whole(directory / "table.csv") as file:

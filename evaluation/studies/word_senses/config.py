@@ -11,7 +11,7 @@ from pipeline.config import DictionaryConfig, refuse_tolerance
 class ChooseLayerConfig(DictionaryConfig):
     """Compare the layers of a teacher by word-sense disambiguation with their LSPs."""
 
-    layer: tuple[int, ...] | Literal["all"] = "all"
+    layer: tuple[int, ...] | Literal["all"] = "all"  # type: ignore[assignment]  # a word more than elsewhere
     """Layers of the teacher to compare, 1 to its depth, or `all`; each gets its own dictionary, and all share one pass
     of the teacher over the annotated text."""
     wsd_data: Path | None = None

@@ -9,12 +9,21 @@ Left out: their vectors (word_vectors.py).
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, data_files, read_annotated
+from evaluation.studies.word_senses.framework import (
+    SEMCOR,
+    SENSE_INDEX,
+    TEST_SETS,
+    Sentence,
+    data_files,
+    read_annotated,
+)
 from evaluation.studies.word_senses.sense_scores import Questions
 from evaluation.studies.word_senses.wordnet import WordNet
 
@@ -31,16 +40,16 @@ class WsdData(NamedTuple):
     """
 
     wordnet: WordNet
-    sentences: list
+    sentences: list[Sentence]
     training: int
     training_words: np.ndarray
     training_rows: np.ndarray
-    synsets: list
+    synsets: list[str]
     questions: Questions
-    groups: dict
+    groups: dict[str, np.ndarray]
 
     @classmethod
-    def read(cls, root, progress, limit=None):
+    def read(cls, root: Path, progress: Callable[..., None], limit: int | None = None) -> "WsdData":
         """Read and check everything.
 
         limit   sentences of SemCor to take, evenly spread over it; all when None, and of the test sets always all
@@ -55,8 +64,8 @@ class WsdData(NamedTuple):
         return cls.of(wordnet, *sets)
 
     @classmethod
-    def of(cls, wordnet, training, *tests):
-        """Numbers of the sentences of a training set and of test sets in the order of TEST_SETS."""
+    def of(cls, wordnet: WordNet, training: list[Sentence], *tests: list[Sentence]) -> "WsdData":
+        """Turn the sentences of a training set, and of test sets in the order of TEST_SETS, into numbers."""
         words = [[instance for sentence in found for instance in sentence.instances] for found in (training, *tests)]
         test = list(chain(*words[1:]))
         pairs = [(word, wordnet.synset_of[key]) for word, instance in enumerate(words[0]) for key in instance.gold]
@@ -73,8 +82,8 @@ class WsdData(NamedTuple):
             _groups(test, [len(found) for found in words[1:]]),
         )
 
-    def counts(self):
-        """How many there are of what, for the result."""
+    def counts(self) -> dict[str, int]:
+        """The sizes of the data, for the result."""
         return {
             "training_words": self.training,
             "test_words": len(self.groups["ALL"]),
@@ -82,7 +91,7 @@ class WsdData(NamedTuple):
             "sentences": len(self.sentences),
         }
 
-    def warn_of_differences(self):
+    def warn_of_differences(self) -> None:
         """Warn where the data is not what the framework's authors counted."""
         first_sense = self.questions.first_sense_Q().mean()
         found = {
@@ -99,8 +108,8 @@ class WsdData(NamedTuple):
                 )
 
 
-def spread(sentences, limit):
-    """So many of the sentences, evenly spread, always the same ones; all when `limit` is None or no fewer."""
+def spread(sentences: list[Sentence], limit: int | None) -> list[Sentence]:
+    """At most `limit` of the sentences, evenly spread and always the same ones; all of them when it is None."""
     if limit is None or limit >= len(sentences):
         return sentences
     return [sentences[n * len(sentences) // limit] for n in range(limit)]
@@ -123,7 +132,7 @@ def _groups(test, sizes):
     return groups | {pos: pos_Q == pos for pos in ("NOUN", "VERB", "ADJ", "ADV")}
 
 
-def data_fingerprint(root):
+def data_fingerprint(root: Path) -> str:
     """Hex digits of the content of every file that is read. Raises WsdDataError when one is not there."""
     digest = hashlib.sha256()
     for file in data_files(root):

@@ -13,10 +13,14 @@ WordNet (wordnet.py), where to get the data (docs/word-senses.md).
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.parsers import expat
 
 from common.errors import WsdDataError
+
+if TYPE_CHECKING:
+    from evaluation.studies.word_senses.wordnet import WordNet
+
 
 SEMCOR = Path("Training_Corpora/SemCor/semcor")
 TEST_SETS = {
@@ -24,6 +28,7 @@ TEST_SETS = {
     for name in ("semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")
 }
 SENSE_INDEX = Path("wordnet3.0/index.sense")
+OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # what each stands in
 PARTS_OF_SPEECH = {"NOUN": "n", "VERB": "v", "ADJ": "as", "ADV": "r"}  # WordNet's letters; s is a satellite adjective
 
 
@@ -38,17 +43,17 @@ class Instance(NamedTuple):
     place: int
     lemma: str
     pos: str
-    gold: tuple
+    gold: tuple[str, ...]
 
 
 class Sentence(NamedTuple):
     """All words of a sentence in order, and those of them that are annotated."""
 
-    words: list
-    instances: list
+    words: list[str]
+    instances: list[Instance]
 
 
-def data_files(root):
+def data_files(root: Path) -> list[Path]:
     """Every file that the diagnostic reads. Raises WsdDataError when one is not there."""
     folders = [SEMCOR, *TEST_SETS.values()]
     names = [path.with_name(path.name + end) for path in folders for end in (".data.xml", ".gold.key.txt")]
@@ -62,7 +67,7 @@ def data_files(root):
     return files
 
 
-def read_annotated(root, folder, wordnet):
+def read_annotated(root: Path, folder: Path, wordnet: "WordNet") -> list[Sentence]:
     """The sentences of one set, in the file's order.
 
     wordnet  WordNet, which must know every gold key
@@ -105,11 +110,14 @@ class _Reader:
 
     def __init__(self, path, keys, gold):
         self.path, self.keys, self.gold = path, keys, gold
-        self.sentences, self.sentence, self.text = [], None, None
+        self.sentences: list[Sentence] = []
+        self.sentence = Sentence([], [])  # the one that is read, or the one before
+        self.text: list[str] = []  # of the element that is read
+        self.inside: list[str] = []  # the elements of OUTER that are open
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
-        self.parser.CharacterDataHandler = self._characters
+        self.parser.CharacterDataHandler = lambda text: self.text.append(text)
 
     def read(self):
         try:
@@ -125,14 +133,18 @@ class _Reader:
         return self.sentences
 
     def _start(self, name, attributes):
+        if name not in OUTER:
+            return
+        if self.inside != OUTER[name]:
+            where = f"directly inside of a <{OUTER[name][0]}>" if OUTER[name] else "outside of all others"
+            raise self._error(f"expected <{name}> {where}")
+        self.inside = [*self.inside, name]
         if name == "sentence":
             self.sentence = Sentence([], [])
-        elif name in ("wf", "instance"):
-            if self.sentence is None:
-                raise self._error(f"expected <{name}> inside of a <sentence>")
-            self.text = []
-            if name == "instance":
-                self.sentence.instances.append(self._instance(attributes))
+            return
+        self.text = []
+        if name == "instance":
+            self.sentence.instances.append(self._instance(attributes))
 
     def _instance(self, attributes):
         missing = [name for name in ("id", "lemma", "pos") if name not in attributes]
@@ -145,17 +157,14 @@ class _Reader:
         lemma = attributes["lemma"].lower().replace(" ", "_")  # as in index.sense
         return Instance(attributes["id"], len(self.sentence.words), lemma, attributes["pos"], gold)
 
-    def _characters(self, text):
-        if self.text is not None:
-            self.text.append(text)
-
     def _end(self, name):
-        if name in ("wf", "instance"):
-            self.sentence.words.append(" ".join("".join(self.text).split()))
-            self.text = None
-        elif name == "sentence":
+        if name not in OUTER:
+            return
+        self.inside = OUTER[name]
+        if name == "sentence":
             self.sentences.append(self.sentence)
-            self.sentence = None
+        else:
+            self.sentence.words.append(" ".join("".join(self.text).split()))
 
     def _error(self, message):
         return WsdDataError(f"{self.path}, line {self.parser.CurrentLineNumber}: {message}.")

@@ -2,22 +2,25 @@
 
 A synset's place in an LSP's list is its part of the mutual information of synsets and LSPs, Φ_ij PMI_ij: NPMI alone
 would put synsets first that were seen once, Φ alone the most frequent ones. Files take their places in the same way, as
-Φ alone would put adj.all first at two LSPs of five. Left out: Φ (sense_scores.py).
+Φ alone would put adj.all first at two LSPs in five. Left out: Φ (sense_scores.py).
 
 Shapes: S synsets, K LSPs, s synsets of one LSP, F lexicographer files.
 """
 
 import numpy as np
+from scipy import sparse
+
+from evaluation.studies.word_senses.wordnet import WordNet
 
 SYNSETS, LEXNAMES, LEMMAS = 5, 3, 5  # most of each that an LSP is given
 
 
-def name_lsps(phi, npmi, synsets, wordnet):
+def name_lsps(phi: sparse.csr_array, npmi: sparse.csr_array, synsets: list[str], wordnet: WordNet) -> list[dict]:
     """Labels of all LSPs.
 
     phi, npmi  CSR (S, K) with the same cells;  synsets  names of the S rows
     Returns    list of K dicts: synsets (synset, lemmas, lexname, npmi, mass: its share of the column of Φ) and
-               lexnames ([lexname, share of the column], what tells most first)
+               lexnames ([lexname, share of the column], the most informative first)
     """
     phi, npmi = phi.tocsc(), npmi.tocsc()
     total = phi.sum()
@@ -38,7 +41,7 @@ def name_lsps(phi, npmi, synsets, wordnet):
 
 
 def _files(share_F, usual_F):
-    """Numbers of the files that tell most, by share · ln(share / share in all of Φ)."""
+    """Numbers of the most informative files, by share · ln(share / share in all of Φ)."""
     there = np.flatnonzero(share_F)
     information = share_F[there] * np.log(share_F[there] / usual_F[there])
     return there[np.argsort(-information, kind="stable")[:LEXNAMES]]

@@ -38,11 +38,11 @@ class Questions(NamedTuple):
     rows_C: np.ndarray
     right_C: np.ndarray
 
-    def first_sense_Q(self):
+    def first_sense_Q(self) -> np.ndarray:
         """Whether the first candidate is right."""
         return self.are_right(np.zeros(len(self.starts_Q) - 1, np.int64))
 
-    def are_right(self, chosen_Q):
+    def are_right(self, chosen_Q: np.ndarray) -> np.ndarray:
         """Whether these candidates, counted within each question, are right; a word without candidates is wrong."""
         found = np.diff(self.starts_Q) > 0
         right_Q = np.zeros(len(found), bool)
@@ -57,7 +57,7 @@ class Answers(NamedTuple):
     backed_off_Q: np.ndarray
 
 
-def sense_sums(codes, words, synsets, count):
+def sense_sums(codes: sparse.csr_array, words: np.ndarray, synsets: np.ndarray, count: int) -> sparse.csr_array:
     """Φ: for every pair of a word and one of its synsets, the word's code is added to the synset's row.
 
     codes    CSR (words, K);  words, synsets  int arrays of the pairs;  count  S
@@ -67,7 +67,7 @@ def sense_sums(codes, words, synsets, count):
     return (sparse.csr_array((np.ones(len(words)), (synsets, words)), shape) @ codes.astype(np.float64)).tocsr()
 
 
-def normalised(codes):
+def normalise(codes: sparse.csr_array) -> sparse.csr_array:
     """The codes with rows that sum to 1; empty ones stay empty."""
     sums = np.asarray(codes.sum(1, dtype=np.float64)).ravel()
     scale = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)
@@ -76,7 +76,7 @@ def normalised(codes):
     )
 
 
-def npmi(phi):
+def npmi(phi: sparse.csr_array) -> sparse.csr_array:
     """NPMI of the cells of Φ that are above zero: ln(N Φ_ij / (r_i c_j)) / -ln(Φ_ij / N); CSR (S, K)."""
     total, rows_S, columns_K = phi.sum(), np.asarray(phi.sum(1)).ravel(), np.asarray(phi.sum(0)).ravel()
     rows = np.repeat(rows_S, np.diff(phi.indptr))
@@ -87,7 +87,7 @@ def npmi(phi):
     return sparse.csr_array((values, phi.indices, phi.indptr), phi.shape)
 
 
-def answer(npmi_SK, questions, codes):
+def answer(npmi_SK: sparse.csr_array, questions: Questions, codes: sparse.csr_array) -> dict[str, Answers]:
     """Answers of the three rules: argmax over the candidates of the row's product with the code; the first wins ties.
 
     codes    CSR (Q, K) of the questions' words

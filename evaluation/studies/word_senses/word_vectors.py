@@ -1,8 +1,9 @@
 """Vectors of annotated words at several layers, from one pass of the teacher.
 
     text = Readings(sentences, tokenizer, special, teacher.max_positions)
-    for chunk in text.chunks(65_536):
-        vectors = word_vectors(teacher, chunk, layers, batch_tokens, special["pad"])   # {layer: (words of it, d)}
+    for numbers, readings in text.chunks(65_536):
+        vectors = word_vectors(teacher, len(numbers), readings, layers, batch_tokens, special["pad"])
+        vectors[layers[0]]                                                             # (n, d)
 
 The context is one sentence, its words in order with single spaces between them. The vector of a word is the mean over
 its subtokens, scaled to unit length. Sentences of about equal length share a forward pass, so that there is little
@@ -13,13 +14,20 @@ codes (choose_layer.py).
 Shapes: W windows, L ids of a window, N chosen subtokens, n words of a chunk, d hidden width.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from common.errors import EncodeError
+from evaluation.studies.word_senses.framework import Sentence
 
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+
+
+Centers = Mapping[int | str, tuple[int, torch.Tensor | None]]
 WIDTHS = 4  # windows are padded to a multiple: fewer shapes, for each of which oneDNN compiles
 
 
@@ -31,9 +39,9 @@ class Reading(NamedTuple):
     words   numbers of these words, one for each place
     """
 
-    ids: list
-    places: list
-    words: list
+    ids: list[int]
+    places: list[int]
+    words: list[int]
 
 
 class Readings:
@@ -43,10 +51,10 @@ class Readings:
     words  how many there are;  tokens  how many ids all windows hold
     """
 
-    def __init__(self, sentences, tokenizer, special, max_positions):
+    def __init__(self, sentences: list[Sentence], tokenizer: Any, special: dict, max_positions: int):
         sentences = [sentence for sentence in sentences if sentence.instances]
         room, first, found = max_positions - 2, 0, []
-        for sentence, (ids, word_of) in zip(sentences, _tokenised(sentences, tokenizer), strict=True):
+        for sentence, (ids, word_of) in zip(sentences, _tokenise(sentences, tokenizer), strict=True):
             number = {instance.place: first + i for i, instance in enumerate(sentence.instances)}
             numbers = [number.get(word, -1) for word in word_of]
             found.append((list(number.values()), _windows(ids, numbers, room, special)))
@@ -55,9 +63,11 @@ class Readings:
         self._sentences = sorted(found, key=lambda words_and_windows: -_length(words_and_windows))
         self.tokens = sum(map(_length, found))
 
-    def chunks(self, tokens):
-        """Parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
-        words, readings, size = [], [], 0
+    def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[Reading]]]:
+        """Yield parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
+        words: list[int] = []
+        readings: list[Reading] = []
+        size = 0
         for numbers, windows in self._sentences:
             shift = len(words)
             local = {number: shift + i for i, number in enumerate(numbers)}
@@ -75,7 +85,7 @@ def _length(words_and_windows):
     return sum(len(window.ids) for window in words_and_windows[1])
 
 
-def _tokenised(sentences, tokenizer, at_once=4096):
+def _tokenise(sentences, tokenizer, at_once=4096):
     """Ids of every sentence without specials, and for each the word in the sentence that it belongs to, -1 for none.
 
     The sentence is given as text, so that tokenizers which mark spaces see what they saw in training; a subtoken
@@ -92,7 +102,7 @@ def _tokenised(sentences, tokenizer, at_once=4096):
 
 def _word_of_character(words):
     """For every character of the text, the number of its word; a space belongs to the word after it."""
-    found = []
+    found: list[int] = []
     for number, word in enumerate(words):
         if word:
             found += [number] * (len(word) + bool(found))
@@ -125,7 +135,7 @@ class Batch(NamedTuple):
     words_N: torch.Tensor
 
 
-def batches(readings, batch_tokens, pad):
+def batches(readings: list[Reading], batch_tokens: int, pad: int) -> Iterator[Batch]:
     """The forward passes of some readings, the longest first, each of at most `batch_tokens` ids, padding included."""
     ordered = sorted(readings, key=lambda reading: -len(reading.ids))
     start = 0
@@ -147,7 +157,15 @@ def _batch(readings, width, pad):
 
 
 @torch.inference_mode()
-def word_vectors(teacher, words, readings, layers, batch_tokens, pad, centers=None):
+def word_vectors(
+    teacher: "Teacher",
+    words: int,
+    readings: list[Reading],
+    layers: Sequence[int],
+    batch_tokens: int,
+    pad: int,
+    centers: Centers | None = None,
+) -> dict[int | str, np.ndarray]:
     """Unit-length vectors of the words of a chunk.
 
     layers   numbers, the deepest at most the teacher's own

@@ -1,4 +1,4 @@
-"""WordNet as its sense index tells it: candidates of a word, synsets of sense keys, names of synsets.
+"""WordNet, read from its sense index: candidates of a word, synsets of sense keys, names of synsets.
 
     wordnet = WordNet.load("wordnet3.0/index.sense")
     wordnet.candidates("dog", "NOUN")           # [("dog%1:05:00::", "02084071-n"), ...], first sense first
@@ -31,12 +31,15 @@ class WordNet:
     synset_of  sense key to synset, such as "02084071-n"
     """
 
-    def __init__(self, path):
-        self.path, self.synset_of = path, {}
-        self._keys_of, self._lemmas_of, self._lexname_of = {}, {}, {}
+    def __init__(self, path: Path):
+        self.path = path
+        self.synset_of: dict[str, str] = {}
+        self._keys_of: dict[tuple[str, str], list[tuple[int, str]]] = {}  # of (lemma, part of speech)
+        self._lemmas_of: dict[str, list[tuple[int, str]]] = {}
+        self._lexname_of: dict[str, str] = {}
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | Path) -> "WordNet":
         """Read an index.sense. Raises WsdDataError naming the line that is not one of a sense index."""
         wordnet = cls(Path(path))
         with open(path, "rb") as file:  # decoded line by line, so that an error has its number
@@ -64,15 +67,15 @@ class WordNet:
         self._lemmas_of.setdefault(synset, []).append((-int(tag_count), lemma))
         self._lexname_of[synset] = LEXNAMES[int(lex_filenum)]
 
-    def candidates(self, lemma, pos):
-        """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that it does not know."""
+    def candidates(self, lemma: str, pos: str) -> list[tuple[str, str]]:
+        """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that is not in WordNet."""
         senses = self._keys_of.get((lemma, PARTS_OF_SPEECH[pos][0]), ())
         return [(key, self.synset_of[key]) for _, key in senses]
 
-    def lemmas(self, synset):
+    def lemmas(self, synset: str) -> list[str]:
         """Words of a synset, the most frequent in this sense first."""
         return [lemma for _, lemma in sorted(self._lemmas_of[synset])]
 
-    def lexname(self, synset):
+    def lexname(self, synset: str) -> str:
         """The lexicographer file of a synset, such as noun.animal."""
         return self._lexname_of[synset]

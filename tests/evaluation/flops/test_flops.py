@@ -12,7 +12,7 @@ from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraCon
 from common.errors import FlopsError
 from evaluation.studies.flops.config import CountFlopsConfig
 from evaluation.studies.flops.count import as_printed, count_flops, short_flops
-from evaluation.studies.flops.encoders import Encoder, measured_head, measured_student
+from evaluation.studies.flops.encoders import Encoder, measure_head, measure_student
 from evaluation.studies.flops.pretraining import (
     FISTA,
     Setting,
@@ -103,7 +103,7 @@ def test_encoding_is_shared_by_its_reuses(paper):
     encoding = sum(encoding_flops(paper).values())
     assert once["total"] - often["total"] == pytest.approx(encoding * 7 / 8)
     assert teacher_flops(paper.teacher, 10, 3, 128) * 128 == 3 * encoding_flops(paper)["teacher"]
-    assert encoding_flops(paper)["teacher"] == paper.teacher.cut(10).measured(128, 128)
+    assert encoding_flops(paper)["teacher"] == paper.teacher.cut(10).measure(128, 128)
 
 
 FAMILIES = {
@@ -127,21 +127,21 @@ def test_formulas_are_what_torch_counts(family, layers, windows, length):
     if family == "distilbert":
         encoder = Encoder(family, kind(dim=32, n_layers=layers, n_heads=4, hidden_dim=80, vocab_size=50))
     assert encoder.is_analytic
-    assert encoder.forward(windows, length).total == encoder.measured(windows, length)
-    assert encoder.head(windows * length, 11) == measured_head(encoder, windows * length, 11)
+    assert encoder.forward(windows, length).total == encoder.measure(windows, length)
+    assert encoder.head(windows * length, 11) == measure_head(encoder, windows * length, 11)
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "bert-3x192", "bundled", "deberta-base"])
 def test_named_encoders_too(name):
     encoder = Encoder.find(name)
-    assert encoder.forward(2, 128).total == encoder.measured(2, 128)
+    assert encoder.forward(2, 128).total == encoder.measure(2, 128)
 
 
 def test_others_are_measured(tmp_path):
     ModernBertConfig(**SIZE | {"vocab_size": 50_400}, num_hidden_layers=2).save_pretrained(tmp_path)
     encoder = Encoder.find(str(tmp_path))
     assert not encoder.is_analytic and encoder.vocabulary == 50_400
-    assert encoder.forward(2, 16).total == encoder.measured(2, 16) > 0
+    assert encoder.forward(2, 16).total == encoder.measure(2, 16) > 0
     settings = CountFlopsConfig(**SMALL | {"teacher": str(tmp_path)}, layer=1, json=True)
     assert "layers and (no formula) its attention, no solver" in summary(count_flops(settings), settings)
     talking = DebertaConfig(**SIZE, **RELATIVE, talking_head=True, pos_att_type=["c2p"])
@@ -152,7 +152,7 @@ def test_the_student_as_trained_skips_most_of_its_last_layer():
     encoder = Encoder.find("bert-3x64")
     whole = encoder.forward(4, 16).total + encoder.head(4 * 2, 20)
     skipped = 4 * 14 * 2 * (2 * 64 * 64 + 2 * 64 * 256 + 2 * 16 * 64)  # of 16 positions 14 need keys and values only
-    assert measured_student(encoder, 4, 16, 4 * 2, 20) == whole - skipped
+    assert measure_student(encoder, 4, 16, 4 * 2, 20) == whole - skipped
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_teacher_and_solver_or_head(kind, tmp_path, english_text, teacher_direct
     counts_V[store.special_ids["all"]] = 0
     coded = int(counts_V.sum())  # specials are not
     expected = {
-        "lsp": teacher.cut(2).measured(1, 32) * windows + solver_flops(coded, 40, 32),
-        "logits": (teacher.measured(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,
+        "lsp": teacher.cut(2).measure(1, 32) * windows + solver_flops(coded, 40, 32),
+        "logits": (teacher.measure(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,
         "ids": 0,
     }
     assert store_flops(store) == expected[kind]

@@ -150,7 +150,7 @@ def test_words_and_their_profiles(view, dense_NK):
         shown = view.word(found.texts[number].upper())
         if len(shown["forms"]) == 1:
             assert [row["weight"] for row in shown["lsps"][:3]] == pytest.approx(np.sort(mean_K)[::-1][:3])
-    joined = {view.vocabulary.joined(sample.ids_N[found.word_N == longer][:3])}
+    joined = {view.vocabulary.join(sample.ids_N[found.word_N == longer][:3])}
     assert joined == {found.texts[longer]}
 
 
@@ -211,7 +211,7 @@ def test_contexts_are_the_text_with_its_weights(view, dense_NK):
             np.flatnonzero((view.sample.window_N == shown["window"]) & (view.sample.position_N == shown["position"]))[0]
         )
         first, last = view.sample.bounds(token, 12)
-        assert "".join(text for text, _ in shown["text"]) == view.vocabulary.joined(view.sample.ids_N[first:last])
+        assert "".join(text for text, _ in shown["text"]) == view.vocabulary.join(view.sample.ids_N[first:last])
         marks = [weight for text, weight in shown["text"] if weight]
         around = dense_NK[first:last, lsp]
         assert marks == pytest.approx([weight for weight in around if weight], abs=6e-5)

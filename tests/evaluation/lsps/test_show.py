@@ -14,7 +14,7 @@ from tiny_exports import exported
 from common.errors import InspectionError
 from common.progress import silent
 from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.labels import find_labels
+from evaluation.inspection.lsps.labels import find_labels, require_labels
 from evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
 from student.objectives import Mlsm
@@ -103,8 +103,10 @@ def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48").mkdir(parents=True)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48" / "labels.json").write_text("{broken")
     assert find_labels(fingerprint, tmp_path) is None
-    with pytest.raises(InspectionError, match="no labels.json there is of this dictionary"):
+    with pytest.raises(InspectionError, match="has no labels.json of this dictionary"):
         shown(store=str(coded_store.path), diagnostic=tmp_path)
+    with pytest.raises(InspectionError, match=r"of this dictionary \(unknown\)"):  # a store need not name its own
+        require_labels(None, tmp_path)
     write_labels(tmp_path / "diagnostics" / "three" / "layer-2-k48", fingerprint, 48)
     for place in (tmp_path, tmp_path / "diagnostics" / "three", tmp_path / "diagnostics" / "three" / "layer-2-k48"):
         result, text = shown(store=str(coded_store.path), diagnostic=place, lsp=(3,))

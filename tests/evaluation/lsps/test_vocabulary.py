@@ -43,11 +43,11 @@ def test_text_and_words_come_back(kind, tmp_path):
             ".", " ."
         ).split().count(word)
     if kind is word_piece:  # where é and ï are whole tokens
-        assert vocabulary.joined(ids).replace(" ' ", "'") == TEXT
-    assert "the bank raised its rates, and (as rates rise)" in vocabulary.joined(ids)
+        assert vocabulary.join(ids).replace(" ' ", "'") == TEXT
+    assert "the bank raised its rates, and (as rates rise)" in vocabulary.join(ids)
     assert vocabulary.is_symbol_V[tokenizer.token_to_id(",")] and not vocabulary.is_symbol_V[ids[0]]
 
 
 def test_a_store_without_a_tokenizer_shows_numbers(tmp_path):
     vocabulary = Vocabulary(tmp_path / "none", 5)
-    assert vocabulary.joined(np.array([3, 1])) == "#3 #1" and vocabulary.begins_word(np.array([3, 1])).all()
+    assert vocabulary.join(np.array([3, 1])) == "#3 #1" and vocabulary.begins_word(np.array([3, 1])).all()

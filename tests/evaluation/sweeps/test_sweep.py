@@ -98,11 +98,10 @@ def test_the_mass_that_top_n_keeps_stands_beside_each_student(settings, tmp_path
     assert sweeping.caption_of(cut, rows) == "The students differ in k alone."
 
 
-def test_all_entries_can_be_kept(settings, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(sweeping, "EncodeConfig", lambda **values: asked.update(values))
-    sweeping._encoding(replace(settings, top_n="all"))
-    assert asked["top_n"] == "all"
+def test_its_settings_are_passed_on(settings):
+    encoding, training = replace(settings, top_n="all", seed=7).encoding(), settings.training("a store")
+    assert (encoding.layer, encoding.top_n, encoding.seed, encoding.output) == ((1, 3), "all", 7, settings.output)
+    assert (training.store, training.max_steps, training.eval_every, training.output) == ("a store", 12, 0, None)
 
 
 def write_diagnostic(path, k, teacher):

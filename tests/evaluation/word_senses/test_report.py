@@ -75,7 +75,7 @@ def test_correlations_raw_and_rounded(tmp_path):
         ("layer,avg\n1,2\n", "line 2: expected the columns layer"),
         ("layer,average\n1,70\ntwo,71\n", "line 3: .*found {'layer': 'two'"),
         ("layer,average\n1,70\n2,nan\n", "line 3: .*'average': 'nan'"),
-        ("layer,average\n1,70\n2,71\n1,72\n", "line 4: layer 1 a second time"),
+        ("layer,average\n1,70\n2,71\n1,72\n", "line 4: layer 1 is listed a second time"),
         ("layer,average\n", "found none"),
     ],
 )

@@ -13,7 +13,7 @@ from common.progress import silent
 from evaluation.studies.word_senses.choose_layer import diagnose_layer
 from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.studies.word_senses.data import WsdData
-from evaluation.studies.word_senses.sense_scores import Questions, answer, normalised, npmi, sense_sums
+from evaluation.studies.word_senses.sense_scores import Questions, answer, normalise, npmi, sense_sums
 from pipeline.solvers import nonneg_lasso
 
 
@@ -21,7 +21,7 @@ def test_sums_of_codes_by_synset():
     codes = sparse.csr_array(np.array([[1, 0, 2], [0, 0, 0], [0, 3, 1]], np.float32))
     phi = sense_sums(codes, np.array([0, 0, 1, 2, 2]), np.array([0, 2, 0, 2, 2]), 3)
     assert phi.toarray().tolist() == [[1, 0, 2], [0, 0, 0], [1, 6, 4]]  # a synset twice counts twice
-    rows = normalised(codes).toarray()
+    rows = normalise(codes).toarray()
     assert rows == pytest.approx(np.array([[1 / 3, 0, 2 / 3], [0, 0, 0], [0, 0.75, 0.25]]))
 
 
