@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data import ROOT
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -21,8 +22,6 @@ from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
 from student.trainer import train
 from terminal.finetuning import summary
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

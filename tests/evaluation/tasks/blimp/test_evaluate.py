@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data import ROOT
 from tiny_exports import exported
 from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
@@ -33,8 +34,6 @@ from student.probe_config import ProbeConfig
 from student.trainer import train
 from terminal import verb
 from terminal.blimp import blimp
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
