@@ -34,29 +34,29 @@ def choose(verb: "Verb", settings: Any) -> tuple[Any, str | None]:
     return dataclasses.replace(settings, **{verb.works_on: found[0]}), f"{verb.works_on} {found[0]} ({why})"
 
 
-def stores(settings: object) -> list[str]:
+def stores(settings: object) -> list[Path]:
     """List the finished stores of any kind."""
     return _stores("lsp", "ids", "logits")
 
 
-def lsp_stores(settings: object) -> list[str]:
+def lsp_stores(settings: object) -> list[Path]:
     """List the finished stores of LSPs."""
     return _stores("lsp")
 
 
-def stores_with_entries(settings: object) -> list[str]:
+def stores_with_entries(settings: object) -> list[Path]:
     """List the finished stores that keep several entries of a token: LSPs, or the teacher's words."""
     return _stores("lsp", "logits")
 
 
-def stores_for_the_objective(settings: "StudentConfig") -> list[str]:
+def stores_for_the_objective(settings: "StudentConfig") -> list[Path]:
     """List the finished stores of the kinds that the objective learns from."""
     from student.objectives import OBJECTIVES
 
     return _stores(*OBJECTIVES[settings.objective].kinds)
 
 
-def _stores(*kinds: str) -> list[str]:
+def _stores(*kinds: str) -> list[Path]:
     from shards.reader import finished_stores
 
     return finished_stores("runs/stores", kinds)

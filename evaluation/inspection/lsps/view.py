@@ -83,7 +83,7 @@ class StoreView:
         """Labels by LSP; None where no diagnostic has run."""
         if self._diagnostic is not None:
             return require_labels(self.fingerprint, self._diagnostic)
-        return None if is_url(self.store.path) else find_labels(self.fingerprint, self.store.path.parent.parent)
+        return None if is_url(self.store.path) else find_labels(self.fingerprint, Path(self.store.path).parent.parent)
 
     @cached_property
     def _together(self) -> tuple[np.ndarray, int]:

@@ -41,6 +41,7 @@ from student.onednn import use_onednn
 
 _HEAD_PURPOSE = 0x66744864  # "ftHd"
 DEVIATION = 0.02  # of BERT's initialiser
+NO_LIMIT = 1 << 30  # tokens that a model reads whose positions are not counted
 
 
 class Backbone:
@@ -88,7 +89,7 @@ class Backbone:
 
     def room(self) -> int:
         """The longest input in tokens."""
-        return max_positions(self.encoder)
+        return int(min(max_positions(self.encoder), NO_LIMIT))
 
     def set_dropout(self, rate: float) -> None:
         """Give the models that `with_head` makes from now on a dropout, see `dropouts`."""
@@ -115,7 +116,7 @@ def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
 def positions_of(config: PretrainedConfig) -> int:
     """The longest input in tokens of a configuration's encoder, which is built on the meta device, without weights."""
     with torch.device("meta"):
-        return max_positions(MODEL_MAPPING[type(config)](config))
+        return int(min(max_positions(MODEL_MAPPING[type(config)](config)), NO_LIMIT))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
