@@ -133,7 +133,12 @@ class Ranks:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.12 lacks the new
             parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
-        parallel.register_comm_hook(None, _sum_gradients)
+
+        def sum_gradients(state, bucket):  # without this hook they would be divided by the number of processes
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+
+        parallel.register_comm_hook(None, sum_gradients)
         return parallel
 
     def accumulating(self, parallel: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -182,9 +187,3 @@ def _check_devices(device: torch.device) -> None:
             f"{here} processes on a machine where torch sees {torch.cuda.device_count()} GPUs. Start one for each GPU"
             f" at most, like  torchrun --nproc-per-node {torch.cuda.device_count()}"
         )
-
-
-def _sum_gradients(state, bucket):
-    """Sum gradients as DistributedDataParallel's communication hook: by itself it would take their mean."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
