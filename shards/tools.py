@@ -6,6 +6,7 @@ Left out: the work itself (verify.py, derive.py, clean.py).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from common.progress import silent
 from shards.config import CleanConfig, DeriveConfig, VerifyConfig
@@ -15,14 +16,14 @@ def verify_shards(settings: VerifyConfig, progress: Callable[..., None] = silent
     """Check that a store is whole. Returns and raises what shards.verify.verify does."""
     from shards.verify import verify
 
-    return verify(_store_of(settings), settings.full, settings.repair, progress=progress)
+    return verify(store_of(settings), settings.full, settings.repair, progress=progress)
 
 
 def derive_shards(settings: DeriveConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Make a store with a smaller n. Returns its report, alone in a list as of an encoding; raises what derive does."""
     from shards.derive import derive
 
-    return [derive(_store_of(settings), settings.top_n, settings.output, progress)]
+    return [derive(store_of(settings), settings.top_n, settings.output, progress)]
 
 
 def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict:
@@ -32,7 +33,7 @@ def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict
     return clean(settings.path, settings.dry_run, settings.all)
 
 
-def _store_of(settings):
+def store_of(settings: Any) -> str:
     """The store that the settings name; the callers of a command fill in the newest one where they name none."""
     if settings.store is None:
         raise ValueError("STORE is missing: name the directory or the URL of a store")

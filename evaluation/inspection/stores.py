@@ -26,6 +26,7 @@ from shards.copies import foreign_errors
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming
+from shards.tools import store_of
 
 TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
@@ -34,11 +35,11 @@ _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "
 def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
     """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
     asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
-    return show(settings.store, **asked_for)
+    return show(store_of(settings), **asked_for)
 
 
 def show(
-    path: str | Path | None,
+    path: str | Path,
     *,
     document: int | None = None,
     window: int | None = None,
@@ -162,7 +163,7 @@ def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
     reader = store.split(split)
     if not 0 <= number < len(reader):
         raise RequestError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
-    batch = reader.read([number])
+    batch = reader.read(np.array([number]))
     length = int(batch.lengths[0])
     rows = None
     if store.k:

@@ -51,7 +51,7 @@ class Readings:
     words  how many there are;  tokens  how many ids all windows hold
     """
 
-    def __init__(self, sentences: list[Sentence], tokenizer: Any, special: dict, max_positions: int):
+    def __init__(self, sentences: list[Sentence], tokenizer: Any, special: dict, max_positions: float):
         sentences = [sentence for sentence in sentences if sentence.instances]
         room, first, found = max_positions - 2, 0, []
         for sentence, (ids, word_of) in zip(sentences, _tokenise(sentences, tokenizer), strict=True):
