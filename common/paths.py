@@ -18,7 +18,7 @@ def utf8(json_text: str) -> bytes:
 
 
 @contextmanager
-def utf8_name(directory: Path) -> Iterator[Path]:
+def utf8_name(directory: str | Path) -> Iterator[Path]:
     """A path to a directory whose name is UTF-8, for libraries that want that: its own, or a temporary link."""
     try:
         os.fspath(directory).encode()
@@ -26,9 +26,9 @@ def utf8_name(directory: Path) -> Iterator[Path]:
     except UnicodeEncodeError:
         is_utf8 = False
     if is_utf8:
-        yield directory
+        yield Path(directory)
         return
     with TemporaryDirectory(prefix="mlsm-") as place:
         link = Path(place) / "link"
-        link.symlink_to(directory.absolute(), target_is_directory=True)
+        link.symlink_to(Path(directory).absolute(), target_is_directory=True)
         yield link

@@ -1,8 +1,8 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
-An export carries lineage.json (student/export.py). Those of earlier versions lack the floating-point operations of
-pre-training; then the log of the run that they lie in has them. A probe's lineage is its student's; in its identity
-the probe's own settings stand beside the student's. Of a stock model nothing is known.
+An export carries lineage.json (student/export.py). Exports of earlier versions lack the floating-point operations of
+pre-training; these are then read from the log of the run that the export lies in. The lineage of a probe is that of its
+student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
@@ -14,11 +14,12 @@ import logging
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common.disk import read_file
 from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
-from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, is_number, optional, or_null
+from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, Kind, find_problem, is_number, optional, or_null
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ _OF_TARGET = {
 }
 
 
-def _table(fields):
+def _table(fields: dict[str, Kind]) -> dict[str, Kind]:
     """Kinds of fields that may be absent or null."""
     return {name: optional(or_null(kind)) for name, kind in fields.items()}
 
 
 TAIL = or_null(OBJECT._replace(fields=_TAIL))
-LINEAGE = {  # of lineage.json, as far as it is read
+LINEAGE = {  # the fields of lineage.json that are read here
     "objective": optional(or_null(TEXT)),
     "step": optional(or_null(COUNT)),
     "tokens": optional(or_null(COUNT)),
@@ -73,28 +74,28 @@ LINEAGE = {  # of lineage.json, as far as it is read
 }
 
 
-def read_lineage(file):
-    """What a lineage.json says. Raises LineageError where it is damaged, or is none."""
+def read_lineage(file: Path) -> dict:
+    """Read a lineage.json. Raises LineageError where it is damaged or is not a lineage."""
     try:
         known = json.loads(read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise LineageError(f"{file} cannot be read ({error}). Export the student again, or fetch it again.") from None
-    if problem := _problem(known):
+    if problem := _find_problem(known):
         raise LineageError(f"{file}: {problem}. Export the student again, or fetch it again.")
     return known
 
 
-def _problem(known, depth=0):
-    """What is wrong with a lineage, that of a student inside of a probe's included; None where nothing is."""
+def _find_problem(known: Any, depth: int = 0) -> str | None:
+    """What is wrong with a lineage, including the student's inside a probe's; None where nothing is."""
     if (problem := find_problem(known, LINEAGE)) or "student" not in known:
         return problem
     inner = known["student"]
     if depth or not isinstance(inner, dict) or not isinstance(inner.get("name", ""), str):
         return "field student: expected the lineage of a student"
-    return _problem(inner, depth + 1)
+    return _find_problem(inner, depth + 1)
 
 
-def lineage(directory):
+def lineage(directory: Path | str) -> dict:
     """Fields of a record that say how a model was pre-trained.
 
     directory  of an export, a kept checkpoint or a stock model
@@ -137,7 +138,10 @@ def lineage(directory):
 
 
 def _name_weights_by_content(known, directory):
-    """Let `continue_from` in a lineage.json say which weights: commit 1837c65 wrote where they were. The run knows."""
+    """Replace a path in `continue_from` by the fingerprint of the weights, which the run's config.json holds.
+
+    Commit 1837c65 wrote the path into lineage.json.
+    """
     settings = known.get("settings", {})
     if settings.get("continue_from") is None or is_content(settings["continue_from"]):
         return
@@ -148,23 +152,23 @@ def _name_weights_by_content(known, directory):
 
 
 def _fill_in_dropout(known, directory):
-    """Let a dropout that was left open be the encoder's own, as the export's config.json says it."""
+    """Fill in a dropout that the settings leave open: the encoder's own, which the export's config.json says."""
     settings = known.get("settings", {})
     if settings.get("dropout", "open") is None and (directory / "config.json").is_file():
         from transformers import AutoConfig
 
         from student.encoders import own_dropout
 
-        with suppress(Exception):  # transformers raises many classes at a damaged configuration: it stays open
+        with suppress(Exception):  # of a damaged configuration transformers raises many classes; the dropout stays open
             settings["dropout"] = own_dropout(AutoConfig.from_pretrained(directory, trust_remote_code=False))
 
 
-def is_content(value):
+def is_content(value: object) -> bool:
     """Whether a setting is a fingerprint, not a path."""
     return bool(re.fullmatch(r"[0-9a-f]{32}", str(value)))
 
 
-def identity(known):
+def identity(known: dict) -> dict:
     """Everything that decided the pre-training of a model, as its lineage.json says it.
 
     known    a whole lineage.json
@@ -188,25 +192,26 @@ def identity(known):
     }
 
 
-def flops_until(directory, known, probing=0.0):
+def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str, float | None]:
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
     probing  those of the probe on top of it
     Returns  pretraining: of the student, its probe included. teacher: of its forward passes over the tokens that the
-             student was trained on, as if every one was encoded for it alone; 0 without a teacher. None where unknown
+             student was trained on, as if all of them were encoded for this student alone; 0 without a teacher. None
+             where unknown
     """
     flops = known.get("flops")
     if flops is None:
-        flops = _logged(directory, known.get("step"))
+        flops = _read_from_log(directory, known.get("step"))
     return {
         "pretraining": None if flops is None else flops + probing,
-        "teacher": _of_teacher(known),
+        "teacher": _count_teacher(known),
     }
 
 
-def _logged(directory, step):
-    """From the log of the run that an export or a checkpoint lies in."""
+def _read_from_log(directory, step):
+    """Operations up to a step by the log of the run that an export or a checkpoint lies in; None without a log."""
     if step is None:
         return None
     for run in directory.absolute().parents[:2]:
@@ -219,20 +224,20 @@ def _logged(directory, step):
     return None
 
 
-def _of_teacher(known):
+def _count_teacher(known):
     target, tokens = known.get("store", {}).get("settings", {}), known.get("tokens")
     if known.get("objective") == "mlm":
         return 0.0
     if tokens is None or "teacher" not in target:
         return None
     length = (target.get("windowing") or {}).get("max_length")
-    directory = _found_here(target.get("teacher_name"), target["teacher"]) if length else None
+    directory = _find_teacher(target.get("teacher_name"), target["teacher"]) if length else None
     if directory is None:
         return None
     return tokens / length * _window_flops(directory, target.get("layer"), length)
 
 
-def _found_here(name, fingerprint):
+def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
     """The directory of a teacher on this machine, if it is still the one of this fingerprint."""
     from huggingface_hub import snapshot_download
 
@@ -241,7 +246,7 @@ def _found_here(name, fingerprint):
     if not name:
         return None
     directory = BUNDLED if name == "bundled" else Path(name)
-    with suppress(Exception):  # of three libraries: not a name of the Hub's, not in its cache, no model any more
+    with suppress(Exception):  # three libraries raise: no name of the Hub's, not in its cache, no longer a model
         if not directory.is_dir():
             directory = Path(snapshot_download(name, local_files_only=True))
         if teacher_fingerprint(directory) == fingerprint:

@@ -7,6 +7,7 @@ One home for all evaluations, so that a model has the same files, and so the sam
 whichever of them asked for it. Left out: loading (blimp/models.py, finetuning/heads.py).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -19,20 +20,20 @@ from student.export import EXPORT_FILES
 from student.lsp_model import export_of
 
 
-def directories(names, step: str | None = None) -> list[Path]:
-    """Directories of all that some names mean, in their order.
+def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
+    """The directories that some names stand for, in their order.
 
     names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids
-    step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is no
-            run is taken as it is
+    step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is
+            not a run is taken as it is
     Raises  ModelError where there is no such model or checkpoint; RunError where a run is not finished
     """
     if step is not None and step != "all" and not step.isdecimal():
         raise ModelError(f"--step is an optimiser step or `all`, found {step}")
     if step is not None and not any(_is_run(Path(name).expanduser()) for name in names):
         raise ModelError(
-            f"--step {step} is of a run of train-student or train-probe, but {', '.join(names)} is none."
-            f" Give the run's directory."
+            f"--step {step} chooses a checkpoint of a run of train-student or train-probe, but"
+            f" {', '.join(names)} is none. Give the run's directory."
         )
     return [directory for name in names for directory in _find(name, step)]
 
@@ -42,7 +43,7 @@ def _find(name: str, step: str | None) -> list[Path]:
     if name == "bundled" and not path.is_dir():
         return [BUNDLED]
     if step is not None and _is_run(path):
-        return _kept(path, step)
+        return _choose_checkpoints(path, step)
     directory = Path(export_of(path if path.exists() else name))
     return [directory if directory.is_dir() else _from_hub(name)]
 
@@ -51,8 +52,8 @@ def _is_run(path: Path) -> bool:
     return (path / "checkpoints").is_dir()
 
 
-def _kept(run: Path, step: str) -> list[Path]:
-    """The kept checkpoints of a run that are meant."""
+def _choose_checkpoints(run: Path, step: str) -> list[Path]:
+    """The kept checkpoints of a run that --step asks for."""
     found = checkpoints_in(run / "checkpoints")
     kept = {int(path.name[5:]): path for path in found if (path / "config.json").is_file()}
     if step == "all" and kept:
@@ -61,7 +62,7 @@ def _kept(run: Path, step: str) -> list[Path]:
         return [kept[int(step)]]
     if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
         raise ModelError(
-            f"{run}: the checkpoint of step {step} is there to resume from only. Export it, and give that:"
+            f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and give the export:"
             f"  {program()} export-student {run} --checkpoint {step}"
         )
     there = ", ".join(map(str, kept)) or "none"
@@ -71,8 +72,8 @@ def _kept(run: Path, step: str) -> list[Path]:
 def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
-    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
+    except Exception as error:  # their classes change with huggingface_hub's versions
         raise ModelError(
-            f"no such model: {name} is no directory, and the Hub's cache and the Hub do not give it"
+            f"no such model: {name} is not a directory, and neither the Hub nor its cache has it"
             f" ({type(error).__name__}). Give a directory, or where there is a network run: hf download {name}"
         ) from error

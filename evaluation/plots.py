@@ -11,10 +11,15 @@ import csv
 import io
 import logging
 import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.durable import appearing_whole
 from common.errors import PlotError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 SIZE = (6.4, 4.0)  # inches of a figure one text column wide
@@ -31,7 +36,7 @@ STYLE = {
 }
 
 
-def new_figure(width=1.0, rows=1, columns=1):
+def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Figure, Any]":
     """A figure `width` text columns wide and its axes, one or an array of (rows, columns).
 
     Raises  PlotError, which says what to install
@@ -46,8 +51,11 @@ def new_figure(width=1.0, rows=1, columns=1):
         return figure, figure.subplots(rows, columns)
 
 
-def drawn(draw, *arguments):
-    """The files that `draw(*arguments)` made; none, and a note, where matplotlib is not there: figures fail nothing."""
+def drawn(draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:
+    """The files that `draw(*arguments)` wrote.
+
+    Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
+    """
     try:
         return draw(*arguments)
     except PlotError as error:
@@ -55,13 +63,13 @@ def drawn(draw, *arguments):
         return []
 
 
-def write_caption(figure, text):
+def write_caption(figure: "Figure", text: str) -> None:
     """Write a paragraph below a figure, which keeps room for it."""
     wrapped = "\n".join(textwrap.wrap(text, int(figure.get_size_inches()[0] * CHARACTERS_PER_INCH)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color="0.3")
 
 
-def save_figure(figure, stem, header, rows):
+def save_figure(figure: "Figure", stem: Path | str, header: Sequence[str], rows: Iterable[Sequence]) -> list[Path]:
     """Write <stem>.svg, .png and .csv, each whole or not at all. Returns their paths.
 
     header, rows  what was drawn, for the CSV
@@ -80,7 +88,7 @@ def save_figure(figure, stem, header, rows):
     return paths
 
 
-def save_table(path, header, rows):
+def save_table(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> Path:
     """Write a CSV file, whole or not at all. Returns its path."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])

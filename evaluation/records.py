@@ -13,9 +13,9 @@
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...}}
 
-Values are fractions: 0.86, not 86. A record is written whole and says all that it needs: files may be moved and mixed.
-Records of schema mlsm-record-1 are read as if they had been written as mlsm-record-2: they lack the identity, which is
-null then, and call a training diverged whose predictions are all the same.
+Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
+mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,
+and they call a training diverged if all its predictions are the same, which is now called collapsed.
 Left out: where a model comes from (lineage.py), what is measured, comparing.
 """
 
@@ -23,7 +23,9 @@ import hashlib
 import json
 import platform
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common import disk
 from common.disk import file_sha256
@@ -33,6 +35,9 @@ from common.invocation import program
 from evaluation.lineage import TAIL, lineage
 from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
 from shards.checksums import canonical_json
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA = "mlsm-record-2"
 _FIRST_SCHEMA = "mlsm-record-1"
@@ -52,11 +57,11 @@ METRICS = {
 }
 
 
-def describe(path, name=None):
+def describe(path: Path | str, name: str | None = None) -> dict:
     """What a record says of a model: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
-    name  shown to people; otherwise that of the run, with the step of a checkpoint, or of the directory
+    name  shown to people; when not given, the name of the run (of a checkpoint, with its step) or of the directory
     Raises  RecordError where its weights or its lineage cannot be read
     """
     path = Path(path)
@@ -67,7 +72,7 @@ def describe(path, name=None):
     return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
 
 
-def weights_sha256(directory):
+def weights_sha256(directory: Path | str) -> str:
     """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
 
     Raises  RecordError where there is none, or one cannot be read
@@ -82,7 +87,7 @@ def weights_sha256(directory):
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def environment(device="cpu"):
+def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
     """Versions, device and threads that a record's figures were made with."""
     import torch
     import transformers
@@ -97,19 +102,19 @@ def environment(device="cpu"):
     }
 
 
-def directory_of(output, record):
+def directory_of(output: Path | str, record: Mapping) -> Path:
     """Where the records of one model and suite lie. `record`: its model, weights and suite suffice."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", record["model"]).strip(".-") or "model"
     return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
 
 
-def path_of(output, record):
+def path_of(output: Path | str, record: Mapping) -> Path:
     """The file of a record; of its fields model, weights, suite, task and seed are needed."""
     seed = "" if record["seed"] is None else f"-seed{record['seed']}"
     return directory_of(output, record) / f"{record['task']}{seed}.json"
 
 
-def write(output, record):
+def write(output: Path | str, record: dict) -> Path:
     """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
     path = path_of(output, check(record, "this record"))
     make_directories(path.parent)
@@ -117,29 +122,29 @@ def write(output, record):
     return path
 
 
-def read(paths):
+def read(paths: Iterable[Path | str]) -> list[dict]:
     """The records in some files and directories, which are searched recursively.
 
     Returns  list of dicts, in the order of the arguments, within a directory by path
     Raises   RecordError naming file and field of what is malformed, or that there are none
     """
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in _find_files(Path(path))]
     if not files:
         raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
     return [read_file(file) for file in dict.fromkeys(files)]
 
 
-def read_file(file):
+def read_file(file: Path) -> dict:
     """One record; RecordError where it is malformed."""
     try:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return check(_as_second(record), file)
+    return check(_convert_first_schema(record), file)
 
 
-def _as_second(record):
-    """A record of the first schema as one of the second; any other as it is."""
+def _convert_first_schema(record):
+    """Convert a record of the first schema to the second; return any other as it is."""
     if not isinstance(record, dict) or record.get("schema") != _FIRST_SCHEMA:
         return record
     why = record.get("diverged")
@@ -148,48 +153,44 @@ def _as_second(record):
     return record | failed | {"schema": SCHEMA, "identity": None}
 
 
-def _files(path):
-    if path.is_dir():  # what is hidden is another process's temporary
+def _find_files(path):
+    if path.is_dir():  # a hidden file is the temporary file of another process
         return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
     if not path.is_file():
         raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
     return [path]
 
 
-def check(record, where):
-    """The record, if it is one; otherwise RecordError.
+def check(record: Any, where: Path | str) -> dict:
+    """Return the record unchanged, or raise a RecordError that says what is wrong with it.
 
-    where  what the message begins with: its file
+    where  what the message begins with: the record's file
     """
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise RecordError(f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. It is no record of ours.")
+        raise RecordError(
+            f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Give records that finetune or"
+            " evaluate-blimp wrote."
+        )
     for name, (holds, expected) in _FIELDS.items():
         if name not in record:
             raise RecordError(f"{where}: field {name} is missing, expected {expected}. Evaluate again.")
         _require(holds(record[name]), where, name, expected, record[name])
     for place, figure in enumerate(record["figures"]):
-        _check_figure(figure, f"figures[{place}]", where)
+        field = f"figures[{place}]"
+        _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
+        for name, (holds, expected) in _FIGURE_FIELDS.items():
+            _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
+        _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
     if record["suite"] == "finetune":
-        _check_metrics(record, where)
+        task = record["task"]
+        _require(task in METRICS, where, "task", f"one of {', '.join(METRICS)}", task)
+        metrics = [figure["metric"] for figure in record["figures"]]
+        _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
+        _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
-
-
-def _check_figure(figure, field, where):
-    _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
-    for name, (holds, expected) in _FIGURE_FIELDS.items():
-        _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
-    _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
-
-
-def _check_metrics(record, where):
-    _require(record["task"] in METRICS, where, "task", f"one of {', '.join(METRICS)}", record["task"])
-    metrics = [figure["metric"] for figure in record["figures"]]
-    expected = list(METRICS[record["task"]])
-    _require(metrics == expected, where, "figures", f"the metrics {', '.join(expected)}", metrics)
-    _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
 
 
 def _require(holds, where, field, expected, found):

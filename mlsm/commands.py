@@ -15,6 +15,7 @@ is named, it takes the newest that fits, as on the command line, and logs which.
 import logging
 from collections.abc import Callable, Iterable
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.progress import silent
@@ -162,7 +163,7 @@ def clean(config: "CleanConfig | None" = None, /, *, progress: Progress = None, 
     return Report.of(_run("clean", config, settings, None, progress))
 
 
-def read_records(paths: Iterable[str | PathLike[str]]) -> list[dict[str, Any]]:
+def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
     from evaluation import records
 

@@ -50,6 +50,7 @@ def encode_ids(config: EncodeIdsConfig, progress: Callable[..., None] = silent) 
     """Write a store of token ids only. Returns a list of one report dict, as `encode_lsp`."""
     from pipeline.teacher import load_tokenizer
 
+    assert config.tokenizer is not None, "a config has taken the bundled one"
     job = scan_corpus(config, load_tokenizer(config.tokenizer), progress)
     if config.dry_run:
         return [estimate(job, IdsCoder(), [KINDS["ids"].target(job, None, None)])]
@@ -67,6 +68,7 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     from pipeline.teacher import check_documents_apart, load_tokenizer
     from pipeline.teacher.masked_lm import MaskedLm
 
+    assert config.teacher is not None, "a config has taken the bundled one"
     if config.documents_apart:
         check_documents_apart(config.teacher)
     # Loaded before the corpus is read, so that a teacher without a head is refused at once.

@@ -160,6 +160,7 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
     """The Job of a command that has a teacher; a layer that the teacher lacks is refused before the corpus is read."""
     from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
 
+    assert config.teacher is not None, "a config without vectors has taken the bundled one"
     check_layers(config.teacher, config.layer)
     if config.center == "position":
         check_position_means(config.teacher)

@@ -6,6 +6,7 @@ Left out: the work itself (verify.py, derive.py, clean.py).
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from common.progress import silent
@@ -33,7 +34,7 @@ def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict
     return clean(settings.path, settings.dry_run, settings.all)
 
 
-def store_of(settings: Any) -> str:
+def store_of(settings: Any) -> str | Path:
     """The store that the settings name; the callers of a command fill in the newest one where they name none."""
     if settings.store is None:
         raise ValueError("STORE is missing: name the directory or the URL of a store")

@@ -17,7 +17,7 @@ Shapes: W windows, L window length, M chosen tokens, B blocks.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -146,7 +146,7 @@ class WindowReader:
 
     # -- windows and rows --------------------------------------------------------------------------------
 
-    def read(self, window_ids: np.ndarray) -> WindowBatch:
+    def read(self, window_ids: np.ndarray | Sequence[int]) -> WindowBatch:
         """The windows with these numbers, in this order, as a WindowBatch."""
         window_ids = np.asarray(window_ids, np.int64)
         sort, parts = self._by_block(window_ids)

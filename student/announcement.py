@@ -1,15 +1,19 @@
-"""What a run says of itself before its first step: what will happen, about how long it takes, who decided what.
+"""What a run announces before its first step: what will happen, about how long it takes, where each setting comes from.
 
-Left out: what the settings are (resolve.py), what a step costs (meter.py).
+Left out: how the settings are chosen (resolve.py), what a step costs (meter.py).
 """
 
 import time
 from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-# Share of the rate of a plain matrix product that a whole training step reaches. Rough figures: on a CPU small encoders
-# reach less and large ones more; of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
+if TYPE_CHECKING:
+    from student.trainer import Trainer
+
+# The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
+# reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
 _SHOWN = (
     "encoder",
@@ -27,8 +31,8 @@ _SHOWN = (
 )
 
 
-def announcement(trainer) -> str:
-    """The block of lines for a Trainer that is about to do its first step, or its first after a resume."""
+def announcement(trainer: "Trainer") -> str:
+    """The block of lines for a Trainer before its first step, or before its first step after a resume."""
     config, origins, windows = trainer.config, trainer.origins, trainer.loader.windows
     per_step = windows.tokens / len(windows) * config.batch_windows
     steps_left = config.max_steps - trainer.steps
@@ -56,7 +60,7 @@ def announcement(trainer) -> str:
         ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
     ]
     others = [
-        f"{field.name.replace('_', '-')} {_said(getattr(config, field.name))} ({origins[field.name]})"
+        f"{field.name.replace('_', '-')} {_write_value(getattr(config, field.name))} ({origins[field.name]})"
         for field in fields(config)
         if field.name in origins and field.name not in _SHOWN
     ]
@@ -66,12 +70,12 @@ def announcement(trainer) -> str:
     return "\n".join([f"{trainer.task.name} on {trainer.store.path}:", *lines])
 
 
-def _said(value) -> str:
-    """A setting's value as one writes it after its flag."""
+def _write_value(value: Any) -> str:
+    """Write the value of a setting as it stands after its flag."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _model_rows(trainer, parameters: int) -> list:
+def _model_rows(trainer: "Trainer", parameters: int) -> list:
     config, origins = trainer.config, trainer.origins
     model = f"{config.encoder_source}, {parameters:,} parameters are trained"
     if trainer.task.name == "train-probe":
@@ -79,16 +83,19 @@ def _model_rows(trainer, parameters: int) -> list:
     from student.encoders import own_dropout
 
     dropout = config.dropout if config.dropout is not None else own_dropout(trainer.model.encoder.config)
-    dropout = "several rates" if dropout is None else f"{dropout:g}"
     encoder = "encoder" if config.continue_from is None else "continue_from"
     return [
         ("encoder", model, origins.get(encoder, "default; --encoder bert-2x128 is a small one, for a try")),
         ("objective", config.objective, origins.get("objective", "default")),
-        ("dropout", dropout, origins.get("dropout", "the encoder's own")),
+        (
+            "dropout",
+            "several rates" if dropout is None else f"{dropout:g}",
+            origins.get("dropout", "the encoder's own"),
+        ),
     ]
 
 
-def _seconds_of_step(trainer) -> float:
+def _seconds_of_step(trainer: "Trainer") -> float:
     """About how long an optimiser step takes: its operations over what this machine does in a second."""
     meter = trainer.meter
     if meter.peak_flops is not None:
@@ -98,7 +105,7 @@ def _seconds_of_step(trainer) -> float:
 
 
 def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
-    """Operations per second of a matrix product as a base encoder has it, measured for a twentieth of a second."""
+    """Operations per second of a matrix product as in a base encoder, measured for a twentieth of a second."""
     matrices = [torch.ones(rows, size, device=device, dtype=dtype or torch.float32) for rows in (4096, size)]
 
     def seconds(repeats):

@@ -1,4 +1,4 @@
-"""What a constant prediction would score on the held-out tokens: the references that a student's loss is compared with.
+"""What a constant prediction scores on the held-out tokens: the references that a student's loss is compared with.
 
 Each is learned from the training split, by counts and sums that its store keeps. Left out: averages by position
 (position_marginals.py), which of these an objective reports (objectives.py).
@@ -7,25 +7,27 @@ Shapes: M masked tokens, P positions, K outputs, V vocabulary, E stored entries 
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 
+from shards.windows import WindowReader
 from student.position_marginals import position_marginals, position_sums, shrink
 from student.sparse_rows import temper
 from student.targets import SparseTargets, TeacherTargets, TokenTargets
 
 
-def smoothed_mean(train_windows, outputs: int):
+def smoothed_mean(train_windows: WindowReader, outputs: int) -> np.ndarray:
     """Average stored distribution of a split, smoothed by one uniform token; float64 (outputs)."""
     tokens = train_windows.tokens
     mean_K = np.asarray(train_windows.mean_distribution(), dtype=np.float64)
     return (mean_K * tokens + 1 / outputs) / (tokens + 1)
 
 
-def unigram_figures(train_windows, special_ids, held_out: list[TokenTargets]) -> dict:
+def unigram_figures(train_windows: WindowReader, held_out: list[TokenTargets]) -> dict:
     """Cross-entropy of the training split's token frequencies, accuracy of its most frequent token."""
     counts_V = np.asarray(train_windows.token_counts(), dtype=np.float64).copy()
-    counts_V[special_ids["all"]] = 0
+    counts_V[train_windows.store.special_ids["all"]] = 0
     log_unigram_V = np.log((counts_V + 1) / (counts_V + 1).sum())
     labels = np.concatenate([targets.labels_M.numpy() for targets in held_out])
     count = max(len(labels), 1)
@@ -35,11 +37,14 @@ def unigram_figures(train_windows, special_ids, held_out: list[TokenTargets]) ->
     }
 
 
-def average_lsp_figures(train_windows, held_out: list[SparseTargets], directory, *, lsps: int, temperature) -> dict:
+def average_lsp_figures(
+    train_windows: WindowReader, held_out: list[SparseTargets], directory: Path | None, *, lsps: int, temperature: float
+) -> dict:
     """KL (nats per token) of held-out rows to the average LSP distribution, of all tokens and by position.
 
-    The former is smoothed by one uniform token, so that an LSP never seen in training costs nats, not infinity. Of
-    tempered distributions, which a store has no sums of, both are of the tokens that position_marginals.py reads.
+    The former is smoothed by one uniform token, so that an LSP that was never seen in training costs some nats and not
+    infinitely many. A store has no sums of tempered distributions: both averages of those are over the tokens that
+    position_marginals.py reads.
 
     directory  where averages by position are kept for the next run; None: nowhere
     """
@@ -56,7 +61,7 @@ def average_lsp_figures(train_windows, held_out: list[SparseTargets], directory,
     )
 
 
-def kl_to_averages(mean_K, mean_PK, held_out: list[SparseTargets], name: str) -> dict:
+def kl_to_averages(mean_K: np.ndarray, mean_PK: np.ndarray, held_out: list[SparseTargets], name: str) -> dict:
     """KL (nats per token) of held-out LSP distributions to two averages: figures `name` and `<name>_by_position`.
 
     mean_K   float64, the average of all tokens
@@ -73,12 +78,12 @@ def kl_to_averages(mean_K, mean_PK, held_out: list[SparseTargets], name: str) ->
     return {name: (negative_entropy + cross_entropy) / count for name, cross_entropy in figures.items()}
 
 
-def kl_to_average_teacher(mean_V, outputs: int, held_out: list[TeacherTargets]) -> float:
-    """KL (nats per token) of held-out teacher's distributions, with their buckets, to one average distribution.
+def average_teacher_figures(train_windows: WindowReader, held_out: list[TeacherTargets], outputs: int) -> dict:
+    """KL (nats per token) of the teacher's held-out distributions, with their buckets, to its average in training.
 
-    mean_V   float64
-    outputs  of the student: its logits (M, outputs), flattened, are what the entries index
+    outputs  of the student, as many as the teacher's vocabulary: entries index its flattened logits (M, outputs)
     """
+    mean_V = smoothed_mean(train_windows, train_windows.store.k)[:outputs]  # a padded head has more
     count, loss = sum(targets.counts[0] for targets in held_out), 0.0
     for targets in held_out:
         row_E, column_E = np.divmod(targets.entries_E.numpy(), outputs)
@@ -86,7 +91,7 @@ def kl_to_average_teacher(mean_V, outputs: int, held_out: list[TeacherTargets]) 
         log_outside_M = np.log(outside_M.clip(min=np.finfo(np.float64).tiny))
         expected = targets.weights_E.double().numpy() @ np.log(mean_V[column_E])
         loss += targets.negative_entropy - expected - targets.tail_M.double().numpy() @ log_outside_M
-    return float(loss) / max(count, 1)
+    return {"loss": float(loss) / max(count, 1)}
 
 
 def with_perplexity(figures: dict, cross_entropy: str) -> dict:

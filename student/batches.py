@@ -1,4 +1,4 @@
-"""What a batch holds, and how it moves: read one step ahead in a thread, pinned, copied to the device.
+"""What a batch holds, and how it travels: read one step ahead in a thread, pinned, copied to the device.
 
 Left out: how a batch is read and masked, and what is done with it (step.py).
 
@@ -7,31 +7,36 @@ Shapes: W windows, L positions of a window, M masked tokens.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from shards.reader import Store
+
+Nested = TypeVar("Nested")  # a tensor, or a named tuple of tensors, of named tuples and of anything else
 
 
 class MicroBatch(NamedTuple):
     """Windows of one forward pass, as CPU tensors."""
 
-    input_WL: torch.Tensor
+    input_WL: Tensor
     """int64 token ids, the masked ones hidden"""
-    attention_WL: torch.Tensor | None
+    attention_WL: Tensor | None
     """int64, 0 at padding and 1 elsewhere; None where no window is padded"""
-    where_M: torch.Tensor
+    where_M: Tensor
     """int64 masked positions in the flattened (W L) input, ascending"""
     most_masked: int
     """the most masked positions of a window"""
     targets: Any
     """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
-    documents_WL: torch.Tensor | None = None
+    documents_WL: Tensor | None = None
     """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
-    segments_WL: torch.Tensor | None = None
-    """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None unless the encoder is told so"""
+    segments_WL: Tensor | None = None
+    """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None where segments are not used"""
 
 
 class Batch(NamedTuple):
@@ -43,23 +48,24 @@ class Batch(NamedTuple):
     tokens: int
     """real tokens, special ones included"""
     digest: int
-    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order: equal
-    for every objective on one plan.
-    A sum over windows modulo 2^64, so that parts of a batch add up to the whole"""
+    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order. It is
+    equal for every objective on one plan. As a sum over windows modulo 2^64, it adds up over parts of a batch"""
 
 
-def store_has_pairs(store) -> bool:
+def store_has_pairs(store: Store) -> bool:
     """Whether the windows of a store are sentence pairs, [CLS] A [SEP] B [SEP]."""
     return store.plan.windowing.get("packing") == "pairs"
 
 
-def read_ahead(load: Callable[[int], Batch], start: int, stop: int):
+def read_ahead(load: Callable[[int], Batch], start: int, stop: int) -> Generator[tuple[int, Batch, float], None, None]:
     """Read the batch of the next step while the caller works on this one.
 
     Yields  (step, load(step), seconds spent waiting for it); an error in the thread is raised at its step
     """
+    if start >= stop:
+        return
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-        upcoming = reader.submit(load, start) if start < stop else None
+        upcoming = reader.submit(load, start)
         for step in range(start, stop):
             asked = time.perf_counter()
             batch = upcoming.result()
@@ -69,26 +75,28 @@ def read_ahead(load: Callable[[int], Batch], start: int, stop: int):
             yield step, batch, waited
 
 
-def to_device(value, device):
+def to_device(value: Nested, device: torch.device) -> Nested:
     """Copy the tensors of nested named tuples to a device; other values stay."""
     return _with_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def pinned(batch: Batch) -> Batch:
-    """The batch in memory that a GPU copies from by itself, so that `to_device` does not wait."""
-    return batch._replace(micro=[_with_tensors(micro, torch.Tensor.pin_memory) for micro in batch.micro])
+def pin(batch: Batch) -> Batch:
+    """Put a batch into memory that a GPU copies from by itself, so that `to_device` does not wait."""
+    return batch._replace(micro=[_with_tensors(micro, Tensor.pin_memory) for micro in batch.micro])
 
 
-def _with_tensors(value, change: Callable):
-    if isinstance(value, torch.Tensor):
+def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
         return change(value)
     if hasattr(value, "_fields"):
         return type(value)(*(_with_tensors(field, change) for field in value))
     return value
 
 
-def digest_windows(places_W, window_ids_W, epochs_W, ids_WL, shown_WL) -> int:
-    """The `digest` of a Batch, of these of its windows.
+def digest_windows(
+    places_W: np.ndarray, window_ids_W: np.ndarray, epochs_W: np.ndarray, ids_WL: np.ndarray, shown_WL: np.ndarray
+) -> int:
+    """What these windows contribute to the `digest` of their Batch.
 
     places_W  where in the batch each window stands
     shown_WL  what stands in place of the masked tokens, -1 where nothing is masked

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
+from torch import nn
 
 from common import disk
 from common.disk import file_sha256
@@ -33,7 +34,7 @@ from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optio
 from shards.checksums import canonical_json
 
 logger = logging.getLogger(__name__)
-STATE = {  # of state.json, as far as a run takes it from there
+STATE = {  # the fields of state.json that a run reads
     "step": COUNT,
     "tokens": optional(COUNT),
     "seconds": optional(NUMBER),
@@ -69,20 +70,22 @@ class Checkpoints:
         self.kept_steps = set(kept_steps)
         self.keep_last = keep_last
 
-    def found(self) -> list[Path]:
-        """Where there is something with a checkpoint's name, by step."""
+    def find(self) -> list[Path]:
+        """Paths that have a checkpoint's name, in the order of the steps."""
         return checkpoints_in(self.directory)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, once it is saved."""
         return self.directory / f"step-{step:08d}"
 
-    def save(self, step: int, model, optimizer, state: dict, export: Callable[[Path], None]) -> Path:
-        """Write the checkpoint of a step, then remove those that were only there to resume from and are too old.
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, export: Callable[[Path], None]
+    ) -> Path:
+        """Write the checkpoint of a step, then remove old ones that were only kept to resume from.
 
         state   JSON values to get back on resume
         export  writes what AutoModel loads into a directory; called for kept steps only
-        Raises  WriteError where it cannot be written; those before it stay, and no part of it
+        Raises  WriteError where it cannot be written; earlier checkpoints stay, and nothing is left of this one
         """
         final = self.path(step)
 
@@ -113,8 +116,8 @@ class Checkpoints:
         return final
 
     def newest_whole(self) -> tuple[Path, dict] | None:
-        """Path and state of the newest checkpoint whose files are all as written; None if there is none."""
-        for path in reversed(self.found()):
+        """Path and state of the newest checkpoint whose files are all as they were written; None if there is none."""
+        for path in reversed(self.find()):
             problem, state = _inspect(path)
             if problem is None:
                 return path, state
@@ -122,37 +125,37 @@ class Checkpoints:
         return None
 
     def whole(self, step: int) -> tuple[Path, dict] | None:
-        """Path and state of the checkpoint of one step; None if there is none, or its files are not as written."""
+        """Path and state of the checkpoint of one step; None if there is none, or its files have changed since."""
         path = self.path(step)
         problem, state = _inspect(path)
         return None if problem else (path, state)
 
     def _prune(self, newest: int) -> None:
-        found = [path for path in self.found() if path.is_dir() and not path.is_symlink()]
-        older = [path for path in found if path <= self.path(newest)]  # a later one is damaged, and was passed over
+        found = [path for path in self.find() if path.is_dir() and not path.is_symlink()]
+        older = [path for path in found if path <= self.path(newest)]  # any later one is damaged and was passed over
         keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
         for path in found:
-            exported = (path / "config.json").exists()  # kept by settings that have changed since
+            exported = (path / "config.json").exists()  # kept, by settings that have changed since
             if path not in keep and not exported:
                 shutil.rmtree(path)
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """What is named as a checkpoint, whole or not, in the order of the steps."""
+    """Everything that has a checkpoint's name, whole or not, in the order of the steps."""
     found = [path for path in directory.glob("step-*") if re.fullmatch(r"step-\d{8,15}", path.name)]
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
-def load_weights(path: Path, model) -> None:
+def load_weights(path: Path, model: nn.Module) -> None:
     """Load the weights of a whole checkpoint in place."""
     with utf8_name(path / "resume") as place:
         model.load_state_dict(load_file(place / "student.safetensors"), strict=True)
 
 
-def restore(path: Path, model, optimizer) -> None:
+def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load weights and optimiser state of a whole checkpoint in place.
 
-    Raises  RunError where they are of another model or optimiser; then the model is of no use any more
+    Raises  RunError where they belong to another model or optimiser; the model must not be used after that
     """
     device = next(model.parameters()).device
     try:
@@ -178,7 +181,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 class _DiskFile:
-    """What torch.save writes to, by the calls that tests can make fail."""
+    """A file for torch.save that is written through common/disk.py, whose calls tests can make fail."""
 
     def __init__(self, file):
         self.file, self.error = file, None
@@ -200,7 +203,7 @@ def _new_file(path: Path):
     file = _DiskFile(disk.create(path))
     try:
         yield file
-    except RuntimeError:  # torch closes its archive, finds it short, and hides what the disk said
+    except RuntimeError:  # torch closes its archive, finds it short, and hides the error of the disk
         if file.error is not None:
             raise file.error from None
         raise
@@ -209,7 +212,7 @@ def _new_file(path: Path):
 
 
 def _inspect(path: Path) -> tuple[str | None, dict]:
-    """What is wrong with a checkpoint (None: nothing) and its state."""
+    """What is wrong with a checkpoint (None: nothing), and its state."""
     try:
         state = parse_json(disk.read_file(path / "state.json"), "state.json")
         if not isinstance(state, dict) or state.get("checksum") != _checksum(state):

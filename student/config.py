@@ -1,28 +1,30 @@
 """Settings of one student training run.
 
-A frozen dataclass that the command line turns into flags and a recipe fills with defaults. Imports
-nothing heavy, so that `--help` stays instant.
+A frozen dataclass that the command line turns into flags and a recipe fills with defaults. It imports nothing heavy,
+so that `--help` answers at once.
 
-Two kinds of settings. Those in `OPERATIONAL` say where and how the work is done and may change when a
-run is resumed; all others, with the store's two fingerprints, say *what* is trained, and name the run.
+There are two kinds of settings. Those in `OPERATIONAL` say where and how the work is done, and may change when a run
+is resumed. All others say *what* is trained and, with the store's two fingerprints, name the run.
 
-Those in `FOLLOWING` may be left open, as None: what they are then follows from the store (resolve.py), and only a
-resolved config names a run.
+Those in `FOLLOWING` may be left open, as None: their values then follow from the store (resolve.py). Only a resolved
+configuration names a run.
 """
 
 import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from common.settings import check
 
-OBJECTIVES = ("mlsm", "mlm", "kd", "mtl", "naive-mlsm")
-UNTIABLE = ("mtl", "naive-mlsm")  # objectives that know `untied`
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "naive-mlsm"]
+OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
+UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")  # objectives that learn LSPs
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
     "bert-tiny": (2, 128),
@@ -48,7 +50,7 @@ class StudentConfig:
     store: str | None = None
     """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written"""
 
-    objective: Literal[OBJECTIVES] = "mlsm"
+    objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
     teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `naive-mlsm` mlsm at the cost of mtl"""
 
@@ -159,7 +161,7 @@ class StudentConfig:
     log_every: int = 1
     """optimiser steps between two lines of log.jsonl"""
 
-    track: tuple[Literal[TRACKERS], ...] = ()
+    track: tuple[TrackerName, ...] = ()
     """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
     WANDB_MODE=offline), trackio; needs mlsm[track]"""
 
@@ -231,18 +233,30 @@ class StudentConfig:
     @property
     def initial_weights(self) -> Path | None:
         """The directory that `continue_from` means: of a run, its export."""
-        whole_run = self.continue_from is not None and (self.continue_from / "export").is_dir()
-        return self.continue_from / "export" if whole_run else self.continue_from
+        if self.continue_from is None:
+            return None
+        export = self.continue_from / "export"
+        return export if export.is_dir() else self.continue_from
 
     @property
     def encoder_source(self) -> str:
         """Where the architecture comes from: `continue_from` if that is set, else `encoder`."""
         return self.encoder if self.continue_from is None else str(self.initial_weights)
 
-    def checkpoint_steps(self) -> list[int]:
-        """Optimiser steps after which a checkpoint is kept; the last step is always one of them."""
-        steps = {max(1, round(share * self.max_steps)) for share in self.checkpoints}
-        return sorted(steps | {self.max_steps})
+    def checkpoint_steps(self, max_steps: int) -> list[int]:
+        """Those of max_steps optimiser steps after which a checkpoint is kept; the last one always is."""
+        return sorted({max(1, round(share * max_steps)) for share in self.checkpoints} | {max_steps})
+
+
+class ResolvedConfig(StudentConfig):
+    """A configuration with nothing left open, as `resolve` returns it: a name for the type checker, never an object."""
+
+    max_steps: int
+    batch_windows: int
+    micro_batch: int
+    lr: float
+    save_every: int
+    eval_every: int
 
 
 def named_size(encoder: str) -> tuple[int, int] | None:

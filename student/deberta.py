@@ -16,16 +16,17 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
 from common.documents import accept_pairwise_mask
 from student.dropout import attend
 
 
-def adapt_deberta(encoder) -> None:
+def adapt_deberta(encoder: nn.Module) -> None:
     """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay.
 
-    And let it and DeBERTa-v2 take an attention mask for every pair of positions.
+    Both it and DeBERTa-v2 then also take an attention mask for every pair of positions.
     """
     ours = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
     for module in encoder.modules():
@@ -34,9 +35,9 @@ def adapt_deberta(encoder) -> None:
 
 
 class FusedLayerNorm(DebertaLayerNorm):
-    """Layer norm in float32, with the epsilon inside of the root as everywhere."""
+    """Layer norm in float32, with the epsilon inside the root, as everywhere."""
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states: Tensor) -> Tensor:
         return F.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.variance_epsilon)
 
 
@@ -45,13 +46,13 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
 
     def forward(
         self,
-        hidden_states,
-        attention_mask,
-        output_attentions=False,
-        query_states=None,
-        relative_pos=None,
-        rel_embeddings=None,
-    ):
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         length = hidden_states.shape[1]
         shifts = self.relative_attention and rel_embeddings is not None and bool(self.pos_att_type)
         can_shift = shifts and not self.talking_head and length <= self.max_relative_positions
@@ -59,14 +60,16 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
             return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
-        query, key, value = self._projections(hidden_states)
+        query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)  # (W, H, L, e)
+        query = (query + self.transpose_for_scores(self.q_bias[None, None, :])) / self._scale()
+        value = value + self.transpose_for_scores(self.v_bias[None, None, :])
         bias_WHLL = self._position_bias(query, key, rel_embeddings, length)
         bias_WHLL = bias_WHLL.masked_fill(~attention_mask.bool(), torch.finfo(bias_WHLL.dtype).min)
         dropout = self.dropout.p if self.training else 0.0
         context = attend(query, key, value, bias_WHLL, dropout, 1.0)
         return context.transpose(1, 2).flatten(2), None
 
-    def transpose_for_scores(self, x):
+    def transpose_for_scores(self, x: Tensor) -> Tensor:
         """(W, L, H e) to (W, H, L, e), in autocast's type.
 
         transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and
@@ -76,12 +79,6 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
         return super().transpose_for_scores(x)
-
-    def _projections(self, hidden_states):
-        """Query, divided by the scale, key and value: (W, H, L, e)."""
-        query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)
-        query = (query + self.transpose_for_scores(self.q_bias[None, None, :])) / self._scale()
-        return query, key, value + self.transpose_for_scores(self.v_bias[None, None, :])
 
     def _scale(self) -> float:
         return math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
@@ -93,14 +90,14 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         bias = 0
         if "c2p" in self.pos_att_type:  # column L + i - j of row i; with columns reversed, L - 1 - i + j
             position_key = self.transpose_for_scores(self.pos_proj(positions)).flip(-2)
-            bias = _shifted(query @ position_key.transpose(-1, -2), length - 1)
+            bias = _shift(query @ position_key.transpose(-1, -2), length - 1)
         if "p2c" in self.pos_att_type:  # column L + i - j of row j
             position_query = self.transpose_for_scores(self.pos_q_proj(positions)) / self._scale()
-            bias = bias + _shifted(key @ position_query.transpose(-1, -2), length).transpose(-1, -2)
+            bias = bias + _shift(key @ position_query.transpose(-1, -2), length).transpose(-1, -2)
         return bias
 
 
-def _shifted(table, first: int):
+def _shift(table, first: int):
     """Entries (r, first - r + c) for rows r and columns c below L, of a table (..., L, 2 L): a view (..., L, L)."""
     length = table.shape[-2]
     stride = 2 * length - 1

@@ -11,6 +11,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -18,8 +19,8 @@ _LEVELS = 2**16
 _NAME = "sdpa_16_bit_dropout"
 
 
-def use_fast_dropout(encoder) -> None:
-    """Let an encoder on a CPU drop out this way, in its layers and, where it uses torch's SDPA, its attention."""
+def use_fast_dropout(encoder: nn.Module) -> None:
+    """Use this dropout in the layers of an encoder on a CPU and, where it uses torch's SDPA, in its attention."""
     for module in encoder.modules():
         if type(module) is torch.nn.Dropout:
             module.__class__ = Dropout
@@ -30,21 +31,21 @@ def use_fast_dropout(encoder) -> None:
 
 
 class Dropout(torch.nn.Dropout):
-    """torch's, but for where its random bits come from."""
+    """torch's dropout, except for the source of its random bits."""
 
-    def forward(self, states):
+    def forward(self, states: Tensor) -> Tensor:
         return drop(states, self.p) if self.training else states
 
 
-def drop(states, probability: float):
-    """States, some of them zero and the others scaled up."""
+def drop(states: Tensor, probability: float) -> Tensor:
+    """Set some of the states to zero and scale the others up."""
     level = round(probability * _LEVELS)
     if not _serves(states) or not 0 < level < _LEVELS:
         return F.dropout(states, probability)
     return _Drop.apply(states, level)
 
 
-def attend(query, key, value, mask, dropout: float, scale: float):
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
     """scaled_dot_product_attention with this dropout. Shapes (windows, heads, tokens, width of a head)."""
     if dropout == 0 or not _serves(query):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)

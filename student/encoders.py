@@ -9,16 +9,24 @@ import inspect
 import logging
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, DebertaConfig, ModernBertConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    DebertaConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
 from common.model_checks import check_size, check_token_ids, describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
+from shards.reader import Store
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
 
 logger = logging.getLogger(__name__)
@@ -40,7 +48,7 @@ _POSITIONS_BEHIND_PADDING = (
 )
 
 
-def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn.Module:
+def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | None = None) -> nn.Module:
     """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
 
     continue_from  directory whose weights to take
@@ -54,24 +62,25 @@ def build_encoder(hf_config, seed: int, continue_from: Path | None = None) -> nn
         return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
 
 
-def without_pooler(hf_config) -> dict:
+def without_pooler(hf_config: PretrainedConfig) -> dict:
     """The argument that keeps AutoModel from adding a pooler, for families that have one."""
     model_class = MODEL_MAPPING[type(hf_config)]
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": False} if takes_pooler else {}
 
 
-def token_types(hf_config) -> int:
+def token_types(hf_config: PretrainedConfig) -> int:
     """How many segments (token types) an encoder of this configuration can tell apart; 0 where it takes none."""
     forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)  # of a family of several models there is none
     takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
     return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
 
 
-def encoder_config(config: StudentConfig, store):
+def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
 
-    Raises RunError where there is no such config, it is no encoder, or its tokenizer or vocabulary is another.
+    Raises RunError where there is no such config, where it is not that of an encoder, or where it has another tokenizer
+    or vocabulary than the store.
     """
     hf_config = unfitted_config(config, store)
     hf_config.vocab_size = store.vocab_size
@@ -87,13 +96,14 @@ def encoder_config(config: StudentConfig, store):
     return hf_config
 
 
-def unfitted_config(config: StudentConfig, store):
+def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises as `encoder_config`."""
     if config.continue_from is not None and not config.continue_from.is_dir():
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
-    if config.continue_from is not None and not any(config.initial_weights.glob("*.safetensors")):
+    weights = config.initial_weights
+    if weights is not None and not any(weights.glob("*.safetensors")):
         raise RunError(
-            f"--continue-from {config.initial_weights} holds no safetensors file. Others could execute code and are not"
+            f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"
             f" loaded: save the model again with transformers' save_pretrained."
         )
     named = named_config(config.encoder) if config.continue_from is None else None
@@ -106,8 +116,8 @@ def unfitted_config(config: StudentConfig, store):
     return hf_config
 
 
-def own_dropout(hf_config) -> float | None:
-    """The dropout that a config has by itself, apart from a pooler's; None where its parts differ, or it has none."""
+def own_dropout(hf_config: PretrainedConfig) -> float | None:
+    """The dropout of a config, apart from a pooler's; None where it has none, or several rates."""
     rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
     return float(rates.pop()) if len(rates) == 1 else None
 
@@ -117,11 +127,11 @@ def weights_fingerprint(module: nn.Module) -> str:
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         state.update(name.encode())
-        state.update(np.ascontiguousarray(tensor.detach().cpu().numpy()))
+        state.update(tensor.detach().cpu().numpy().tobytes())
     return state.hexdigest()[:16]
 
 
-def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
+def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict) -> nn.Module:
     try:
         check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
         with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
@@ -149,7 +159,7 @@ def _load_weights(directory: Path, hf_config, no_pooler: dict) -> nn.Module:
     return encoder
 
 
-def named_config(encoder: str):
+def named_config(encoder: str) -> PretrainedConfig | None:
     """The config of an encoder that needs no file and no network; None where the name is of another kind."""
     if encoder == "deberta-base":
         return _deberta_base()
@@ -160,7 +170,7 @@ def named_config(encoder: str):
 
 
 def _deberta_base() -> DebertaConfig:
-    """The config of microsoft/deberta-base, the paper's student. The class's defaults have no relative attention."""
+    """The config of microsoft/deberta-base, the paper's student. By default the class has no relative attention."""
     return DebertaConfig(
         relative_attention=True,
         max_relative_positions=-1,  # as many as positions
@@ -180,7 +190,7 @@ def _bert_config(layers: int, width: int) -> BertConfig:
     )
 
 
-def _load_config(encoder: str, store):
+def _load_config(encoder: str, store: Store) -> PretrainedConfig:
     try:
         hf_config = AutoConfig.from_pretrained(encoder, trust_remote_code=False)
     except Exception as error:  # of a config.json that is damaged, transformers raises many classes
@@ -209,7 +219,7 @@ def _suggestion(encoder: str) -> str:
     )
 
 
-def vocabulary_of(directory) -> dict[str, int]:
+def vocabulary_of(directory: str | Path) -> dict[str, int]:
     """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
     try:
         check_token_ids(Path(directory))
@@ -219,7 +229,7 @@ def vocabulary_of(directory) -> dict[str, int]:
         raise RunError(f"{directory}: its tokenizer cannot be loaded ({describe(error)}). Copy it again.") from None
 
 
-def _check_tokenizer(directory: Path, store) -> None:
+def _check_tokenizer(directory: Path, store: Store) -> None:
     """Refuse an encoder directory that carries a tokenizer other than the store's."""
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "tokenizer.model")
     if not any((directory / name).is_file() for name in names):
@@ -233,23 +243,20 @@ def _check_tokenizer(directory: Path, store) -> None:
         )
 
 
-def _make_room(hf_config, max_length: int) -> None:
-    """Let the position table hold the store's windows."""
-    offset = _first_position(hf_config)
+def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
+    """Extend the position table where it is too short for the store's windows."""
+    offset = 0  # the row of the table that belongs to the first token of a window
+    if hf_config.model_type == "mpnet":
+        offset = 2  # there the padding id is 1, whatever the configuration says
+    elif hf_config.model_type in _POSITIONS_BEHIND_PADDING:
+        offset = hf_config.pad_token_id + 1
     room = getattr(hf_config, "max_position_embeddings", None)
     if room is not None and room < max_length + offset:
         hf_config.max_position_embeddings = max_length + offset
         logger.info("position table extended from %d to %d", room, max_length + offset)
 
 
-def _first_position(hf_config) -> int:
-    """The row of the position table that belongs to the first token of a window."""
-    if hf_config.model_type == "mpnet":  # there the padding id is 1, whatever the configuration says
-        return 2
-    return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
-
-
-def _dropout_names(hf_config) -> list[str]:
+def _dropout_names(hf_config: PretrainedConfig) -> list[str]:
     return [
         name
         for name, value in hf_config.to_dict().items()

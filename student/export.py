@@ -21,12 +21,16 @@ from typing import NamedTuple
 
 import torch
 from huggingface_hub import ModelCardData
-from transformers import AutoModelForMaskedLM
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from common.paths import utf8
 from common.text import code_span, markdown_text, printable
 from shards.copies import TOKENIZER_FILES, without_code, write_files
+from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
+from student.model import Student
+from student.objectives import Objective
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
@@ -41,7 +45,7 @@ HEAD_LAYOUTS = {
 }
 LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"
-# Every name, as a pattern, that a file of an export of any kind, family and tokenizer may have.
+# Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
     "generation_config.json",
@@ -55,7 +59,7 @@ EXPORT_FILES = (
     "README.md",
     *TOKENIZER_FILES,
 )
-# Settings of a store that tell how its targets were made, and what a card calls them.
+# Settings of a store that say how its targets were made, and what a card calls them.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher",
     "teacher": "teacher's fingerprint",
@@ -83,11 +87,11 @@ class CardText(NamedTuple):
     """whether AutoModelForMaskedLM loads it"""
 
 
-def export_student(model, directory: Path, objective, store, lineage: dict) -> None:
+def export_student(model: Student, directory: Path, objective: Objective, store: Store, lineage: dict) -> None:
     """Write a student into an existing directory.
 
     objective  an Objective, which says what the outputs are
-    lineage    what the card tells: settings, steps, tokens, held_out, baseline (dicts of JSON values)
+    lineage    what the card reports: settings, step, tokens, held_out, baseline (dicts of JSON values)
     """
     stock = stock_model(model, objective)
     with quiet_transformers():
@@ -102,8 +106,8 @@ def export_student(model, directory: Path, objective, store, lineage: dict) -> N
     )
 
 
-def stock_model(model, objective):
-    """The student as its family's *ForMaskedLM; None where it has no tokens as outputs or the layout is not known.
+def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
+    """The student as its family's *ForMaskedLM; None where its outputs are not tokens, or the layout is not known.
 
     The weights are copies; the output matrix is tied to the embeddings if it is in the student.
     """
@@ -114,19 +118,19 @@ def stock_model(model, objective):
     return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
 
 
-def has_known_head(config) -> bool:
+def has_known_head(config: PretrainedConfig) -> bool:
     """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
     return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
 
 
-def masked_lm(model, matrix_Vd, bias_V):
+def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTrainedModel:
     """Encoder and head of a student with an output layer over the vocabulary, as its family's *ForMaskedLM.
 
     matrix_Vd  the decoder; None to tie it to the embeddings
     """
     config = copy.deepcopy(model.encoder.config)
     config.tie_word_embeddings = matrix_Vd is None
-    with torch.random.fork_rng(devices=[]):  # the weights it is born with are all replaced
+    with torch.random.fork_rng(devices=[]):  # its first weights are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
@@ -140,7 +144,7 @@ def masked_lm(model, matrix_Vd, bias_V):
     return stock.eval()
 
 
-def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
+def write_papers(directory: Path, text: CardText, store: Store, lineage: dict) -> None:
     """Write tokenizer, lineage.json and model card of an export, which holds no code and names none.
 
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
@@ -157,7 +161,7 @@ def write_papers(directory: Path, text: CardText, store, lineage: dict) -> None:
 
 
 @lru_cache(maxsize=1)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
-def _mean_mass(store) -> dict:
+def _mean_mass(store: Store) -> dict:
     """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
     kept = store.report()["mass_kept"]
     return {"mass_kept": kept, "mass_dropped": 1 - kept}
@@ -168,7 +172,7 @@ def _decoder_biases(stock, vocabulary: int):
     decoder = stock.get_output_embeddings()
     parents = [module for module in stock.modules() if decoder in module.children()]
     biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]
-    return [bias for bias in biases if isinstance(bias, torch.Tensor) and bias.shape == (vocabulary,)]
+    return [bias for bias in biases if isinstance(bias, Tensor) and bias.shape == (vocabulary,)]
 
 
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
@@ -232,13 +236,16 @@ def _card(text: CardText, lineage: dict) -> str:
         pipeline_tag="fill-mask" if text.fills_masks else "feature-extraction",
         tags=text.tags,
     )
-    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _TOLD}
+    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
+    spent = f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens"
+    if lineage.get("flops") is not None:  # a checkpoint of an earlier version has none
+        spent += f", {lineage['flops']:.3g} floating-point operations"
     sections = [
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
         f"## Held-out text\n\n{_figures(lineage)}",
-        f"## How it was made\n\n{_spent(lineage)} Settings:\n\n{_block(lineage['settings'])}",
+        f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
         f"## Where the targets come from\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
@@ -248,7 +255,7 @@ def _card(text: CardText, lineage: dict) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-_TOLD = {  # elsewhere in the card
+_SHOWN = {  # elsewhere in the card
     "settings",
     "continued_from",
     "step",
@@ -275,13 +282,6 @@ def _figures(lineage: dict) -> str:
         cells.append([code_span(name), f"{value:.4f}", *shown])
     rows = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
-
-
-def _spent(lineage: dict) -> str:
-    flops = lineage.get("flops")  # None of a checkpoint of an earlier version
-    operations = "" if flops is None else f", {flops:.3g} floating-point operations"
-    step, tokens = markdown_text(lineage["step"]), markdown_text(lineage["tokens"])
-    return f"{step} optimiser steps, {tokens} real tokens{operations}."
 
 
 def _targets(store: dict) -> str:

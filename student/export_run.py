@@ -7,11 +7,13 @@ export (export.py, probe.py), the Hub (hub.py).
 
 import hashlib
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
@@ -44,8 +46,8 @@ logger = logging.getLogger(__name__)
 EXPORTS = Path("runs/exports")
 
 
-def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
-    """Export a checkpoint, and push if that is asked for.
+def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api: Any = None) -> dict:
+    """Export a checkpoint, and push it if the settings say so.
 
     api      huggingface_hub.HfApi, or what stands in for it
     Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
@@ -65,10 +67,10 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
             _publish(output, write)
     if config.push_to_hub is not None:
         main = Revision("main", path if config.dry_run and _is_kept(path) else output, f"Step {state['step']}")
-        kept = [path for path in checkpoints.found() if _is_kept(path)]
+        kept = [path for path in checkpoints.find() if _is_kept(path)]
         branches = [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
         if config.dry_run:
-            report |= _rehearsed(config.push_to_hub, branches, main, write)
+            report |= _rehearse(config.push_to_hub, branches, main, write)
         else:
             address = push(config.push_to_hub, [*branches, main], private=config.private, progress=progress, api=api)
             rows = [_row(revision) for revision in [*branches, main]]
@@ -76,8 +78,8 @@ def export_run(config: ExportConfig, progress=silent, api=None) -> dict:
     return report | {"dry_run": config.dry_run}
 
 
-def runs_with_checkpoints(roots=(StudentConfig.root, ProbeConfig.root)) -> list[Path]:
-    """All runs that have saved a checkpoint, the one first that saved one last; RunError where there is none."""
+def runs_with_checkpoints(roots: Sequence[str] = (StudentConfig.root, ProbeConfig.root)) -> list[Path]:
+    """All runs that have saved a checkpoint, the one with the newest first; RunError where there is none."""
     found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
     if not found:
         places = " or ".join(map(str, roots))
@@ -98,7 +100,7 @@ def _open_run(run: Path) -> tuple[Checkpoints, dict]:
 def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
     if found is None:
-        there = ", ".join(str(int(path.name[5:])) for path in checkpoints.found()) or "none"
+        there = ", ".join(str(int(path.name[5:])) for path in checkpoints.find()) or "none"
         raise RunError(
             f"{checkpoints.directory} has no whole checkpoint {wanted}; those there are: {there}."
             f" Give one of them, or `latest`."
@@ -122,7 +124,7 @@ def _check_output(output: Path, run: Path) -> None:
 
 @contextmanager
 def _reading(checkpoint: Path):
-    """Where a checkpoint goes while it is read, RunError says so."""
+    """RunError where a checkpoint disappears while it is read."""
     try:
         yield
     except OSError:
@@ -151,7 +153,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _writer(run: Path, description: dict, path: Path, state: dict, store: str | None):
-    """write(directory), which writes the export into an existing directory; all that it needs has been read."""
+    """A function that writes the export into an existing directory; what it needs has been read before."""
     if _is_kept(path):
         contents = _exported_files(path, state)
         return lambda directory: write_files(directory, contents)
@@ -167,7 +169,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, store: str | 
 
 
 def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
-    """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was put beside it since.
+    """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
 
     Raises  RunError where a file has changed since the checkpoint was looked at, or weights cannot be read
     """
@@ -190,7 +192,7 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
 
 @contextmanager
 def _belonging(run: Path, path: Path):
-    """Where the libraries cannot build what config.json describes, or the weights are of something else, RunError."""
+    """RunError where the libraries cannot build what config.json describes, or the weights do not fit it."""
     try:
         yield
     except (RunError, StoreError, ShardError):
@@ -204,7 +206,7 @@ def _belonging(run: Path, path: Path):
 
 
 def _task(run: Path, description: dict, store) -> Task:
-    """What the run trains, from its own description: no weights to begin with and no Hub are needed."""
+    """What the run trains, by its own description; this needs neither initial weights nor the Hub."""
     if "architecture" not in description:
         raise RunError(
             f"{run} was begun by an earlier version that did not write down the encoder's configuration:"
@@ -229,7 +231,7 @@ def _probe_task(run: Path, description: dict, store) -> Task:
     config = ProbeConfig(**{name: value for name, value in settings.items() if name in known})
     task = probe_task(config, store)
     if task.architecture != description["architecture"]:
-        raise RunError(f"{config.student} is no longer the student that {run} probes: its weights are others.")
+        raise RunError(f"{config.student} is no longer the student that {run} probes: its weights have changed since.")
     return task
 
 
@@ -244,7 +246,7 @@ def _open_store(run: Path, description: dict, place: str | None):
 
 
 def _baseline(run: Path) -> dict:
-    """Held-out figures of the constant prediction, from the newest start line of the run's log; none without one."""
+    """Held-out figures of the constant prediction, from the newest start line of the run's log; empty without one."""
     log = run / "log.jsonl"
     lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
     if damaged:
@@ -254,8 +256,8 @@ def _baseline(run: Path) -> dict:
     return starts[-1] if starts else {}
 
 
-def _rehearsed(repository: str, branches: list[Revision], main: Revision, write) -> dict:
-    """What would be pushed. What would be `main` and is not a kept checkpoint is written for its sizes, and removed."""
+def _rehearse(repository: str, branches: list[Revision], main: Revision, write) -> dict:
+    """What would be pushed. Where `main` is not a kept checkpoint, it is written to learn its sizes, and removed."""
     rows = [*map(_row, branches), _row(main)]
     if main.directory not in [branch.directory for branch in branches]:
         with TemporaryDirectory() as temporary:

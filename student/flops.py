@@ -9,11 +9,15 @@ Shapes: W windows, L positions, M masked tokens.
 """
 
 import re
+from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
+
+from student.config import ResolvedConfig
 
 # Peak of dense matrix products in 10^12 FLOP/s, in bfloat16 (tensor cores, float32 sums) and plain float32; the first
 # pattern found in CUDA's name of the device counts. Where NVIDIA's data sheets say "with sparsity", half of that.
@@ -35,7 +39,7 @@ _PEAK_TERAFLOPS = (
 )
 
 
-def forward_flops(model, windows: int, length: int, masked: int) -> int:
+def forward_flops(model: nn.Module, windows: int, length: int, masked: int) -> int:
     """Operations of a student's forward pass: encoder, head and output matrix.
 
     masked  masked positions in all windows together
@@ -44,7 +48,7 @@ def forward_flops(model, windows: int, length: int, masked: int) -> int:
     return count_flops(model, attention_WL=None, **inputs)
 
 
-def count_flops(module, **inputs) -> int:
+def count_flops(module: nn.Module, **inputs: Any) -> int:
     """Operations of a forward pass of any module, without computing it.
 
     inputs  keyword arguments; a tuple is the shape of an int64 tensor
@@ -64,7 +68,7 @@ def count_flops(module, **inputs) -> int:
     return counter.get_total_flops()
 
 
-def step_flops(model, config, length: int) -> int:
+def step_flops(model: nn.Module, config: ResolvedConfig, length: int) -> int:
     """Operations of a run's average optimiser step on windows of `length` full of text."""
     rate = (config.mask_rate + (config.mask_rate_end or config.mask_rate)) / 2
     masked = round(rate * (length - 2))  # of a window with its two special tokens
@@ -77,7 +81,7 @@ def step_flops(model, config, length: int) -> int:
     return flops
 
 
-def peak_flops(device, dtype: torch.dtype | None) -> float | None:
+def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
     """Operations per second that a device can do in products of a type (None: float32); None where not known."""
     if device.type != "cuda":
         return None

@@ -1,19 +1,27 @@
-"""How well the student predicts text it never saw, against predictions that read none of it.
+"""How well the student predicts text that it never saw, compared with predictions that do not read the text.
 
-These are the average target of the training split and, of LSPs, the average at the position of the token.
+These are the average target of the training split and, for LSPs, the average at the position of the token.
 
 The windows are read and masked once, with a seed of their own, so all runs on one plan are judged on the
 same tokens. Left out: the figures themselves (objectives.py).
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from common.errors import StoreError
-from student.batches import to_device
+from shards.reader import Store
+from shards.windows import WindowReader
+from student.batches import Batch, MicroBatch, to_device
+from student.masking import Masking
+from student.objectives import Objective
+from student.ranks import Ranks
 from student.step import Loader
 
 logger = logging.getLogger(__name__)
@@ -24,22 +32,31 @@ MASK_SEED = 0  # of the evaluation, whatever the run's seed
 class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
-    windows  most to read. Where the split is empty, `baseline` and every evaluation are empty dicts
+    windows    the most windows to read; where the split is empty, `baseline` and every evaluation are empty dicts
+    masking    the run's, at its final rate throughout
     marginals  directory in which averages of the training split are kept for the next run; None: nowhere
-    reading  masking (the run's, at its final rate throughout), micro_batch, documents_apart, segments, as of a Loader
+    reading    micro_batch, documents_apart and segments, as of a Loader
     """
 
     def __init__(
-        self, store, train_windows, objective, *, windows: int, masking, marginals: Path | None = None, **reading
+        self,
+        store: Store,
+        train_windows: WindowReader,
+        objective: Objective,
+        *,
+        windows: int,
+        masking: Masking,
+        marginals: Path | None = None,
+        **reading: Any,
     ):
         self.objective = objective
         self.batch = self._read(store, windows, masking, reading)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
-            self.baseline = objective.baseline(train_windows, store.special_ids, targets, marginals)
+            self.baseline = objective.baseline(train_windows, targets, marginals)
 
-    def evaluate(self, model, forward, ranks) -> dict:
+    def evaluate(self, model: nn.Module, forward: Callable[[MicroBatch], Tensor], ranks: Ranks) -> dict:
         """Held-out figures: loss (nats per token that carries loss), and what else the objective measures.
 
         forward  micro-batch on the model's device -> logits
@@ -51,9 +68,9 @@ class HeldOut:
         sums = {name: sum(part.get(name, 0.0) for part in parts) for name in parts[0]}
         return self.objective.figures(sums, self.batch.counts)
 
-    def _sums(self, model, forward, micro_batches) -> dict:
+    def _sums(self, model: nn.Module, forward: Callable[[MicroBatch], Tensor], micro_batches: list[MicroBatch]) -> dict:
         device = next(model.parameters()).device
-        sums: dict[str, torch.Tensor] = {}
+        sums: dict[str, Tensor] = {}
         model.eval()
         with torch.no_grad():
             for micro in micro_batches:
@@ -63,7 +80,7 @@ class HeldOut:
         model.train()
         return {name: value.item() for name, value in sums.items()}
 
-    def _read(self, store, windows: int, masking, reading: dict):
+    def _read(self, store: Store, windows: int, masking: Masking, reading: dict) -> Batch | None:
         try:
             split = store.split("held_out")
         except StoreError as error:

@@ -4,9 +4,10 @@ Branches first, main last: an interrupted push leaves main as it was, and the sa
 in the directories (export.py), which they are (export_run.py).
 """
 
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -15,7 +16,9 @@ from common.errors import RunError
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
 _REFUSED = (401, 403)
-_HttpError = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, as the release of huggingface_hub uses
+_HttpError = cast(
+    type[Exception], HfHubHTTPError.__bases__[0]
+)  # of httpx or httpx2, as the release of huggingface_hub uses
 
 
 class Revision(NamedTuple):
@@ -36,7 +39,9 @@ class Revision(NamedTuple):
         }
 
 
-def push(repository: str, revisions: list[Revision], *, private: bool, progress, api=None) -> str:
+def push(
+    repository: str, revisions: list[Revision], *, private: bool, progress: Callable[..., None], api: Any = None
+) -> str:
     """Create the repository if need be and upload every revision; returns its address.
 
     api     huggingface_hub.HfApi, or what stands in for it

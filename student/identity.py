@@ -1,10 +1,10 @@
-"""Which commands are of the same run: the settings, store and encoder that make one, and how two of them differ.
+"""Which commands belong to the same run: the settings, store and encoder that make one, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
     default_directory(config, identity, encoder_config)        # where such a run lies, or would be begun
 
-A run's config.json holds its identity. Runs that earlier versions began lack what was added since, and are recognised
-all the same. Left out: what else a run's directory holds (run.py).
+A run's config.json holds its identity. Runs that earlier versions began lack what was added later; they are recognised
+nevertheless. Left out: what else a run's directory holds (run.py).
 """
 
 import glob
@@ -13,28 +13,30 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common import disk
 from common.disk import file_sha256
 from common.errors import RunError
 from shards.manifest import fingerprint
+from shards.reader import Store
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)
 
-# What runs do by default since they have these keys in their settings, and the flag that does without, as runs of
-# earlier versions did.
+# Settings that were added later, with a new default: what a run with that key does, and the flag for the behaviour of
+# earlier versions.
 _LATER_DEFAULTS = {
     "tied": ("ties the vocabulary's rows of the output matrix to the token embedding", "--untied"),
     "segments": ("tells the encoder which sentence of a pair a token belongs to", "--segments never"),
 }
 
 
-def run_identity(config: StudentConfig, store, encoder_config: dict, settings: dict | None = None) -> dict:
+def run_identity(config: StudentConfig, store: Store, encoder_config: dict, settings: dict | None = None) -> dict:
     """What two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = dict(config.identity() if settings is None else settings)
-    if config.continue_from is not None:  # its content counts, not its place
+    if config.initial_weights is not None:  # their content counts, not their place
         weights = sorted(config.initial_weights.glob("*.safetensors"))
         try:
             settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
@@ -57,7 +59,7 @@ def default_name(config: StudentConfig, identity: dict) -> str:
 
 
 def find_description(directory: Path) -> dict | None:
-    """What a run's config.json says; None where the directory has none, or one that is not a run's, or is damaged."""
+    """The content of a run's config.json; None where there is none, where it is damaged or not a run's."""
     return read_or_none(directory / "config.json", is_description)
 
 
@@ -73,7 +75,7 @@ def read_json(path: Path) -> dict:
 
 
 def read_or_none(path: Path, is_whole: Callable) -> dict | None:
-    """A JSON file; None where there is none, or it is not what it should be."""
+    """The content of a JSON file; None where there is none, or it does not pass the check `is_whole`."""
     try:
         values = json.loads(disk.read_file(path))
     except (OSError, ValueError, RecursionError):
@@ -81,12 +83,15 @@ def read_or_none(path: Path, is_whole: Callable) -> dict | None:
     return values if is_whole(values) else None
 
 
-def is_description(values) -> bool:
-    parts = {"settings": None, "store": None, "operational": {}, "architecture": {}}  # the earliest runs lack two
-    return isinstance(values, dict) and all(isinstance(values.get(*part), dict) for part in parts.items())
+def is_description(values: Any) -> bool:
+    """Whether this is what a run's config.json holds. The earliest runs lack two of its parts."""
+    if not isinstance(values, dict):
+        return False
+    parts = [values.get("settings"), values.get("store"), values.get("operational", {}), values.get("architecture", {})]
+    return all(isinstance(part, dict) for part in parts)
 
 
-def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store) -> None:
+def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store: Store) -> None:
     found, expected = _flat(kept), _flat(identity)
     if names := differing_settings(kept, identity, encoder_config):
         values = {name: (found.get(name, "not set"), expected.get(name, "not set")) for name in names}
@@ -101,8 +106,8 @@ def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: 
 def differing_settings(kept: dict, identity: dict, encoder_config: dict) -> list[str]:
     """The settings in which a run's config.json differs from an identity.
 
-    A dropout that was given and is the encoder's own is the same as one that was left open. A pooler's counts for
-    nothing: our encoders have none.
+    A given dropout that equals the encoder's own is the same as one that was left open. A pooler's dropout does not
+    count, because our encoders have no pooler.
     """
     found, expected = _flat(kept), _flat(identity)
     names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
@@ -118,7 +123,7 @@ def _without_pooler(encoder_config: dict) -> dict:
 
 
 def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
-    """Where a run lies that is given no directory: where it was begun, with its dropout given or left open."""
+    """The directory of a run that is given none: the one it was begun in, with its dropout given or left open."""
     root, name = Path(config.root), default_name(config, identity)
     if not (root / name).exists():
         for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):
@@ -129,7 +134,7 @@ def default_directory(config: StudentConfig, identity: dict, encoder_config: dic
 
 
 def _older_plan(found: dict, expected: dict, store) -> str:
-    """Where the plan of the run is when the store has grown since."""
+    """How to go on with a run whose store has grown since: the flag for its plan; empty for other runs."""
     plan = f"{store.path}/plans/{found.get('store plan')}.json"
     changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
     grown = changed == {"store plan"} and Path(plan).is_file()
@@ -137,7 +142,7 @@ def _older_plan(found: dict, expected: dict, store) -> str:
 
 
 def _older_defaults(differing: list, found: dict) -> str:
-    """With which flags a run goes on that differs only in defaults that were added after it was begun."""
+    """How to go on with a run that differs only in defaults that were added later; empty for other runs."""
     if any(name not in _LATER_DEFAULTS or name in found for name in differing):
         return ""
     flags = " ".join(_LATER_DEFAULTS[name][1] for name in differing)
@@ -147,7 +152,7 @@ def _older_defaults(differing: list, found: dict) -> str:
 def check_earlier_version(config: StudentConfig, identity: dict) -> None:
     """RunError where an unfinished run of an earlier version has the name that this command had then.
 
-    A finished one is told of: it is not trained again, another run is.
+    A finished one is only mentioned in a warning: it is not trained again, but another run is.
     """
     later = [name for name in _LATER_DEFAULTS if name in identity["settings"]]
     settings = {name: value for name, value in identity["settings"].items() if name not in later}
@@ -155,7 +160,7 @@ def check_earlier_version(config: StudentConfig, identity: dict) -> None:
     if config.output is not None or not later or not (earlier / "config.json").is_file():
         return
     found = read_or_none(earlier / "config.json", is_description)
-    if found is None or "segments" in found.get("operational", {}):  # damaged, or begun since and asked for
+    if found is None or "segments" in found.get("operational", {}):  # damaged, or begun by this version
         return
     what = " and ".join(_LATER_DEFAULTS[name][0] for name in later)
     flags = " ".join(_LATER_DEFAULTS[name][1] for name in later)

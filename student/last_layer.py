@@ -12,8 +12,10 @@ Shapes: W windows, L positions, M masked tokens, m the most of them in a window,
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from student.dropout import attend
 
@@ -21,15 +23,16 @@ from student.dropout import attend
 class LastLayer:
     """The last layer of one encoder, and which rows of it are wanted now."""
 
-    def __init__(self, encoder):
+    def __init__(self, encoder: nn.Module):
         forward = FORWARDS.get(encoder.config.model_type)
-        self.restricted = forward is not None and not _is_followed(encoder)
+        self.restricted = False
         self._masked: tuple | None = None
-        if self.restricted:
+        if forward is not None and not _is_followed(encoder):
+            self.restricted = True
             self._layer = layer = _layers(encoder)[-1]
             layer.forward = partial(self._forward, partial(forward, layer), layer.forward)
 
-    def run(self, encode: Callable, where_M, most_masked: int):
+    def run(self, encode: Callable[[], Tensor], where_M: Tensor, most_masked: int) -> Tensor:
         """Hidden states (M, d) of the masked positions.
 
         encode       runs the encoder and returns the last layer's hidden states
@@ -86,7 +89,7 @@ def _modernbert(layer, hidden_WLd, where_M, most_masked, *args, **kwargs):
     return attended_Md + layer.mlp(layer.mlp_norm(attended_Md))
 
 
-FORWARDS = {
+FORWARDS: dict[str, Callable[..., Any]] = {
     "bert": _bert,
     "electra": _bert,
     "roberta": _bert,

@@ -11,10 +11,13 @@ Shapes: M tokens, K outputs, E target entries.
 import math
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def sparse_cross_entropy(logits_MK, entries_E, weights_E, mass_M, tail_M=None):
+def sparse_cross_entropy(
+    logits_MK: Tensor, entries_E: Tensor, weights_E: Tensor, mass_M: Tensor, tail_M: Tensor | None = None
+) -> Tensor:
     """Sum over tokens of -sum P log Q, with Q the softmax of the logits; backward() works once.
 
     logits_MK  of any float type; the arithmetic is float32

@@ -16,14 +16,15 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer
+from torch import Tensor, nn
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -33,6 +34,7 @@ from common.invocation import program
 from common.model_checks import check_size, check_token_ids
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
+from shards.reader import Store
 from student.encoders import without_pooler
 from student.model import Student
 
@@ -51,11 +53,11 @@ class TextLsps(NamedTuple):
 
     tokens: list[str]
     """the text's tokens, without special ones"""
-    distributions_Tk: torch.Tensor
+    distributions_Tk: Tensor
     """float32; every row sums to one"""
 
     def top(self, count: int = 5) -> list[list[tuple[int, float]]]:
-        """Of every token, its most probable LSPs with their probabilities, the largest first."""
+        """The most probable LSPs of every token with their probabilities, the largest first."""
         weights, lsps = self.distributions_Tk.topk(min(count, self.distributions_Tk.shape[1]))
         return [list(zip(*row, strict=True)) for row in zip(lsps.tolist(), weights.tolist(), strict=True)]
 
@@ -67,13 +69,13 @@ class LspModel(nn.Module):
     facts    what lsp_config.json holds
     """
 
-    def __init__(self, student: Student, tokenizer, facts: dict):
+    def __init__(self, student: Student, tokenizer: PreTrainedTokenizerBase, facts: dict):
         super().__init__()
         self.student, self.tokenizer, self.facts = student, tokenizer, facts
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source, revision: str | None = None):
+    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "LspModel":
         """Load the export of an mlsm, naive-mlsm or mtl student.
 
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
@@ -85,7 +87,7 @@ class LspModel(nn.Module):
         with reading_export(source):
             return cls(student, load_tokenizer(source, revision), facts)
 
-    def forward(self, input_ids, attention_mask=None):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
 
         Trained at positions that hold the mask token, to predict the LSPs of the token that was there.
@@ -94,14 +96,16 @@ class LspModel(nn.Module):
         return self.student(input_ids, attention_mask, everywhere).view(*input_ids.shape, -1)
 
     @torch.no_grad()
-    def lsp(self, texts, *, masking: Literal["each", "none"] = "each", batch_windows: int = 32) -> list[TextLsps]:
+    def lsp(
+        self, texts: str | Iterable[str], *, masking: Literal["each", "none"] = "each", batch_windows: int = 32
+    ) -> list[TextLsps]:
         """The LSP distribution of every token of some texts.
 
         texts    strings; each must fit into one window of the student
         masking  each: every token is masked in turn, as in training, so that its distribution is what the context
                  says of it; costs a window per token
-                 none: the texts are read as they are, in one window each; the encoder sees the very token, which
-                 it was not trained for. A mask token in the text is predicted as in training
+                 none: the texts are read as they are, in one window each; the encoder then sees the token itself,
+                 which it was not trained for. A mask token in the text is predicted as in training
         Raises   ValueError where a text is too long
         """
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -158,8 +162,8 @@ def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path
     (directory / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
-def lsp_facts(store) -> dict:
-    """What lsp_config.json says of the store that a student learned its LSPs from."""
+def lsp_facts(store: Store) -> dict:
+    """What lsp_config.json says about the store that a student learned its LSPs from."""
     return {
         "max_length": store.max_length,
         "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
@@ -168,7 +172,7 @@ def lsp_facts(store) -> dict:
     }
 
 
-def load_student(source, revision: str | None = None) -> tuple[Student, dict]:
+def load_student(source: str | Path, revision: str | None = None) -> tuple[Student, dict]:
     """The student of an export with the LSPs as its outputs, float32, on the CPU, and its lsp_config.json.
 
     Raises RunError where there are no LSP outputs, or the files are damaged
@@ -202,8 +206,8 @@ def _export_again():
 
 
 @contextmanager
-def reading_export(source):
-    """Turn what the libraries raise that read the files of an export into a RunError that names it."""
+def reading_export(source: str | Path) -> Iterator[None]:
+    """Turn the errors of the libraries that read an export's files into a RunError that names the export."""
     try:
         yield
     except RunError:
@@ -216,14 +220,14 @@ def reading_export(source):
         ) from error
 
 
-def load_tensors(file) -> dict:
+def load_tensors(file: str | Path) -> dict:
     """Tensors by name of a safetensors file."""
     file = Path(file)
     with utf8_name(file.parent) as place:
         return load_file(place / file.name)
 
 
-def load_tokenizer(source, revision: str | None = None):
+def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of an export; code that it brings is not run."""
     check_token_ids(Path(source))
     with utf8_name(source) as place:
@@ -232,7 +236,7 @@ def load_tokenizer(source, revision: str | None = None):
     return tokenizer
 
 
-def load_encoder(source, revision: str | None = None) -> nn.Module:
+def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
     """The encoder of an export without a pooler, float32; code and pickles that it brings are not run."""
     hf_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **without_pooler(hf_config))
@@ -254,7 +258,7 @@ def load_encoder(source, revision: str | None = None) -> nn.Module:
     return encoder
 
 
-def export_of(source):
+def export_of(source: str | Path) -> str | Path:
     """The export of a finished run's directory; anything else as it is.
 
     Raises RunError where a run is unfinished, or there is no such directory and the name cannot be one on the Hub
@@ -264,20 +268,18 @@ def export_of(source):
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
         raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {source}")
-    if not path.is_dir() and not _may_be_on_the_hub(str(source)):
+    if path.is_dir():
+        return source
+    has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME
+    is_below_a_directory = "/" in str(source) and path.parent.is_dir()
+    if not has_hub_form or is_below_a_directory:
         raise RunError(
             f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
         )
     return source
 
 
-def _may_be_on_the_hub(name: str) -> bool:
-    """Whether it is NAME or SOMEONE/NAME, and SOMEONE no directory here."""
-    lies_here = "/" in name and Path(name).parent.is_dir()
-    return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name) is not None and not lies_here
-
-
-def find_file(source, name: str, revision: str | None = None) -> str:
+def find_file(source: str | Path, name: str, revision: str | None = None) -> str:
     """Path of a file of an export, fetched from the Hub if need be; RunError where it is not there."""
     try:
         return cached_file(source, name, revision=revision)
@@ -296,8 +298,8 @@ def find_file(source, name: str, revision: str | None = None) -> str:
 
 
 @contextmanager
-def quiet_transformers():
-    """Keep transformers from drawing bars of its own and from reporting heads that are not loaded."""
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing progress bars and from reporting heads that are not loaded."""
     shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

@@ -17,12 +17,17 @@ Left out: which tokens begin a word (words.py).
 Shapes: W windows, L positions of a window, V vocabulary, M masked tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from shards.counter import hash_u64
+from shards.reader import Store
+from shards.windows import WindowBatch
+from student.config import ResolvedConfig
 from student.words import continuation_flags
 
 _PURPOSE = 0x6D61736B  # "mask": keeps these hashes apart from those of order and dropout
@@ -31,7 +36,12 @@ _FATE_PURPOSE = 0x66617465  # "fate": mask token, random token or unchanged
 _TOKEN_PURPOSE = 0x746F6B65  # "toke": which random token
 _LAST = np.uint64(2**64 - 1)
 
+Epoch = int | np.ndarray  # of all windows, or one of each
+
 SPAN_P, LONGEST_SPAN = Fraction(1, 5), 10
+_SHARES = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
+_UP_TO = [sum(_SHARES[: length + 1]) / sum(_SHARES) for length in range(LONGEST_SPAN - 1)]
+_SPAN_CUTS = np.array([int(share * 2**64) for share in _UP_TO], np.uint64)  # exact: no logarithm of a machine's own
 _TENTH = 2**64 // 10
 _MASK_BELOW, _RANDOM_BELOW = np.uint64(8 * _TENTH), np.uint64(9 * _TENTH)
 
@@ -45,7 +55,8 @@ class Masking:
                  at the last of max_steps
     corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
                  special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1)
-    unit         token, word or span; words need continues_V, which ids continue a word
+    unit         token, word or span
+    continues_V  which ids continue a word; needed by words alone
     """
 
     special_ids: dict
@@ -55,7 +66,7 @@ class Masking:
     max_steps: int = 1
     corruption: str = "mask"
     unit: str = "token"
-    continues_V: np.ndarray | None = None
+    continues_V: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def final_rate(self) -> float:
@@ -69,15 +80,15 @@ class Masking:
         done = step / (self.max_steps - 1)
         return (1 - done) * self.rate + done * self.rate_end
 
-    def choose(self, read, window_ids_W, *, seed: int, epoch, rate: float):
+    def choose(
+        self, read: WindowBatch, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+    ) -> np.ndarray:
         """The tokens to predict.
 
-        read     windows with ids (W, L), lengths (W), documents (W, L)
-        epoch    integer, or one for every window
         Returns  bool (W, L)
         """
         maskable_WL = maskable_positions(read.ids, read.lengths, self.special_ids["all"])
-        counted = {"seed": seed, "epoch": epoch, "rate": rate}
+        counted: dict[str, Any] = {"seed": seed, "epoch": epoch, "rate": rate}
         if self.unit == "token":
             return choose_mask(maskable_WL, window_ids_W, **counted)
         begins_WL = begins_run(maskable_WL, read.documents)
@@ -86,7 +97,9 @@ class Masking:
         begins_WL |= maskable_WL & ~self.continues_V[read.ids]
         return choose_words(maskable_WL, begins_WL, window_ids_W, **counted)
 
-    def corrupt(self, ids_WL, mask_WL, window_ids_W, *, seed: int, epoch):
+    def corrupt(
+        self, ids_WL: np.ndarray, mask_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch
+    ) -> np.ndarray:
         """What the student sees: int64 (W, L), the ids but at the chosen positions."""
         input_WL = ids_WL.astype(np.int64)
         if self.corruption == "mask":
@@ -103,8 +116,9 @@ class Masking:
         return input_WL
 
 
-def build_masking(config, store) -> Masking:
+def build_masking(config: ResolvedConfig, store: Store) -> Masking:
     """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
+    is_by_words = config.mask_unit == "word"
     return Masking(
         store.special_ids,
         store.vocab_size,
@@ -113,11 +127,11 @@ def build_masking(config, store) -> Masking:
         config.max_steps,
         config.corruption,
         config.mask_unit,
-        continuation_flags(store.tokenizer_dir, store.vocab_size) if config.mask_unit == "word" else None,
+        continuation_flags(store.tokenizer_dir, store.vocab_size) if is_by_words else np.zeros(0, bool),
     )
 
 
-def maskable_positions(ids_WL, lengths_W, special_ids):
+def maskable_positions(ids_WL: np.ndarray, lengths_W: np.ndarray, special_ids: Sequence[int]) -> np.ndarray:
     """Positions that may be masked: real tokens that are not special.
 
     ids_WL       integer token ids
@@ -130,26 +144,29 @@ def maskable_positions(ids_WL, lengths_W, special_ids):
     return real_WL & ~np.isin(ids_WL, np.asarray(special_ids))
 
 
-def begins_run(maskable_WL, documents_WL):
+def begins_run(maskable_WL: np.ndarray, documents_WL: np.ndarray) -> np.ndarray:
     """Where stretches of maskable tokens of one document begin, bool (W, L)."""
     follows_WL = np.zeros_like(maskable_WL)
     follows_WL[:, 1:] = maskable_WL[:, :-1] & (documents_WL[:, 1:] == documents_WL[:, :-1])
     return maskable_WL & ~follows_WL
 
 
-def choose_mask(maskable_WL, window_ids_W, *, seed, epoch, rate):
+def choose_mask(
+    maskable_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+) -> np.ndarray:
     """Choose exactly round(rate x maskable) positions of every window.
 
     maskable_WL   bool
     window_ids_W  integers; a window's mask depends on its own id only, not on its neighbours
-    epoch         integer, or one for every window
     rate          share of the maskable positions
     Returns       bool (W, L)
     """
     return _first_in_order(_hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch), maskable_WL, rate)
 
 
-def choose_spans(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
+def choose_spans(
+    maskable_WL: np.ndarray, begins_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+) -> np.ndarray:
     """The same number, by spans. At every maskable position one begins that ends at the latest with its run.
 
     begins_WL  bool, where runs begin that no span may cross
@@ -166,7 +183,9 @@ def choose_spans(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
     return _first_in_order(keys_WL, maskable_WL, rate)
 
 
-def choose_words(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
+def choose_words(
+    maskable_WL: np.ndarray, begins_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+) -> np.ndarray:
     """Whole words, at most round(rate x maskable) tokens of a window.
 
     begins_WL  bool, maskable positions at which a word begins; it ends before the next, or with its run
@@ -185,18 +204,9 @@ def choose_words(maskable_WL, begins_WL, window_ids_W, *, seed, epoch, rate):
     return maskable_WL & chosen_WL[rows_W1, word_WL]
 
 
-def span_lengths(hashes):
+def span_lengths(hashes: np.ndarray) -> np.ndarray:
     """Geometric lengths from 1 to LONGEST_SPAN, longer ones left out of the distribution."""
     return 1 + np.searchsorted(_SPAN_CUTS, hashes, side="right")
-
-
-def _span_cuts():
-    shares = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
-    below = [sum(shares[: number + 1]) / sum(shares) for number in range(LONGEST_SPAN - 1)]
-    return np.array([int(share * 2**64) for share in below], np.uint64)  # exact: no machine's own logarithm
-
-
-_SPAN_CUTS = _span_cuts()
 
 
 def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):

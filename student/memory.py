@@ -1,4 +1,4 @@
-"""Memory of the device: how much was used, and which micro-batch would fit where one did not.
+"""Memory of the device: how much was used, and which micro-batch fits where another one did not.
 
 Left out: one pass of forward and backward (step.py).
 """

@@ -1,10 +1,12 @@
-"""What a step cost: the figures of speed and memory in a run's log.
+"""What a step costs: the figures of speed and memory in a run's log.
 
 Left out: how operations are counted (flops.py), what a step computes (step.py).
 """
 
 import torch
+from torch import nn
 
+from student.config import ResolvedConfig
 from student.flops import peak_flops, step_flops
 from student.memory import peak_memory
 
@@ -21,7 +23,9 @@ class Meter:
         self.step_flops, self.peak_flops, self.device = step_flops, peak_flops, device
 
     @classmethod
-    def of_run(cls, config, model, length: int, autocast_dtype, ranks: int = 1) -> "Meter":
+    def of_run(
+        cls, config: ResolvedConfig, model: nn.Module, length: int, autocast_dtype: torch.dtype | None, ranks: int = 1
+    ) -> "Meter":
         """The meter of a run of `ranks` equal devices on windows of a length."""
         device = next(model.parameters()).device
         peak = peak_flops(device, autocast_dtype)

@@ -9,16 +9,19 @@ Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from common.documents import attention_inputs
 from shards.counter import hash_u64
+from shards.reader import Store
 from student.config import StudentConfig
 from student.deberta import adapt_deberta
 from student.encoders import build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
+from student.objectives import Objective
 from student.onednn import linear, use_onednn
 
 _HEAD_PURPOSE = 0x68656164  # "head"
@@ -30,7 +33,7 @@ class PredictionHead(nn.Module):
     Its sizes and its activation are those of the encoder's family.
     """
 
-    def __init__(self, config, embedding_width: int):
+    def __init__(self, config: PretrainedConfig, embedding_width: int):
         super().__init__()
         bias = getattr(config, "classifier_bias", True)  # ModernBERT has none
         norm_bias = getattr(config, "norm_bias", True)
@@ -41,7 +44,7 @@ class PredictionHead(nn.Module):
         epsilon = next((value for value in set_to if value is not None), 1e-12)
         self.norm = nn.LayerNorm(embedding_width, eps=epsilon, bias=norm_bias)
 
-    def forward(self, hidden_Md):
+    def forward(self, hidden_Md: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_Md)))
 
 
@@ -57,7 +60,7 @@ class Student(nn.Module):
         super().__init__()
         embedding_width = encoder.get_input_embeddings().weight.shape[1]
         self.encoder = encoder
-        with torch.random.fork_rng(devices=[]):  # modules are born with random weights, replaced below
+        with torch.random.fork_rng(devices=[]):  # a module begins with random weights, which are replaced below
             self.head = PredictionHead(encoder.config, embedding_width)
         self.tied = tied
         own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs
@@ -69,8 +72,14 @@ class Student(nn.Module):
         use_onednn(self)
 
     def forward(
-        self, input_WL, attention_WL, where_M, documents_WL=None, most_masked: int | None = None, segments_WL=None
-    ):
+        self,
+        input_WL: Tensor,
+        attention_WL: Tensor | None,
+        where_M: Tensor,
+        documents_WL: Tensor | None = None,
+        most_masked: int | None = None,
+        segments_WL: Tensor | None = None,
+    ) -> Tensor:
         """Logits (M, K) of the masked positions.
 
         input_WL      int64 token ids
@@ -107,7 +116,7 @@ class Student(nn.Module):
         return 3 * forward_flops(self, windows, length, masked)
 
     @property
-    def output_matrix(self):
+    def output_matrix(self) -> Tensor:
         """The (K, d) output matrix; a copy where only its first rows are the token embedding."""
         parts = self._output_parts()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -127,7 +136,7 @@ class Student(nn.Module):
             nn.init.normal_(self.output_Kd, std=spread, generator=generator)
 
 
-def build_student(config: StudentConfig, store, objective) -> Student:
+def build_student(config: StudentConfig, store: Store, objective: Objective) -> Student:
     """The untrained student of a run, float32, on the CPU."""
     encoder = build_encoder(encoder_config(config, store), config.seed, config.initial_weights)
     return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)

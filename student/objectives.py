@@ -13,24 +13,22 @@ Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M 
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from common.errors import RunError
 from common.invocation import program
 from shards.positions import positions_in_documents
-from student.baselines import (
-    average_lsp_figures,
-    kl_to_average_teacher,
-    smoothed_mean,
-    unigram_figures,
-    with_perplexity,
-)
+from shards.reader import Store
+from shards.windows import WindowReader
+from student.baselines import average_lsp_figures, average_teacher_figures, unigram_figures, with_perplexity
 from student.losses import sparse_cross_entropy
 from student.sparse_rows import negative_entropy, row_of_entry, temper
-from student.targets import JointTargets, SparseTargets, TeacherTargets, TokenTargets
+from student.targets import JointTargets, MaskedTokens, SparseTargets, TeacherTargets, TokenTargets
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +44,10 @@ _HOLDS = {
 class Objective:
     """What all objectives share.
 
-    store   an open Store; RunError where it does not hold what the objective needs
-    kappa   weight of mtl's second term; the others ignore it
-    untied  of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
+    kappa               weight of mtl's second term; the others ignore it
+    untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
+    Raises              RunError where the store does not hold what the objective needs
     """
 
     name: str
@@ -73,19 +71,25 @@ class Objective:
     lsp_columns: slice | None = None
     """the outputs that are logits of the LSPs, if any"""
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        self.facts: dict = {}  # of the targets, for the log
+    def __init__(self, store: Store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         if store.kind not in self.kinds:
             raise RunError(
                 f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
                 f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
                 f" --objective."
             )
+        self.kappa, self.untied, self.temperature = kappa, untied, target_temperature
+        self.facts: dict = {}  # of the targets, for the log
+        self.set_up(store)
 
-    def _check_mass(self, store, enough: float, of: str) -> None:
+    def set_up(self, store: Store) -> None:
+        """Settle what depends on the store: `outputs` at least."""
+        raise NotImplementedError
+
+    def _check_mass(self, store: Store, enough: float, of: str) -> None:
         """Note how much of the distributions the store keeps, and warn where it is little.
 
-        of  what they are and where the rest is, for the warning
+        of  what these distributions are and what happens to the rest of them, for the warning
         """
         kept = self.facts["mass_kept"] = store.report()["mass_kept"]
         if kept < enough:
@@ -97,15 +101,15 @@ class Objective:
                 store.kind,
             )
 
-    def read_targets(self, windows, read, window_M, position_M):
-        """Targets of the tokens read.ids[window_M, position_M], with a tuple `counts` of tokens, one for every term."""
+    def read_targets(self, masked: MaskedTokens) -> Any:
+        """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""
         raise NotImplementedError
 
-    def loss_sums(self, logits_MK, targets):
+    def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:
         """Every term's loss summed over tokens: float32 (T)."""
         raise NotImplementedError
 
-    def measure(self, logits_MK, targets) -> dict:
+    def measure(self, logits_MK: Tensor, targets: Any) -> dict:
         """Held-out figures summed over tokens: name -> scalar tensor."""
         raise NotImplementedError
 
@@ -113,7 +117,7 @@ class Objective:
         """The means of what `measure` summed, plain numbers; `loss` is among them."""
         return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
 
-    def baseline(self, train_windows, special_ids, held_out: list, directory: Path | None = None) -> dict:
+    def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
         """The figures of a constant prediction, learned from the training split, on the held-out targets.
 
         Those of a prediction that is constant at each position of the window have names that end in `_by_position`;
@@ -145,30 +149,29 @@ class Mlsm(Objective):
     behind_vocabulary = False
     """whether the LSPs are the last k of V + k outputs, not all outputs"""
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        super().__init__(store)
+    def set_up(self, store: Store) -> None:
         first_lsp = store.vocab_size if self.behind_vocabulary else 0
         self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
-        self.temperature = target_temperature
         self._documents_apart = store.settings.get("documents_apart", False)  # how the teacher counted positions
         self._check_mass(
             store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it were all"
         )
-        if target_temperature != 1:
-            self.facts["target_temperature"] = target_temperature
+        if self.temperature != 1:
+            self.facts["target_temperature"] = self.temperature
             logger.info(
                 "targets are p^(1/%g): loss and baseline do not compare with those of another --target-temperature,"
                 " kl_untempered and kl_untempered_back do",
-                target_temperature,
+                self.temperature,
             )
 
-    def read_targets(self, windows, read, window_M, position_M) -> SparseTargets:
-        rows = windows.targets(read, window_M, position_M)
+    def read_targets(self, masked: MaskedTokens) -> SparseTargets:
+        rows = masked.rows()
         coded_M = np.diff(rows.indptr) > 0
         weights_E = np.ascontiguousarray(rows.weights)
+        position_M = masked.position_M
         if self._documents_apart:
-            position_M = positions_in_documents(read.documents)[window_M, position_M]
+            position_M = positions_in_documents(masked.read.documents)[masked.window_M, position_M]
         targets = SparseTargets(
             counts=(int(coded_M.sum()),),
             entries_E=torch.from_numpy(row_of_entry(rows) * self.lsps + rows.indices),
@@ -187,27 +190,25 @@ class Mlsm(Objective):
             untempered_negative_entropy=targets.negative_entropy,
         )
 
-    def loss_sums(self, logits_MK, targets: SparseTargets):
+    def loss_sums(self, logits_MK: Tensor, targets: SparseTargets) -> Tensor:
         logits_Mk = logits_MK[:, self.lsp_columns]
         cross_entropy = sparse_cross_entropy(logits_Mk, targets.entries_E, targets.weights_E, targets.coded_M)
         return (cross_entropy + targets.negative_entropy)[None]
 
-    def measure(self, logits_MK, targets: SparseTargets) -> dict:
+    def measure(self, logits_MK: Tensor, targets: SparseTargets) -> dict:
         return {"loss": self.loss_sums(logits_MK, targets)[0]} | self.measure_untempered(logits_MK, targets)
 
-    def measure_untempered(self, logits_MK, targets: SparseTargets) -> dict:
+    def measure_untempered(self, logits_MK: Tensor, targets: SparseTargets) -> dict:
         """The figures against the distributions as stored; none where the targets are these."""
         if targets.untempered_E is None:
             return {}
         logits = {"kl_untempered": logits_MK, "kl_untempered_back": logits_MK.float() * self.temperature}
         return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
-    def baseline(
-        self, train_windows, special_ids, held_out: list[SparseTargets], directory: Path | None = None
-    ) -> dict:
+    def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
         """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
         (`_by_position`) that of the tokens at the same position."""
-        return average_lsp_figures(train_windows, held_out, directory, lsps=self.lsps, temperature=self.temperature)
+        return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.temperature)
 
 
 class NaiveMlsm(Mlsm):
@@ -220,9 +221,9 @@ class NaiveMlsm(Mlsm):
     behind_vocabulary = True
     tied = True
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        super().__init__(store, target_temperature=target_temperature)
-        self.tied = not untied
+    def set_up(self, store: Store) -> None:
+        super().set_up(store)
+        self.tied = not self.untied
 
 
 class Mlm(Objective):
@@ -234,34 +235,33 @@ class Mlm(Objective):
     learns = "predicting masked tokens"
     loss_name, reference = "held-out loss", "unigram frequencies"
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        super().__init__(store)
+    def set_up(self, store: Store) -> None:
         self.outputs = store.vocab_size
         self.token_columns = slice(0, self.outputs)
 
-    def read_targets(self, windows, read, window_M, position_M) -> TokenTargets:
-        labels_M = read.ids[window_M, position_M].astype(np.int64)
+    def read_targets(self, masked: MaskedTokens) -> TokenTargets:
+        labels_M = masked.ids()
         return TokenTargets(counts=(len(labels_M),), labels_M=torch.from_numpy(labels_M))
 
-    def loss_sums(self, logits_MK, targets: TokenTargets):
+    def loss_sums(self, logits_MK: Tensor, targets: TokenTargets) -> Tensor:
         labels_M = targets.labels_M
         entries_M = labels_M + self.outputs * torch.arange(len(labels_M), device=labels_M.device)
         ones_M = torch.ones(len(labels_M), device=labels_M.device)
         return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)[None]
 
-    def measure(self, logits_MK, targets: TokenTargets) -> dict:
+    def measure(self, logits_MK: Tensor, targets: TokenTargets) -> dict:
         correct = (logits_MK.argmax(dim=1) == targets.labels_M).sum()
         return {"loss": self.loss_sums(logits_MK, targets)[0], "accuracy": correct}
 
     def figures(self, sums: dict, counts: tuple) -> dict:
         return with_perplexity(super().figures(sums, counts), "loss")
 
-    def baseline(self, train_windows, special_ids, held_out: list[TokenTargets], directory: Path | None = None) -> dict:
+    def baseline(self, train: WindowReader, held_out: list[TokenTargets], directory: Path | None = None) -> dict:
         """Unigram cross-entropy, and accuracy of always guessing the most frequent token.
 
         Counts of the training split without special tokens, which are never masked; add-one smoothing.
         """
-        return with_perplexity(unigram_figures(train_windows, special_ids, held_out), "loss")
+        return with_perplexity(unigram_figures(train, held_out), "loss")
 
 
 class Kd(Objective):
@@ -277,14 +277,13 @@ class Kd(Objective):
     learns = "predicting a teacher's distribution over the vocabulary at masked tokens"
     loss_name, reference = "held-out KL", "the teacher's average distribution"
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        super().__init__(store)
+    def set_up(self, store: Store) -> None:
         self.outputs = store.vocab_size
         self.token_columns = slice(0, self.outputs)
         self._check_mass(store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket")
 
-    def read_targets(self, windows, read, window_M, position_M) -> TeacherTargets:
-        rows = windows.targets(read, window_M, position_M)
+    def read_targets(self, masked: MaskedTokens) -> TeacherTargets:
+        rows = masked.rows()
         coded_M = np.diff(rows.indptr) > 0
         row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs  # a padded head has more
         weights_E = rows.weights.astype(np.float64) * (1 - rows.tail.astype(np.float64))[row_E]
@@ -298,15 +297,15 @@ class Kd(Objective):
             tail_M=torch.from_numpy(tail_M.astype(np.float32)),
             coded_M=torch.from_numpy(coded_M.astype(np.float32)),
             negative_entropy=negative_entropy(weights_E) + negative_entropy(tail_M),
-            labels_M=torch.from_numpy(read.ids[window_M, position_M].astype(np.int64)),
+            labels_M=torch.from_numpy(masked.ids()),
         )
 
-    def loss_sums(self, logits_MK, targets: TeacherTargets):
+    def loss_sums(self, logits_MK: Tensor, targets: TeacherTargets) -> Tensor:
         entries_E, weights_E = targets.entries_E, targets.weights_E
         cross_entropy = sparse_cross_entropy(logits_MK, entries_E, weights_E, targets.coded_M, targets.tail_M)
         return (cross_entropy + targets.negative_entropy)[None]
 
-    def measure(self, logits_MK, targets: TeacherTargets) -> dict:
+    def measure(self, logits_MK: Tensor, targets: TeacherTargets) -> dict:
         cross_entropy = F.cross_entropy(logits_MK.float(), targets.labels_M, reduction="none") @ targets.coded_M
         return {
             "loss": self.loss_sums(logits_MK, targets)[0],
@@ -317,12 +316,9 @@ class Kd(Objective):
     def figures(self, sums: dict, counts: tuple) -> dict:
         return with_perplexity(super().figures(sums, counts), "cross_entropy")
 
-    def baseline(
-        self, train_windows, special_ids, held_out: list[TeacherTargets], directory: Path | None = None
-    ) -> dict:
+    def baseline(self, train: WindowReader, held_out: list[TeacherTargets], directory: Path | None = None) -> dict:
         """KL of the held-out rows against the constant average of the training split's stored entries, smoothed."""
-        mean_V = smoothed_mean(train_windows, train_windows.store.k)[: self.outputs]
-        return {"loss": kl_to_average_teacher(mean_V, self.outputs, held_out)}
+        return average_teacher_figures(train, held_out, self.outputs)
 
 
 class Mtl(Objective):
@@ -342,26 +338,24 @@ class Mtl(Objective):
     reference_by_position = "the marginal by position and unigram frequencies"
     tied = True
 
-    def __init__(self, store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        super().__init__(store)
-        self.tied = not untied
-        self.lsp_part, self.token_part = NaiveMlsm(store, target_temperature=target_temperature), Mlm(store)
+    def set_up(self, store: Store) -> None:
+        self.tied = not self.untied
+        self.lsp_part, self.token_part = NaiveMlsm(store, target_temperature=self.temperature), Mlm(store)
         self.facts = self.lsp_part.facts
         self.outputs = self.lsp_part.outputs
         self.token_columns, self.lsp_columns = self.token_part.token_columns, self.lsp_part.lsp_columns
-        self.term_weights = (1.0, kappa)
+        self.term_weights = (1.0, self.kappa)
 
-    def read_targets(self, windows, read, window_M, position_M) -> JointTargets:
-        lsps = self.lsp_part.read_targets(windows, read, window_M, position_M)
-        tokens = self.token_part.read_targets(windows, read, window_M, position_M)
+    def read_targets(self, masked: MaskedTokens) -> JointTargets:
+        lsps, tokens = self.lsp_part.read_targets(masked), self.token_part.read_targets(masked)
         return JointTargets(lsps.counts + tokens.counts, lsps, tokens)
 
-    def loss_sums(self, logits_MK, targets: JointTargets):
+    def loss_sums(self, logits_MK: Tensor, targets: JointTargets) -> Tensor:
         kl = self.lsp_part.loss_sums(logits_MK, targets.lsps)
         cross_entropy = self.token_part.loss_sums(logits_MK[:, self.token_columns], targets.tokens)
         return torch.cat((kl, cross_entropy))
 
-    def measure(self, logits_MK, targets: JointTargets) -> dict:
+    def measure(self, logits_MK: Tensor, targets: JointTargets) -> dict:
         kl, cross_entropy = self.loss_sums(logits_MK, targets)
         correct = (logits_MK[:, self.token_columns].argmax(dim=1) == targets.tokens.labels_M).sum()
         untempered = self.lsp_part.measure_untempered(logits_MK, targets.lsps)
@@ -369,23 +363,22 @@ class Mtl(Objective):
 
     def figures(self, sums: dict, counts: tuple) -> dict:
         of_tokens = ("cross_entropy", "accuracy")
-        return self._joined(
-            {name: float(total) / max(counts[1] if name in of_tokens else counts[0], 1) for name, total in sums.items()}
-        )
+        means = {name: float(total) / max(counts[1 if name in of_tokens else 0], 1) for name, total in sums.items()}
+        return self._add_loss(means)
 
-    def baseline(self, train_windows, special_ids, held_out: list[JointTargets], directory: Path | None = None) -> dict:
+    def baseline(self, train: WindowReader, held_out: list[JointTargets], directory: Path | None = None) -> dict:
         of_lsps = [targets.lsps for targets in held_out]
-        kl = self.lsp_part.baseline(train_windows, special_ids, of_lsps, directory)
-        tokens = unigram_figures(train_windows, special_ids, [targets.tokens for targets in held_out])
+        kl = self.lsp_part.baseline(train, of_lsps, directory)
+        tokens = unigram_figures(train, [targets.tokens for targets in held_out])
         means = {"kl": kl.pop("loss"), "kl_by_position": kl.pop("loss_by_position")}
-        figures = self._joined(means | {"cross_entropy": tokens["loss"], "accuracy": tokens["accuracy"]} | kl)
+        figures = self._add_loss(means | {"cross_entropy": tokens["loss"], "accuracy": tokens["accuracy"]} | kl)
         loss = self._loss(figures["kl_by_position"], figures["cross_entropy"])
         return figures | {"loss_by_position": loss}
 
     def _loss(self, kl: float, cross_entropy: float) -> float:
         return kl + self.term_weights[1] * cross_entropy
 
-    def _joined(self, figures: dict) -> dict:
+    def _add_loss(self, figures: dict) -> dict:
         loss = self._loss(figures["kl"], figures["cross_entropy"])
         return with_perplexity({"loss": loss} | figures, "cross_entropy")
 

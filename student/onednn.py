@@ -9,11 +9,12 @@ Shapes: N rows, d inputs, K outputs.
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from common.onednn import available, multiply
 
 
-def linear(rows_nd, weight_Kd, bias_K=None):
+def linear(rows_nd: Tensor, weight_Kd: Tensor, bias_K: Tensor | None = None) -> Tensor:
     """rows @ weight.T + bias; rows may have any leading dimensions."""
     if not _serves(rows_nd, weight_Kd):
         return F.linear(rows_nd, weight_Kd, bias_K)
@@ -21,7 +22,7 @@ def linear(rows_nd, weight_Kd, bias_K=None):
     return _Linear.apply(rows_Nd, weight_Kd, bias_K).view(*rows_nd.shape[:-1], len(weight_Kd))
 
 
-def use_onednn(model) -> None:
+def use_onednn(model: nn.Module) -> None:
     """Let the linear layers inside a model be computed by `linear`; their weights and names stay."""
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -31,7 +32,7 @@ def use_onednn(model) -> None:
 class OneDnnLinear(torch.nn.Linear):
     """A linear layer computed by `linear`."""
 
-    def forward(self, rows_nd):
+    def forward(self, rows_nd: Tensor) -> Tensor:
         return linear(rows_nd, self.weight, self.bias)
 
 

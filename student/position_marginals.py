@@ -12,6 +12,7 @@ Shapes: P positions, k LSPs.
 
 import logging
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,21 @@ from scipy import sparse
 
 from common.durable import appearing_whole
 from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
+from shards.codec import SparseRows
 from shards.manifest import fingerprint
 from shards.positions import teacher_positions
+from shards.windows import WindowReader
 
 logger = logging.getLogger(__name__)
 
 TOKENS = 10_000_000  # most training tokens that are read
 WINDOWS_AT_ONCE = 512
 
+Halves = list[GroupMass]  # summed distributions over every other window, and over the others
+Temper = Callable[[SparseRows, float], np.ndarray]
 
-def position_marginals(windows, directory: Path | None = None):
+
+def position_marginals(windows: WindowReader, directory: Path | None = None) -> np.ndarray:
     """Average distribution of the coded tokens at each position of a split: float64 (P, k), rows sum to one.
 
     Arguments as of `position_sums`.
@@ -36,13 +42,15 @@ def position_marginals(windows, directory: Path | None = None):
     return shrink(position_sums(windows, directory))
 
 
-def shrink(halves):
+def shrink(halves: Halves) -> np.ndarray:
     """The averages at each position from what `position_sums` returns."""
     _, pseudo_count = cross_fitted_gain(*halves)
     return shrunk_marginals(halves[0] + halves[1], pseudo_count)
 
 
-def position_sums(windows, directory: Path | None = None, *, temperature: float = 1.0, temper=None):
+def position_sums(
+    windows: WindowReader, directory: Path | None = None, *, temperature: float = 1.0, temper: Temper | None = None
+) -> Halves:
     """Summed distributions of a split's coded tokens by position, over every other window and over the others.
 
     windows    WindowReader of the training split

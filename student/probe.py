@@ -15,12 +15,15 @@ Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width o
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MaskedLMOutput
 
 from common.disk import read_file
@@ -28,7 +31,7 @@ from common.errors import RunError
 from common.invocation import program
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
-from shards.reader import is_url
+from shards.reader import Store, is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders import vocabulary_of, weights_fingerprint
@@ -69,19 +72,19 @@ _FROZEN = slice(None)  # all outputs of a loaded student are LSPs
 
 
 class ProbedStudent(nn.Module):
-    """A frozen student and the probe on its outputs. Only the probe is a parameter, is saved and is trained.
+    """A frozen student and the probe on its outputs. Only the probe is a parameter, is trained and is saved.
 
     probe_input  softmax or logits
     """
 
     def __init__(self, student: Student, vocabulary: int, probe_input: str):
         super().__init__()
-        # In a tuple it is no submodule: it stays in evaluation mode and out of optimiser and checkpoints.
+        # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, V) of the masked positions; arguments as of a Student."""
         with torch.no_grad():
             outputs_Mk = self.student(*args, **kwargs)
@@ -93,7 +96,7 @@ class ProbedStudent(nn.Module):
         """Nothing to do: the frozen part keeps none."""
 
     def training_flops(self, windows: int, length: int, masked: int) -> int:
-        """Operations of the frozen part forward, and of the probe forward and backward, to its weights only."""
+        """Operations of the frozen part's forward pass, and of the probe's: forward, and backward to its weights."""
         return forward_flops(self.student, windows, length, masked) + 2 * 2 * masked * self.probe_Vk.numel()
 
     @property
@@ -118,13 +121,13 @@ class ProbedLspModel(nn.Module):
     model(input_ids, attention_mask).logits
     """
 
-    def __init__(self, probed: ProbedStudent, tokenizer):
+    def __init__(self, probed: ProbedStudent, tokenizer: PreTrainedTokenizerBase):
         super().__init__()
         self.probed, self.tokenizer = probed, tokenizer
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source, revision: str | None = None):
+    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "ProbedLspModel":
         """Load a softmax probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
 
         Raises RunError where there is no such probe
@@ -142,14 +145,16 @@ class ProbedLspModel(nn.Module):
             probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
             return cls(probed, load_tokenizer(source, revision))
 
-    def forward(self, input_ids, attention_mask=None) -> MaskedLMOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
         everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
         logits_MV = self.probed(input_ids, attention_mask, everywhere)
         return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
 
 
-def train_probe(config: ProbeConfig, progress=silent, origins=None) -> dict:
+def train_probe(
+    config: ProbeConfig, progress: Callable[..., None] = silent, origins: dict[str, str] | None = None
+) -> dict:
     """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
 
     origins  as of `train`
@@ -160,22 +165,25 @@ def train_probe(config: ProbeConfig, progress=silent, origins=None) -> dict:
 
 
 def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
-    """The settings with a student, the newest where none is named, and a store, the student's own likewise.
+    """The settings with a student, by default the newest, and a store, by default the student's own.
 
     Raises  RunError where there is none
     """
-    if config.student is None:
-        config = replace(config, student=str(finished_students()[0]))
-        logger.info("student %s (the newest finished run)", config.student)
-    export_of(config.student)  # what it has to say is said before a store is looked for
-    if config.store is None:
-        config = replace(config, store=_store_of(Path(config.student)))
-        logger.info("store %s (the student's own)", config.store)
-    return config
+    student, store = config.student, config.store
+    if student is None:
+        student = str(finished_students()[0])
+        logger.info("student %s (the newest finished run)", student)
+    export_of(student)  # an error of the student comes before one of the store
+    if store is None:
+        store = _store_of(Path(student))
+        logger.info("store %s (the student's own)", store)
+    return replace(config, student=student, store=store)
 
 
-def probe_task(config: ProbeConfig, store) -> Task:
+def probe_task(config: ProbeConfig, store: Store) -> Task:
     """Train a probe. Raises RunError where settings, student and store do not belong together."""
+    if config.student is None:
+        raise RunError("no student given: name a run, an export, a kept checkpoint or a Hub id with --student.")
     source = export_of(config.student)
     student, facts = load_student(source)
     _check_fits(config, store, source, student, facts)
@@ -197,7 +205,7 @@ def probe_task(config: ProbeConfig, store) -> Task:
     return Task("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
 
 
-def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, lineage: dict) -> None:
+def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Store, lineage: dict) -> None:
     """Write a probed student into an existing directory.
 
     facts    the lsp_config.json of the student
@@ -205,7 +213,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, line
     """
     merges = model.probe_input == "logits"
     with quiet_transformers():
-        (merged(model) if merges else model.encoder).save_pretrained(directory)
+        (merge(model) if merges else model.encoder).save_pretrained(directory)
     if not merges:
         probe = model.probe_Vk.detach().cpu().contiguous()
         save_file({"probe.weight": probe}, directory / PROBE_FILE)
@@ -213,7 +221,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store, line
     write_papers(directory, _card_text(model, lineage), store, lineage)
 
 
-def merged(model: ProbedStudent):
+def merge(model: ProbedStudent) -> PreTrainedModel:
     """A logits probe as the family's stock *ForMaskedLM: its decoder is probe x output matrix.
 
     The product is taken in float64, so that the scores differ by rounding only.
@@ -224,8 +232,8 @@ def merged(model: ProbedStudent):
     return masked_lm(student, matrix_Vd, bias_V)
 
 
-def finished_students(root=StudentConfig.root) -> list[Path]:
-    """The finished runs under `root` that have LSP outputs, the one first that ended last.
+def finished_students(root: str = StudentConfig.root) -> list[Path]:
+    """The finished runs under `root` that have LSP outputs, the newest first.
 
     Raises  RunError where there is none
     """
@@ -239,20 +247,20 @@ def finished_students(root=StudentConfig.root) -> list[Path]:
 def _store_of(student: Path) -> str:
     """The store that a run, or the run of an export or a checkpoint, was trained on."""
     for directory in (student, *student.absolute().parents[:2]):
-        store = (find_description(directory) or {}).get("operational", {}).get("store")  # an export's is no run's
+        store = (find_description(directory) or {}).get("operational", {}).get("store")
         if store:
             return recorded_store(directory, store)
     raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
 
 
 def recorded_store(run: Path, place: str) -> str:
-    """The store that a run's config.json names. RunError where that is relative and was meant from elsewhere."""
+    """The store that a run's config.json names. RunError where that is a path relative to another directory."""
     if is_url(place) or Path(place).is_absolute() or Path(place).exists():
         return place
     raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
 
 
-def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dict) -> None:
+def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: Student, facts: dict) -> None:
     if PROBE_FACT in facts:
         raise RunError(f"{source} is a probe; give the student that it probes:  --student")
     theirs, ours = vocabulary_of(source), store.load_tokenizer().get_vocab()
@@ -273,8 +281,8 @@ def _check_fits(config: ProbeConfig, store, source, student: Student, facts: dic
         )
 
 
-def _reads_segments(config: ProbeConfig, store, lineage_of_student: dict) -> bool:
-    """Whether the student is told segments: on pairs, if it was told them when it was trained."""
+def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict) -> bool:
+    """Whether the student reads segments: on pairs, if it was trained with them."""
     learned = lineage_of_student.get("settings", {}).get("segments", False)
     if learned and store_has_pairs(store) and config.segments == "never":
         logger.warning(
@@ -285,7 +293,7 @@ def _reads_segments(config: ProbeConfig, store, lineage_of_student: dict) -> boo
 
 
 def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
-    """A student reads as it has learned to read."""
+    """Warn where the student reads documents in another way than it was trained to."""
     learned = lineage_of_student.get("settings", {}).get("documents_apart", False)
     if learned != config.documents_apart:
         theirs, ours = ("with", "without") if learned else ("without", "with")

@@ -1,19 +1,19 @@
 """Settings of a linear probe. Imports nothing heavy."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from student.config import StudentConfig
+from student.config import ObjectiveName, StudentConfig
 
-PROBE_INPUTS = ("softmax", "logits")
+ProbeInput = Literal["softmax", "logits"]
 
 
 @dataclass(frozen=True)
 class ProbeConfig(StudentConfig):
     """Which student to probe, on which store, and how.
 
-    Settings of a student that a probe has not are fixed: the encoder is the student's, the objective is mlm.
+    Those settings of a student that a probe does not have are fixed: the encoder is the student's, the objective mlm.
     """
 
     store: str | None = None
@@ -27,7 +27,7 @@ class ProbeConfig(StudentConfig):
     """a run, an export, a kept checkpoint or a Hub id of an mlsm, naive-mlsm or mtl student; unset: the newest
     finished run of one under runs/students"""
 
-    probe_input: Literal[PROBE_INPUTS] = "softmax"
+    probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
     what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads"""
 
@@ -44,7 +44,7 @@ class ProbeConfig(StudentConfig):
     output: Path | None = None
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
-    objective: str = field(init=False, default="mlm")
+    objective: ObjectiveName = field(init=False, default="mlm")
     kappa: float = field(init=False, default=1.0)
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)
@@ -52,14 +52,8 @@ class ProbeConfig(StudentConfig):
     continue_from: Path | None = field(init=False, default=None)
     dropout: float | None = field(init=False, default=None)
 
-    def with_rate(self) -> "ProbeConfig":
-        """The same with its learning rate set; the number of steps must be set already."""
-        if self.lr is not None:
-            return self
-        return replace(self, lr=1e-3 if self.probe_input == "logits" else min(0.5, 100 / self.max_steps))
-
     def identity(self) -> dict:
-        """The settings that decide what is trained; of the student its content counts, not its place."""
+        """The settings that decide what is trained. Of the student its content counts, and not its place."""
         fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)}
         return {name: value for name, value in super().identity().items() if name not in fixed}
 

@@ -1,31 +1,35 @@
-"""Several processes that train one student: what each does of a batch, what they add up, how they end together.
+"""Several processes that train one student: which part of a batch each takes, what they add up, how they end together.
 
 torchrun or `accelerate launch` starts them; accelerate joins them, by nccl on GPUs and by gloo on CPUs. Each takes
 a contiguous share of every effective batch, so that order and masks do not depend on how many there are. Gradients
 are summed while the backward pass of the last micro-batch is under way; beside them a few numbers a step are, on the
 CPU in a group of their own, so that no GPU is waited for.
 
-A process that ends ends the others: their next sum finds its connection closed. One that hangs without ending does
-so after TIMEOUT. Left out: models that do not fit into one GPU's memory.
+When a process ends, so do the others, because their next sum finds its connection closed. When one hangs, they end
+after TIMEOUT. Left out: models that do not fit into one GPU's memory.
 """
 
 import atexit
 import os
 import signal
 import warnings
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import PeerError, RunError
+from student.batches import Batch
 
 TIMEOUT = timedelta(minutes=30)  # longer than the first process takes over a checkpoint, which the others await
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,14 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None
+    device: torch.device = torch.device("cpu")
     """this process's own"""
     group: Any = None
     """for sums of a few numbers"""
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and speaks."""
+        """Whether this process is the one that writes files and reports."""
         return self.rank == 0
 
     def share(self, windows: int) -> tuple[int, int]:
@@ -54,51 +58,55 @@ class Ranks:
         return self._bound(windows, self.rank), self._bound(windows, self.rank + 1)
 
     def micro_batches_before(self, windows: int, micro_batch: int) -> int:
-        """Micro-batches of a step that earlier ranks take: where this one begins to count its own."""
+        """How many micro-batches of a step lower ranks take: the number of this process's first one."""
         bounds = [self._bound(windows, rank) for rank in range(self.rank + 1)]
         return sum(-(-(last - first) // micro_batch) for first, last in zip(bounds, bounds[1:], strict=False))
 
     def _bound(self, windows: int, rank: int) -> int:
         return windows * rank // self.size
 
-    def whole(self, batch):
-        """This share of a batch, with counts, tokens and digest of the whole one."""
+    def whole(self, batch: Batch) -> Batch:
+        """This process's share of a batch, with counts, tokens and digest of the whole batch."""
         digest = divmod(batch.digest, 2**32)  # in halves: sums are float64
         *counts, tokens, high, low = map(int, self.sum([*batch.counts, batch.tokens, *digest]))
         return batch._replace(counts=tuple(counts), tokens=tokens, digest=(high * 2**32 + low) % 2**64)
 
     def sum(self, values: list) -> list:
         """Numbers added up over all processes, in float64."""
-        return values if self.size == 1 else self._reduced(values, dist.ReduceOp.SUM)
+        return values if self.size == 1 else self._reduce(values, dist.ReduceOp.SUM)
 
-    def agreed(self, requested: signal.Signals | None) -> signal.Signals | None:
+    def agree(self, requested: signal.Signals | None) -> signal.Signals | None:
         """The signal that some process was sent, if any was."""
         if self.size == 1:
             return requested
-        number = int(self._reduced([requested or 0], dist.ReduceOp.MAX)[0])
+        number = int(self._reduce([requested or 0], dist.ReduceOp.MAX)[0])
         return signal.Signals(number) if number else None
 
-    def _reduced(self, values: list, operation) -> list:
+    def _reduce(self, values: list, operation: Any) -> list:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, operation, group=self.group)
         return total.tolist()
 
-    def gather(self, value) -> list:
+    def gather(self, value: Value) -> list[Value]:
         """Every process's value, by rank."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def tell(self, value):
+    def ask_first(self, work: Callable[[], Value]) -> Value:
+        """What work() returns in the first process, which alone does it, for all of them."""
+        return self.tell(work() if self.is_first else None)
+
+    def tell(self, value: Any) -> Any:
         """The first process's value, in all of them."""
         told = [value]
         if self.size > 1:
             dist.broadcast_object_list(told, src=0, group=self.group)
         return told[0]
 
-    def first_then_all(self, work: Callable):
-        """work(), by the first process and then by the others. Where it fails there, the others raise PeerError."""
+    def first_then_all(self, work: Callable[[], Value]) -> Value:
+        """work(), done by the first process and then by the others, which raise PeerError where it failed there."""
         if not self.is_first:
             if not self.tell(None):
                 raise PeerError("the first process of this run ended; its own message says why.")
@@ -112,29 +120,29 @@ class Ranks:
         return result
 
     def as_one(self, error: Exception) -> Exception:
-        """What to raise for an error that all processes meet at once, so that one of them tells it."""
+        """What to raise for an error that all processes meet at once, so that only one of them reports it."""
         return error if self.is_first else PeerError("the first process of this run says why.")
 
-    def parallel(self, model):
-        """The model, as one whose backward pass also sums its gradients over all processes."""
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """Wrap the model so that its backward pass also sums the gradients over all processes."""
         if self.size == 1:
             return model
-        # Also allows for weights without a gradient. Without it buckets are laid out anew after the first step, and
-        # three or more ranks would add up in another order after a resume.
+        # This also allows for weights without a gradient. Without it, DistributedDataParallel lays its buckets out anew
+        # after the first step, and three or more ranks would add up in another order after a resume.
         fixed_buckets = {"find_unused_parameters": True}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.12 lacks the new
             parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
-        parallel.register_comm_hook(None, _summed)
+        parallel.register_comm_hook(None, _sum_gradients)
         return parallel
 
-    def accumulating(self, parallel, last: bool):
+    def accumulating(self, parallel: nn.Module, last: bool) -> AbstractContextManager[None]:
         """The context of one micro-batch's forward and backward pass; gradients are summed over ranks in the last."""
         return nullcontext() if last or self.size == 1 else parallel.no_sync()
 
 
 @contextmanager
-def joined(device: torch.device):
+def join(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that a launcher started with this one; yields Ranks.
 
     device  what --device means to one process; each gets a GPU of its own
@@ -152,14 +160,17 @@ def joined(device: torch.device):
     try:
         yield Ranks(state.process_index, state.num_processes, state.device, group)
     except RuntimeError as error:
-        if _is_about_peers(error):
+        # torch has a class for some errors of a connection; others are plain RuntimeErrors that gloo names.
+        words = ("gloo", "pair closure", "Connection")
+        is_of_gloo = type(error) is RuntimeError and any(word in str(error) for word in words)
+        if isinstance(error, dist.DistError) or is_of_gloo:
             raise PeerError(
                 f"another process of this run ended or did not answer for {TIMEOUT}; its own message says why. The same"
                 f" command continues from the last whole checkpoint."
             ) from error
         raise
-    # At the end of the process only: a launcher's rendezvous serves once, and another run may follow. After an error
-    # never: NCCL could wait for peers that are gone.
+    # Only at the end of the process, as a launcher's rendezvous serves once and another run may follow. Never after an
+    # error, as NCCL could wait for peers that are gone.
     atexit.unregister(state.destroy_process_group)
     atexit.register(state.destroy_process_group)
 
@@ -173,12 +184,7 @@ def _check_devices(device: torch.device) -> None:
         )
 
 
-def _is_about_peers(error: BaseException) -> bool:
-    plain = type(error) is RuntimeError and any(word in str(error) for word in ("gloo", "pair closure", "Connection"))
-    return isinstance(error, dist.DistError) or plain
-
-
-def _summed(state, bucket):
-    """A communication hook of DistributedDataParallel, which would divide by the number of processes."""
+def _sum_gradients(state, bucket):
+    """Sum gradients as DistributedDataParallel's communication hook: by itself it would take their mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -1,10 +1,10 @@
-"""What a run's open settings are on a store, and where each value comes from: one answer for Python and for cli.py.
+"""The values of a run's open settings on a store, and where each comes from: one answer for Python and for cli.py.
 
     config, origins = resolve(StudentConfig(store=path, encoder="bert-2x128"), Store.open(path))
     config.max_steps, origins["max_steps"]      # 2000, "store: 4 epochs would be 262 steps, fewer than 2,000"
 
-Settings of `config.FOLLOWING` that are None are those of the recipe that made the store, if it says something of them;
-otherwise they follow from the size of the store and the width of the encoder:
+A setting of `config.FOLLOWING` that is None takes its value from the recipe that made the store, if that has one.
+Otherwise it follows from the size of the store and the width of the encoder:
 
     epochs      4, as in the paper, section 4.1; more where that is less than 2,000 steps
     batch       1,024 windows, the paper's, where these epochs are 10,000 steps or more; else the largest power of two
@@ -17,12 +17,15 @@ The demonstration's recipe is not for weights that were trained before. Left out
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from common.errors import RunError
 from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
-from student.config import FOLLOWING, StudentConfig
+from shards.reader import Store
+from shards.windows import WindowReader
+from student.config import FOLLOWING, ResolvedConfig, StudentConfig
 from student.probe_config import ProbeConfig
 
 EPOCHS = 4
@@ -37,38 +40,46 @@ _MICRO_TOKENS = {"cpu": 4096, "cuda": 16_384}  # the latter: 128 windows of 128 
 class Resolved(NamedTuple):
     """Settings with nothing left open."""
 
-    config: StudentConfig
+    config: ResolvedConfig
     """without `epochs`, which are steps now"""
     origins: dict[str, str]
     """setting -> where its value comes from, in words; a setting that is not named has its default"""
 
 
-def resolve(config: StudentConfig, store, origins: dict[str, str] | None = None) -> Resolved:
+def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None = None) -> Resolved:
     """Settle what the settings leave open, for training on a store.
 
-    store    an open Store
-    origins  where the values come from that are not open; with it, a recipe has been applied already (cli.py). None:
-             the settings are from Python, and the recipe that made the store is applied here to those that are open,
-             if its encoder is the one of the settings. (On the command line the recipe gives the encoder, too.)
+    origins  where each value that is not open comes from; given by the command line, which has applied a recipe
+             already. None: the settings are from Python, and the recipe that made the store is applied here to those
+             that are open, if it is for the same encoder. (On the command line the recipe gives the encoder, too.)
     Raises   RunError where the encoder has no config, or the store has no training windows
     """
-    given = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
-    found = dict(given if origins is None else origins)
     if origins is None:
-        config = _with_recipe(config, store, found)
+        found = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
+        config = _apply_recipe(config, store, found)
+    else:
+        found = dict(origins)
     if config.batch_windows is None or config.max_steps is None:
-        config = _with_batch_and_steps(config, len(training_windows(store)), found)
+        config = _choose_batch_and_steps(config, len(training_windows(store)), found)
+    known = cast(ResolvedConfig, config)  # from here on batch and steps are numbers
+    chosen: dict[str, Any] = {}
     if config.micro_batch is None:
-        most = max(1, _MICRO_TOKENS[_device_kind(config.device)] // store.max_length)
-        config = replace(config, micro_batch=min(config.batch_windows, most))
-    config = _with_rate(config, store, found)
+        on_cpu = config.device.partition(":")[0] == "cpu"
+        if config.device == "auto":
+            import torch  # only here: it takes seconds to import
+
+            on_cpu = not torch.cuda.is_available()
+        most = max(1, _MICRO_TOKENS["cpu" if on_cpu else "cuda"] // store.max_length)
+        chosen["micro_batch"] = min(known.batch_windows, most)
+    if config.lr is None:
+        chosen["lr"] = _choose_rate(config, known.max_steps, store, found)
     for name in ("save_every", "eval_every"):
         if getattr(config, name) is None:
-            config = replace(config, **{name: min(1000, max(50, config.max_steps // 20))})
-    return Resolved(config, found)
+            chosen[name] = min(1000, max(50, known.max_steps // 20))
+    return Resolved(replace(known, **chosen), found)
 
 
-def training_windows(store):
+def training_windows(store: Store) -> WindowReader:
     """The training split; RunError where it is empty."""
     windows = store.split("train")
     if len(windows) == 0:
@@ -76,7 +87,7 @@ def training_windows(store):
     return windows
 
 
-def recipe_for(config: StudentConfig, store) -> str | None:
+def recipe_for(config: StudentConfig, store: Store) -> str | None:
     """The recipe that training on a store starts from where none is named."""
     recipe = recipe_of_store(store, verb_of(config))
     return None if recipe == DEMONSTRATION and config.continue_from is not None else recipe
@@ -87,8 +98,8 @@ def verb_of(config: StudentConfig) -> str:
     return "train-probe" if isinstance(config, ProbeConfig) else "train-student"
 
 
-def without_rivals(values: dict, given) -> dict:
-    """A recipe's values without its number of steps, or of epochs, where the other one is given."""
+def without_rivals(values: dict, given: Iterable[str]) -> dict:
+    """A recipe's values, without its number of steps where epochs are given, and the other way round."""
     length = {"epochs", "max_steps"}
     return {name: value for name, value in values.items() if name not in length or not length & set(given)}
 
@@ -100,6 +111,12 @@ def rate_for_width(width: int) -> float:
     return float(f"{SMALL_RATE * (BASE_RATE / SMALL_RATE) ** share:.1e}")
 
 
+def rate_for_probe(probe_input: str, max_steps: int) -> float:
+    """Peak learning rate of a probe. The weights of probabilities have a long way to go, and AdamW moves them by the
+    rate."""
+    return 1e-3 if probe_input == "logits" else min(0.5, 100 / max_steps)
+
+
 def batch_for(windows: int, epochs: float) -> int:
     """The batch in windows at which so many epochs give enough steps."""
     batch = LARGEST_BATCH
@@ -108,7 +125,7 @@ def batch_for(windows: int, epochs: float) -> int:
     return batch
 
 
-def _with_recipe(config, store, found):
+def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) -> StudentConfig:
     recipe = recipe_for(config, store)
     if recipe is None:
         return config
@@ -121,9 +138,9 @@ def _with_recipe(config, store, found):
     return replace(config, **values)
 
 
-def _with_batch_and_steps(config, windows, found):
-    epochs = config.epochs or EPOCHS
-    if config.batch_windows is None:
+def _choose_batch_and_steps(config: StudentConfig, windows: int, found: dict[str, str]) -> StudentConfig:
+    epochs, batch = config.epochs or EPOCHS, config.batch_windows
+    if batch is None:
         batch = batch_for(windows, epochs)
         steps = _steps(windows, epochs, batch)
         if steps < ENOUGH_STEPS:
@@ -131,12 +148,11 @@ def _with_batch_and_steps(config, windows, found):
         elif batch == LARGEST_BATCH:
             found["batch_windows"] = f"store: {epochs:g} epochs are {ENOUGH_STEPS:,} steps or more, as in the paper"
         else:
-            steps = f"{epochs:g} epochs would be {_steps(windows, epochs, 2 * batch):,} steps at twice that"
-            found["batch_windows"] = f"store: {steps}, fewer than {ENOUGH_STEPS:,}"
-        config = replace(config, batch_windows=batch)
+            at_twice = f"{epochs:g} epochs would be {_steps(windows, epochs, 2 * batch):,} steps at twice that"
+            found["batch_windows"] = f"store: {at_twice}, fewer than {ENOUGH_STEPS:,}"
     if config.max_steps is not None:
-        return config
-    steps = _steps(windows, epochs, config.batch_windows)
+        return replace(config, batch_windows=batch)
+    steps = _steps(windows, epochs, batch)
     if config.epochs is not None:
         found["max_steps"] = f"{config.epochs:g} epochs, {found.get('epochs', 'given')}"
     elif isinstance(config, ProbeConfig):
@@ -147,32 +163,22 @@ def _with_batch_and_steps(config, windows, found):
         steps = LEAST_STEPS
     else:
         found["max_steps"] = f"store: {epochs} epochs, as in the paper"
-    return replace(config, max_steps=steps, epochs=None)
+    return replace(config, batch_windows=batch, max_steps=steps, epochs=None)
 
 
-def _steps(windows, epochs, batch):
+def _steps(windows: int, epochs: float, batch: int) -> int:
     return max(1, math.ceil(epochs * windows / batch))
 
 
-def _with_rate(config, store, found):
-    if config.lr is not None:
-        return config
+def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dict[str, str]) -> float:
     if isinstance(config, ProbeConfig):
         found["lr"] = f"default for {config.probe_input}"
-        return config.with_rate()
+        return rate_for_probe(config.probe_input, max_steps)
     if config.continue_from is not None:
         found["lr"] = "default for weights that were trained before"
-        return replace(config, lr=BASE_RATE)
+        return BASE_RATE
     from student.encoders import unfitted_config  # only here: transformers takes seconds to import
 
     width = unfitted_config(config, store).hidden_size
     found["lr"] = f"default for width {width}"
-    return replace(config, lr=rate_for_width(width))
-
-
-def _device_kind(device: str) -> str:
-    if device == "auto":
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cpu" if device.partition(":")[0] == "cpu" else "cuda"
+    return rate_for_width(width)

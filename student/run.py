@@ -9,15 +9,16 @@
     result.json    the summary; its presence means finished
     log.damaged    lines of the log that could not be read when the run was resumed
 
-What is lost or damaged while the checkpoints are whole is made anew by the same command: the log without its damaged
-lines, the summary from the last checkpoint, config.json if the checkpoints are of the same settings. Left out: which
-commands are of the same run (identity.py), what is trained (trainer.py).
+As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
+damaged lines, the summary from the last checkpoint, config.json if the checkpoints are of the same settings. Left out:
+which commands belong to the same run (identity.py), what is trained (trainer.py).
 """
 
 import json
 import logging
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
 from shards.manifest import fingerprint
+from shards.reader import Store
 from student.checkpoint import Checkpoints, remove_leftovers
 from student.config import StudentConfig
 from student.identity import (
@@ -46,17 +48,18 @@ logger = logging.getLogger(__name__)
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
 
-    settings  those that decide what is trained (task.py); by default the configuration's
-    create    whether to create it; of several processes the first has done so
-    Raises RunError, naming the settings that differ, where the directory holds another run; or where an earlier version
-    has begun a run of the same command, without a default that was added since, and it is unfinished.
+    architecture  what decides what is built, beside the settings (task.py)
+    settings      those that decide what is trained (task.py); by default the configuration's
+    create        whether to create it: only the first of several processes does
+    Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
+                  version began a run of the same command, without a default that was added later, and it is unfinished
     """
 
     def __init__(
-        self, config: StudentConfig, store, encoder_config: dict, settings: dict | None = None, create: bool = True
+        self, config: StudentConfig, store: Store, architecture: dict, settings: dict | None = None, create: bool = True
     ):
-        self.identity = identity = run_identity(config, store, encoder_config, settings)
-        self.directory = Path(config.output or default_directory(config, identity, encoder_config))
+        self.identity = identity = run_identity(config, store, architecture, settings)
+        self.directory = Path(config.output or default_directory(config, identity, architecture))
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -71,7 +74,7 @@ class Run:
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         self.norm_in_blocks = True
         found = read_or_none(self.config_file, is_description)
-        if found is not None and not differing_settings(found, identity, encoder_config):
+        if found is not None and not differing_settings(found, identity, architecture):
             # As config.json says: with its spelling of the settings, and with the norm that the run was begun with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
             self.norm_in_blocks = found.get("gradient_norm") == "blocks"
@@ -84,7 +87,7 @@ class Run:
             )
             self.norm_in_blocks = newest.get("gradient_norm") == "blocks"
         elif found is not None:
-            check_same_run(self.directory, found, identity, encoder_config, store)
+            check_same_run(self.directory, found, identity, architecture, store)
         elif newest is not None or self.config_file.exists():
             raise RunError(_unknown_run(self.directory, self.config_file))
         elif not create:
@@ -96,23 +99,23 @@ class Run:
             _check_unused(self.directory)
             check_earlier_version(config, identity)
             self.directory.mkdir(parents=True, exist_ok=True)
-        kept = {"operational": _operational(config), "architecture": encoder_config}
+        kept = {"operational": _operational(config), "architecture": architecture}
         with _replacing(self.config_file):
             replace_json(self.config_file, identity | kept | self.arithmetic(), allow_nan=True)
 
     def arithmetic(self) -> dict:
-        """How the gradient's norm is summed; empty in runs that were begun when one float32 sum gave it.
+        """How the gradient's norm is summed; empty in runs that earlier versions began with one float32 sum.
 
-        Such a run ends with that sum, so that clipping never changes within a run.
+        Such a run keeps that sum to its end, so that clipping never changes within a run.
         """
         return {"gradient_norm": "blocks"} if self.norm_in_blocks else {}
 
     def places(self) -> dict:
-        """Where a person finds the run and what it exported."""
+        """The directories of the run and of its export, for the user."""
         return {"run": str(self.directory), "export": str(self.export_directory)}
 
     def check_checkpoint(self, path: Path, state: dict) -> None:
-        """RunError where a checkpoint says that it is another run's. Those of earlier versions do not say."""
+        """RunError where a checkpoint says that it belongs to another run. Those of earlier versions do not say."""
         theirs = [state.get("run", fingerprint(self.identity)), state.get("plan"), state.get("target")]
         ours = [fingerprint(self.identity), self.identity["store"]["plan"], self.identity["store"]["target"]]
         if theirs != ours:
@@ -139,10 +142,10 @@ class Run:
             replace_json(self.result_file, result, allow_nan=True)
 
     @contextmanager
-    def locked(self):
+    def locked(self) -> Iterator[None]:
         """Keep other processes from training this run meanwhile. RunError where one does.
 
-        Warns where the file system has no locks; then nothing keeps them.
+        Warns where the file system has no locks: then nothing keeps them from it.
         """
         with self._open_lock() as file:
             try:
@@ -155,7 +158,7 @@ class Run:
             yield
 
     def _open_lock(self):
-        """The lock, opened; RunError where something that is no file has its name, which is not waited for."""
+        """Open the lock file. RunError at once where something that is not a file has its name, such as a pipe."""
         path, flags = self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return open(os.open(path, flags, 0o666), "a")
@@ -233,7 +236,7 @@ def _is_result(values) -> bool:
 
 
 def _unknown_run(directory: Path, file: Path) -> str:
-    """What to say where config.json is damaged, and no checkpoint tells whether the command is of the same run."""
+    """The message where config.json is damaged and no checkpoint says whether the command is of the same run."""
     return (
         f"{file} is damaged or lost, and whether {directory} is a run of these settings cannot be told: its newest"
         f" whole checkpoint, if there is one, is of other settings or was saved by an earlier version. Nothing was"

@@ -5,18 +5,20 @@ Shapes: M rows, E stored entries.
 
 import numpy as np
 
+from shards.codec import SparseRows
 
-def row_of_entry(rows):
+
+def row_of_entry(rows: SparseRows) -> np.ndarray:
     """int64 (E), the row that each entry of a CSR matrix is in."""
     return np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
 
 
-def negative_entropy(weights) -> float:
+def negative_entropy(weights: np.ndarray) -> float:
     positive = weights[weights > 0]
     return float(positive @ np.log(positive))
 
 
-def temper(rows, temperature: float):
+def temper(rows: SparseRows, temperature: float) -> np.ndarray:
     """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E)."""
     row_E = row_of_entry(rows)
     with np.errstate(divide="ignore"):

@@ -4,29 +4,34 @@
     loss, grad_norm = stepper.update(step, batch)                     # the rest
 
 Both are functions of (seed, step), so that there is no state of a reader or generator to save. The training stream is
-one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. Step s takes the windows
-[s B, (s + 1) B), so every batch is full and some batches span two epochs. The loss is a mean over the whole effective
-batch, whatever the micro-batch and the number of processes. A GPU is waited for once a step, when loss and norm are
-asked for. Left out: the loop around it (trainer.py), how windows are stored (shards), which positions are masked
-(masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
+one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. With B windows in a batch,
+step s takes the windows [s B, (s + 1) B), so that every batch is full and some batches span two epochs. The loss is a
+mean over the whole effective batch, whatever the micro-batch and the number of processes. The CPU waits for a GPU once
+a step, when it reads loss and norm. Left out: the loop around it (trainer.py), how windows are stored (shards), which
+positions are masked (masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
 
 Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss terms.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from shards.counter import hash_u64
 from shards.segments import segment_ids
+from shards.windows import WindowBatch, WindowReader
 from student.batches import Batch, MicroBatch, digest_windows, to_device
-from student.config import StudentConfig
+from student.config import ResolvedConfig
 from student.dropout import use_fast_dropout
 from student.masking import Masking
 from student.memory import free_unused
+from student.objectives import Objective
 from student.ranks import Ranks
+from student.targets import MaskedTokens
 
 _DROPOUT_PURPOSE = 0x64726F70  # "drop"
 _NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
@@ -35,16 +40,16 @@ _NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding
 class Loader:
     """Reads and masks batches of a split for one objective.
 
-    read_targets     (windows, window_batch, window_M, position_M) -> targets; the objective's method
+    read_targets     MaskedTokens -> their targets; the objective's method
     documents_apart  whether batches say which tokens belong to one document
     segments         whether batches of sentence pairs say which sentence a token belongs to
     """
 
     def __init__(
         self,
-        windows,
+        windows: WindowReader,
         masking: Masking,
-        read_targets: Callable,
+        read_targets: Callable[[MaskedTokens], Any],
         *,
         micro_batch: int,
         documents_apart: bool = False,
@@ -67,15 +72,16 @@ class Loader:
         window_ids_W, epochs_W = self.windows.stream(seed, begin + first, begin + last)
         return self.load(window_ids_W, epochs_W, seed, self.masking.rate_at(step), first)
 
-    def load(self, window_ids_W, epochs_W, mask_seed: int, mask_rate: float, first_place: int = 0) -> Batch:
+    def load(
+        self, window_ids_W: np.ndarray, epochs_W: np.ndarray, mask_seed: int, mask_rate: float, first_place: int = 0
+    ) -> Batch:
         """Read windows, mask them, and split them into micro-batches.
 
-        first_place  where in the batch they begin
+        first_place  the place of the first of them in the batch
         """
         read = self.windows.read(window_ids_W)
-        counted = {"seed": mask_seed, "epoch": epochs_W}
-        mask_WL = self.masking.choose(read, window_ids_W, rate=mask_rate, **counted)
-        input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, **counted)
+        mask_WL = self.masking.choose(read, window_ids_W, seed=mask_seed, epoch=epochs_W, rate=mask_rate)
+        input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, seed=mask_seed, epoch=epochs_W)
         places_W = first_place + np.arange(len(window_ids_W))
         starts = range(0, len(window_ids_W), self.micro_batch)
         micro = [self._build_micro_batch(read, input_WL, mask_WL, start) for start in starts]
@@ -86,7 +92,9 @@ class Loader:
             digest=digest_windows(places_W, window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)),
         )
 
-    def _build_micro_batch(self, read, input_WL, mask_WL, start: int) -> MicroBatch:
+    def _build_micro_batch(
+        self, read: WindowBatch, input_WL: np.ndarray, mask_WL: np.ndarray, start: int
+    ) -> MicroBatch:
         part = slice(start, start + self.micro_batch)
         ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
         window_M, position_M = np.nonzero(mask_WL)
@@ -102,20 +110,27 @@ class Loader:
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
             where_M=torch.from_numpy(window_M * width + position_M),
             most_masked=int(mask_WL.sum(axis=1).max()),
-            targets=self.read_targets(self.windows, read, start + window_M, position_M),
+            targets=self.read_targets(MaskedTokens(self.windows, read, start + window_M, position_M)),
             documents_WL=documents_WL,
             segments_WL=segments_WL,
         )
 
 
 class Stepper:
-    """Updates a student that already lies on its device.
+    """Updates a student that is on its device already.
 
     ranks           the processes that share every batch
     norm_in_blocks  False: the gradient's norm is one float32 sum, as in runs that an earlier version began
     """
 
-    def __init__(self, config: StudentConfig, model, objective, ranks: Ranks | None = None, norm_in_blocks=True):
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: nn.Module,
+        objective: Objective,
+        ranks: Ranks | None = None,
+        norm_in_blocks: bool = True,
+    ):
         self.config, self.model, self.objective = config, model.train(), objective
         self.ranks, self.norm_in_blocks = ranks or Ranks(), norm_in_blocks
         self.device = next(model.parameters()).device
@@ -127,7 +142,8 @@ class Stepper:
             model.compile()
         self.parallel = self.ranks.parallel(model)
         self.first_micro = self.ranks.micro_batches_before(config.batch_windows, config.micro_batch)
-        self.autocast_dtype = choose_dtype(config.dtype, self.device)
+        in_float32 = resolve_dtype(config.dtype, self.device) == "float32"
+        self.autocast_dtype = None if in_float32 else torch.bfloat16
         self.optimizer = build_optimizer(model, config)
 
     def update(self, step: int, batch: Batch) -> tuple[float, float]:
@@ -142,7 +158,7 @@ class Stepper:
         for index, micro in enumerate(batch.micro):
             seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
             with self.ranks.accumulating(self.parallel, last=index == len(batch.micro) - 1):
-                part = self.loss(micro, batch.counts, self.parallel)
+                part = self.loss(micro, batch.counts, self.parallel)  # forward pass, objective, share of the batch
                 part.backward()
             loss += part.detach()
         weights = list(self.model.parameters())
@@ -151,7 +167,7 @@ class Stepper:
             torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
         else:
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
-        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()
+        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the GPU
         [loss] = self.ranks.sum([loss])
         if math.isfinite(loss) and math.isfinite(grad_norm):
             for group in self.optimizer.param_groups:
@@ -159,14 +175,14 @@ class Stepper:
             self.optimizer.step()
         return loss, grad_norm
 
-    def loss(self, micro: MicroBatch, counts: tuple, model=None) -> torch.Tensor:
+    def loss(self, micro: MicroBatch, counts: tuple, model: nn.Module | None = None) -> Tensor:
         """A micro-batch's part of the loss of a whole effective batch, which has these counts."""
         micro = to_device(micro, self.device)
         sums_T = self.objective.loss_sums(self.forward(micro, model), micro.targets)
         scales = term_scales(self.objective.term_weights, counts)
         return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
 
-    def forward(self, micro: MicroBatch, model=None) -> torch.Tensor:
+    def forward(self, micro: MicroBatch, model: nn.Module | None = None) -> Tensor:
         """Logits (M, K) of a micro-batch that lies on the model's device.
 
         model  the student itself unless given: in an update, the one that also sums gradients over processes
@@ -196,7 +212,7 @@ class Stepper:
         return True
 
 
-def gradient_norm(weights) -> torch.Tensor:
+def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of the gradients of all weights together, a float32 scalar exact to about 1e-6.
 
     It is the norm of the norms of blocks, since a float32 sum over a large table rounds every addend to its own size.
@@ -205,7 +221,7 @@ def gradient_norm(weights) -> torch.Tensor:
     return torch.nn.utils.get_total_norm([block for one in gradients for block in one.reshape(-1).split(_NORM_BLOCK)])
 
 
-def learning_rate(config: StudentConfig, step: int) -> float:
+def learning_rate(config: ResolvedConfig, step: int) -> float:
     """Rate of one step, counted from 0: linear rise to the peak, then linear fall that ends above zero.
 
     With w warm-up steps the first step has 1/w of the peak, where transformers' schedule begins with a step of rate 0.
@@ -216,12 +232,12 @@ def learning_rate(config: StudentConfig, step: int) -> float:
     return config.lr * (config.max_steps - step) / (config.max_steps - warmup_steps)
 
 
-def term_scales(weights: tuple, counts: tuple) -> list[float]:
+def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
     """What every term's summed loss is multiplied with: its weight over the tokens of the whole effective batch."""
     return [weight / max(count, 1) for weight, count in zip(weights, counts, strict=True)]
 
 
-def build_optimizer(model, config: StudentConfig):
+def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, decay if asked for."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     small_decay = config.weight_decay if config.decay_all else 0.0
@@ -232,7 +248,7 @@ def build_optimizer(model, config: StudentConfig):
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
 
-def seed_dropout(device, seed: int, step: int, micro: int) -> None:
+def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None:
     """Let dropout follow from (seed, step, micro-batch). Call inside torch.random.fork_rng."""
     key = int(hash_u64(_DROPOUT_PURPOSE, seed, step, micro))
     if device.type == "cuda":
@@ -241,13 +257,8 @@ def seed_dropout(device, seed: int, step: int, micro: int) -> None:
         torch.default_generator.manual_seed(key)
 
 
-def resolved_dtype(name: str, device) -> str:
-    """What `auto` means on a device; another name as it is."""
+def resolve_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Literal["float32", "bfloat16"]:
+    """The arithmetic that a dtype setting means on a device."""
     if name != "auto":
         return name
     return "bfloat16" if device.type == "cuda" else "float32"
-
-
-def choose_dtype(name: str, device) -> torch.dtype | None:
-    """Type of the forward pass's matrix products; None for plain float32."""
-    return None if resolved_dtype(name, device) == "float32" else torch.bfloat16

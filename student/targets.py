@@ -1,4 +1,4 @@
-"""What a student learns at masked tokens, as tensors: one record for every kind of target.
+"""What a student learns at masked tokens: which tokens these are, and a record of tensors for every kind of target.
 
 Left out: how they are read from a store (objectives.py, sparse_rows.py), the losses (losses.py).
 
@@ -7,7 +7,28 @@ Shapes: M masked tokens, V vocabulary, k LSPs, E stored entries of M sparse rows
 
 from typing import NamedTuple
 
-import torch
+import numpy as np
+from torch import Tensor
+
+from shards.codec import SparseRows
+from shards.windows import WindowBatch, WindowReader
+
+
+class MaskedTokens(NamedTuple):
+    """M tokens of windows that were read, read.ids[window_M, position_M]."""
+
+    windows: WindowReader
+    read: WindowBatch
+    window_M: np.ndarray
+    position_M: np.ndarray
+
+    def ids(self) -> np.ndarray:
+        """Their token ids, int64 (M)."""
+        return self.read.ids[self.window_M, self.position_M].astype(np.int64)
+
+    def rows(self) -> SparseRows:
+        """Their distributions as the store keeps them."""
+        return self.windows.targets(self.read, self.window_M, self.position_M)
 
 
 class SparseTargets(NamedTuple):
@@ -15,19 +36,19 @@ class SparseTargets(NamedTuple):
 
     counts: tuple[int]
     """rows that are not empty"""
-    entries_E: torch.Tensor
+    entries_E: Tensor
     """int64 positions of the stored entries in the flattened (M k) logits of the LSPs"""
-    weights_E: torch.Tensor
+    weights_E: Tensor
     """float32 probabilities; every non-empty row sums to one"""
-    coded_M: torch.Tensor
+    coded_M: Tensor
     """float32, 1 where the row is not empty"""
     negative_entropy: float
     """sum of P log P over all entries, nats"""
-    untempered_E: torch.Tensor | None = None
+    position_E: Tensor
+    """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
+    untempered_E: Tensor | None = None
     """float32 probabilities as stored; None where they were not tempered"""
     untempered_negative_entropy: float = 0.0
-    position_E: torch.Tensor | None = None
-    """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
 
     def as_stored(self) -> "SparseTargets":
         """The targets without their tempering."""
@@ -40,7 +61,7 @@ class TokenTargets(NamedTuple):
     """The ids of M masked tokens."""
 
     counts: tuple[int]
-    labels_M: torch.Tensor
+    labels_M: Tensor
     """int64"""
 
 
@@ -49,17 +70,17 @@ class TeacherTargets(NamedTuple):
 
     counts: tuple[int]
     """rows that are not empty"""
-    entries_E: torch.Tensor
+    entries_E: Tensor
     """int64 positions of the stored entries in the flattened (M V) logits"""
-    weights_E: torch.Tensor
+    weights_E: Tensor
     """float32 probabilities; with its tail every non-empty row sums to one"""
-    tail_M: torch.Tensor
+    tail_M: Tensor
     """float32 probability of the bucket"""
-    coded_M: torch.Tensor
+    coded_M: Tensor
     """float32, 1 where the row is not empty"""
     negative_entropy: float
     """sum of P log P over entries and buckets, nats"""
-    labels_M: torch.Tensor
+    labels_M: Tensor
     """int64"""
 
 

@@ -1,4 +1,4 @@
-"""What a run trains, as far as the trainer need not know: a student (here) or a probe of one (probe.py).
+"""What a run trains, which the trainer itself does not know: a student (here) or a probe of one (probe.py).
 
 Left out: the training itself (trainer.py).
 """
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config, token_types
@@ -40,14 +41,14 @@ class Task(NamedTuple):
     export: Callable[..., None]
     """(model, directory, objective, store, lineage) -> None: writes what a user loads into an existing directory"""
     segments: bool = False
-    """whether the encoder is told which sentence of a pair a token belongs to"""
+    """whether the encoder reads which sentence of a pair a token belongs to"""
 
     def settings(self, config: StudentConfig) -> dict:
         """The settings that decide what is trained: those of the configuration, and what was decided here."""
         return config.identity() | ({"segments": True} if self.segments else {})
 
 
-def student_task(config: StudentConfig, store) -> Task:
+def student_task(config: StudentConfig, store: Store) -> Task:
     """Train an encoder by one objective. Raises RunError where settings and store do not belong together."""
     objective = OBJECTIVES[config.objective](
         store, config.kappa, untied=config.untied, target_temperature=config.target_temperature

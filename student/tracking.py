@@ -3,10 +3,10 @@
     with start_trackers(names, run, settings, step) as trackers:
         trackers.log(line)
 
-log.jsonl is the truth; a tracker gets its figures by step. Started again, for a resumed run or one that was not
-tracked before, a tracker is given the lines that it lacks, and those that it has are not repeated, so that its curves
-have every step once. A tracker that fails while training is dropped with a warning: it is not worth a run.
-Nothing is imported that was not asked for. Left out: who calls this (the first process of a run, trainer.py).
+log.jsonl is the authority; a tracker gets its figures by step. A tracker that is started again, for a resumed run or
+one that was not tracked before, gets the lines that it lacks and no others, so that its curves have every step once. A
+tracker that fails while training is dropped with a warning: it is not worth a run. Nothing is imported that was not
+asked for. Left out: who calls this (the first process of a run, trainer.py).
 """
 
 import json
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common.errors import RunError
 from common.json_lines import read_json_lines
+from student.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,10 @@ def check_trackers(names: tuple[str, ...]) -> None:
             )
 
 
-def start_trackers(names: tuple[str, ...], run, settings: dict, step: int) -> "Trackers":
+def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) -> "Trackers":
     """Trackers of a run, which know every line of its log up to `step`.
 
-    run       student.run.Run; its log has no lines after `step`
+    run       its log has no lines after `step`
     settings  JSON values, shown with the run
     Raises    RunError where one cannot be started: no login, no network, no room on the disk
     """
@@ -58,7 +59,7 @@ def start_trackers(names: tuple[str, ...], run, settings: dict, step: int) -> "T
 
 
 class Trackers:
-    """What has been started: pairs of an accelerate tracker and the first step that it lacks."""
+    """The trackers that were started: pairs of an accelerate tracker and the first step that it lacks."""
 
     def __init__(self, started: list):
         self.started = started
@@ -87,7 +88,7 @@ class Trackers:
 
 
 def figures_of(line: dict) -> dict[str, float]:
-    """The numbers of a line of a training step, those inside others as outer/inner; none of any other line."""
+    """The numbers in the line of a training step, nested ones as outer/inner; empty for any other line."""
     if "loss" not in line:
         return {}
     flat = {name: value for name, value in line.items() if not isinstance(value, dict)}
@@ -113,14 +114,16 @@ def _start(name: str, title: str, directory: Path, settings: dict, step: int):
 
 
 def _tensorboard(title, directory, settings, step):
-    """Event files under tracking/tensorboard. A new one makes TensorBoard forget what is to be done again."""
+    """Event files under tracking/tensorboard. A new one makes TensorBoard drop the steps that are done again."""
     from accelerate.tracking import TensorBoardTracker
 
-    newest = directory / "tensorboard.step"  # of those that have reached the files; fewer after a kill
-    told = newest.read_bytes() if newest.exists() else b""
-    known = min(step, int(told)) if told.isdigit() else 0  # damaged: TensorBoard is told everything once more
+    newest = directory / "tensorboard.step"  # last step in the event files; after a kill maybe an earlier one
+    noted = newest.read_bytes() if newest.exists() else b""
+    known = min(step, int(noted)) if noted.isdigit() else 0  # if damaged, TensorBoard gets everything again
     first = known + 1 if known else 0
-    _wait_for_a_later_name(directory / "tensorboard")
+    # TensorBoard reads event files by name, which has whole seconds: the new file has to sort behind the others.
+    seconds = [int(file.name.split(".")[3]) for file in (directory / "tensorboard").glob("events.out.tfevents.*")]
+    time.sleep(min(1.0, max(0.0, max(seconds, default=0) + 1 - time.time())))
 
     class Board(TensorBoardTracker):
         def log(self, values, step, **kwargs):
@@ -135,14 +138,8 @@ def _tensorboard(title, directory, settings, step):
     return tracker, first
 
 
-def _wait_for_a_later_name(directory: Path) -> None:
-    """Sleep until a new event file sorts behind the others: TensorBoard reads them by name, which has whole seconds."""
-    seconds = [int(file.name.split(".")[3]) for file in directory.glob("events.out.tfevents.*")]
-    time.sleep(min(1.0, max(0.0, max(seconds, default=0) + 1 - time.time())))
-
-
 def _wandb(title, directory, settings, step):
-    """A run that goes on under its id. Offline, each start is a whole one of that id, the last of which counts."""
+    """A run that goes on under its id. Offline, every start writes a whole run of that id, and the last one counts."""
     import wandb
     from accelerate.tracking import WandBTracker
 
@@ -160,17 +157,17 @@ def _wandb(title, directory, settings, step):
 
 
 def _trackio(title, directory, settings, step):
-    """trackio knows runs by name alone."""
+    """A run that goes on under its name, by which alone trackio knows runs."""
     from accelerate.tracking import TrackioTracker
 
     tracker = TrackioTracker(PROJECT, name=f"{title}-{_id(directory)}", resume="allow", embed=False, config=settings)
     tracker.start()
-    return tracker, getattr(tracker.run, "_next_step", 0)  # behind the last that it has stored
+    return tracker, getattr(tracker.run, "_next_step", 0)  # the one after the last that it has stored
 
 
 def _id(directory: Path) -> str:
     """Eight hexadecimal digits that belong to this run's directory for good."""
     file = directory / "id"
-    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):  # by halves before a kill
+    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):  # maybe half written before a kill
         file.write_text(uuid.uuid4().hex[:8])
     return file.read_text()

@@ -1,18 +1,21 @@
 """Train one student on one store: `train(config)`.
 
-A loop of counted steps, `Trainer.run_to_end`; a step from loading to update is step.py. The batch, the mask, the
-learning rate and the dropout of step s follow from (seed, s), so resuming restores weights and optimiser and goes on
-with the next step: at once, and bit for bit on a CPU. Several processes share every step (ranks.py); the first of them
-writes and reports. Left out: what a step computes (step.py).
+`Trainer.run_to_end` is the loop over the steps; step.py is a step, from loading to update. The batch, the mask, the
+learning rate and the dropout of step s follow from (seed, s). So a resumed run restores weights and optimiser and goes
+on with the next step: at once, and bit for bit on a CPU. Several processes share every step (ranks.py); the first of
+them writes and reports. Left out: what a step computes (step.py), what an export says of its run (summary.py).
 """
 
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +27,7 @@ from common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.announcement import announcement
-from student.batches import Batch, pinned, read_ahead
+from student.batches import Batch, pin, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
@@ -32,25 +35,31 @@ from student.held_out import HeldOut
 from student.masking import build_masking
 from student.memory import what_fits
 from student.meter import Meter, share_of_baseline
-from student.ranks import Ranks, joined
-from student.resolve import resolve, training_windows
+from student.ranks import Ranks, join
+from student.resolve import Resolved, resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
-from student.step import Loader, Stepper, learning_rate, resolved_dtype
-from student.task import student_task
+from student.step import Loader, Stepper, learning_rate, resolve_dtype
+from student.summary import lineage, summary
+from student.task import Task, student_task
 from student.tracking import Trackers, check_trackers, start_trackers
 
 logger = logging.getLogger(__name__)
 
 
-def train(config: StudentConfig, progress=silent, prepare=student_task, origins=None) -> dict:
+def train(
+    config: StudentConfig,
+    progress: Callable[..., None] = silent,
+    prepare: Callable[[Any, Store], Task] = student_task,
+    origins: dict[str, str] | None = None,
+) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
 
     Settings that are None follow from the store (resolve.py). Before the first step the log says, in one block, what
-    will happen, and where each setting comes from. To be called in every process that torchrun or `accelerate launch`
-    started; all get the result.
+    will happen, and where each setting comes from. Every process that torchrun or `accelerate launch` started calls
+    this, and all get the result.
 
-    prepare   (config, store) -> task.Task, what is trained; probe.py has another
+    prepare   (config, store) -> what is trained; probe.py has another one
     origins   setting -> where its value comes from, for that block, when a recipe has been applied already (cli.py)
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
@@ -67,73 +76,72 @@ def train(config: StudentConfig, progress=silent, prepare=student_task, origins=
               Interrupted (a KeyboardInterrupt)    SIGINT, SIGTERM or SIGHUP, its `number`; a checkpoint was saved
     """
     started = time.perf_counter()
-    with joined(choose_device(config.device)) as ranks, ExitStack() as held:
-        config = replace(config, dtype=resolved_dtype(config.dtype, ranks.device))  # resumed elsewhere, it stays
+    with join(choose_device(config.device)) as ranks, ExitStack() as held:
+        config = replace(config, dtype=resolve_dtype(config.dtype, ranks.device))  # resumed elsewhere, it stays
         resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
-        if (result := ranks.tell(run.result() if ranks.is_first else None)) is not None:
+        if (result := ranks.ask_first(run.result)) is not None:
             return result | places | {"already_finished": True}
         ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
         if ranks.is_first:
             run.clean()
         held.enter_context(own_randomness(ranks.device))
         signals = held.enter_context(StopSignals())
-        trainer = Trainer(
-            resolved,
-            store,
-            task,
-            task.build().to(ranks.device),
-            run,
-            ranks=ranks,
-            progress=progress if ranks.is_first else silent,
-            signals=signals,
-            started=started,
-        )
+        trainer = Trainer(resolved, store, task, run, ranks=ranks, progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
 
 
-def _open(config: StudentConfig, ranks: Ranks, prepare, origins):
-    """Settings with nothing left open, store, task and directory of the run, when they belong together."""
+def _open(
+    config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], Task], origins: dict[str, str] | None
+) -> tuple[Resolved, Store, Task, Run]:
+    """Settings with nothing left open, store, task and directory of the run. RunError where they do not belong
+    together."""
     check_trackers(config.track)
     if config.store is None:
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.store)
     store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
     resolved = resolve(config, store, origins)
-    config = resolved.config
-    ranks.share(config.batch_windows)
-    task = prepare(config, store)
-    run = Run(config, store, task.architecture, task.settings(config), create=ranks.is_first)
+    ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
+    task = prepare(resolved.config, store)
+    settings = task.settings(resolved.config)
+    run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first)
     return resolved, store, task, run
 
 
 class Trainer:
     """One run in this process: what a step needs, and the figures so far."""
 
-    def __init__(self, resolved, store, task, model, run, *, ranks, progress, signals, started):
+    def __init__(
+        self,
+        resolved: Resolved,
+        store: Store,
+        task: Task,
+        run: Run,
+        *,
+        ranks: Ranks,
+        progress: Callable[..., None],
+        signals: StopSignals,
+        started: float,
+    ):
         self.config, self.origins = config, _ = resolved
-        self.store, self.task, self.model, self.run = store, task, model, run
+        self.store, self.task, self.run, self.ranks = store, task, run, ranks
+        self.progress = progress if ranks.is_first else silent
+        self.signals, self.started = signals, started
         self.objective = objective = task.objective
-        self.ranks, self.progress, self.signals, self.started = ranks, progress, signals, started
+        self.model = model = task.build().to(ranks.device)
         self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
         self.stepper = Stepper(config, model, objective, ranks, run.norm_in_blocks)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
-        self.checkpoints = Checkpoints(run.checkpoint_directory, config.checkpoint_steps(), config.keep_last)
-        reading = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
+        kept_steps = config.checkpoint_steps(config.max_steps)
+        self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
+        reading: dict[str, Any] = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
-        self.held_out = ranks.first_then_all(
-            lambda: HeldOut(
-                store,
-                self.loader.windows,
-                objective,
-                windows=config.eval_windows,
-                marginals=run.marginals_directory,
-                **reading,
-            )
-        )
+        reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
+        self.held_out = ranks.first_then_all(partial(HeldOut, store, self.loader.windows, objective, **reading))
         self.trackers = Trackers([])
         self.saved: Path | None = None  # newest whole checkpoint
         self._saved_step: int | None = None
@@ -147,31 +155,28 @@ class Trainer:
     def run_to_end(self) -> dict:
         """Resume if there is something to resume from, train, export; returns the summary."""
         restore_seconds = self._resume()
-        config, ranks, baseline = self.config, self.ranks, self.held_out.baseline
-        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
-        settings = config.to_json() | store | {"baseline": baseline}
-        trackers = start_trackers(config.track if ranks.is_first else (), self.run, settings, self.steps)
-        with trackers as self.trackers, closing(read_ahead(self._load, self.steps, config.max_steps)) as batches:
+        config, ranks = self.config, self.ranks
+        batches = read_ahead(self._load, self.steps, config.max_steps)
+        with self._start_trackers() as self.trackers, closing(batches):
             first = list(islice(batches, 1))  # none, where only the export was missing
             if first and ranks.is_first:
                 logger.info(announcement(self))
             self._log_start(restore_seconds)
             self._report()
-            for step, batch, waited in chain(first, batches):  # loaded and masked, one step ahead, in a thread
+            for step, batch, waited in chain(first, batches):  # by _load: read and masked one step ahead, in a thread
                 begun = time.perf_counter()
-                batch = ranks.whole(batch)
-                loss, grad_norm = self._update(step, batch)  # forward, loss, backward, clip, update
+                batch = ranks.whole(batch)  # its counts of tokens, over all processes
+                loss, grad_norm = self._update(step, batch)  # Stepper.update: forward, loss, backward, clip, update
                 if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                     what = (
                         f"step {step + 1}: loss {loss}, gradient norm {grad_norm}, on batch {batch.digest:016x}. The"
-                        f" weights were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or see"
-                        f" the batch."
+                        f" weights were not updated. Last whole checkpoint: {self.saved or 'none'}. Lower --lr, or"
+                        f" look at that batch."
                     )
                     raise ranks.as_one(TrainingError(what))
                 seconds = time.perf_counter() - begun + waited
                 self.steps, self.tokens, self.seconds = step + 1, self.tokens + batch.tokens, self.seconds + seconds
-                if self.seconds_to_first_step is None:
-                    self.seconds_to_first_step = time.perf_counter() - self.started
+                self.seconds_to_first_step = self.seconds_to_first_step or time.perf_counter() - self.started
                 line = {
                     "loss": loss,
                     "lr": learning_rate(config, step),
@@ -184,31 +189,25 @@ class Trainer:
                 kept = self.steps in self.checkpoints.kept_steps
                 evaluated = kept or _every(config.eval_every, self.steps)
                 if evaluated:
-                    self.figures = self._evaluate()
-                    line["held_out"] = self.figures
-                    line["held_out_vs_baseline"] = share_of_baseline(self.figures, baseline)
-                    if "loss_by_position" in baseline:
-                        by_position = share_of_baseline(self.figures, baseline, "loss_by_position")
-                        line["held_out_vs_baseline_by_position"] = by_position
+                    line |= self._evaluate()
                 if evaluated or _every(config.log_every, self.steps):
                     self._log(**line)
                 if kept or _every(config.save_every, self.steps):
                     self._save()
                 self._report(loss=loss)
                 self._stop_if_asked()
-        return ranks.tell(self._publish() if ranks.is_first else None)
+        return ranks.ask_first(self._publish)
 
     # -- the parts of a step that need more than a line ----------------------------------------------------
 
     def _load(self, step: int) -> Batch:
-        """This process's share of a step's batch, read and masked (step.py); called in the thread that reads ahead."""
+        """This process's share of a step's batch, read and masked (step.py). Runs in the thread that reads ahead."""
         batch_windows = self.config.batch_windows
         batch = self.loader.step(self.config.seed, step, batch_windows, self.ranks.share(batch_windows))
-        return pinned(batch) if self.ranks.device.type == "cuda" else batch
+        return pin(batch) if self.ranks.device.type == "cuda" else batch
 
     def _update(self, step: int, batch: Batch) -> tuple[float, float]:
-        """Loss and gradient norm of the step (step.py). TrainingError with a micro-batch that fits, where memory ran
-        out."""
+        """What Stepper.update returns. Where memory runs out, TrainingError names a micro-batch that fits."""
         try:
             return self.stepper.update(step, batch)
         except torch.OutOfMemoryError as error:
@@ -224,13 +223,19 @@ class Trainer:
         raise TrainingError(f"step {step + 1}: {reason}, {advice} Last whole checkpoint: {self.saved or 'none'}.")
 
     def _evaluate(self) -> dict:
+        """Take the held-out figures; returns what the log says of them."""
+        baseline = self.held_out.baseline
         try:
-            return self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
+            self.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"evaluation after step {self.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
                 f" the effective batch stays as it is. Last whole checkpoint: {self.saved or 'none'}."
             ) from error
+        line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, baseline)}
+        if "loss_by_position" in baseline:
+            line["held_out_vs_baseline_by_position"] = share_of_baseline(self.figures, baseline, "loss_by_position")
+        return line
 
     def _save(self) -> None:
         self._check_weights()
@@ -254,12 +259,12 @@ class Trainer:
         self._saved_step = self.steps
 
     def _check_weights(self) -> None:
-        """TrainingError where a weight is not finite: a loss tells of it only in the step after."""
+        """TrainingError where a weight is not finite: a loss would show that only in the next step."""
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
             raise TrainingError(
                 f"after step {self.steps} there are weights that are not finite, so nothing is saved. Last whole"
-                f" checkpoint: {self.saved or 'none'}. If the run ends so again, its optimiser is damaged: move it"
-                f" elsewhere, and the run goes on from the one before."
+                f" checkpoint: {self.saved or 'none'}. If the run ends like this again, the optimiser's state in that"
+                f" checkpoint is damaged: move it elsewhere, and the run goes on from the one before."
             )
 
     def _report(self, **figures) -> None:
@@ -267,10 +272,8 @@ class Trainer:
         total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
         if self.figures:
             baseline = self.held_out.baseline
-            figures |= {
-                "held_out": self.figures["loss"],
-                "baseline": baseline.get("loss_by_position", baseline["loss"]),
-            }
+            figures |= {"held_out": self.figures["loss"]}
+            figures |= {"baseline": baseline.get("loss_by_position", baseline["loss"])}
         done = total if self.steps == self.config.max_steps else min(self.tokens, total)
         self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
 
@@ -278,7 +281,7 @@ class Trainer:
         """Save and raise Interrupted where some process was sent a signal and steps are left."""
         if self.steps == self.config.max_steps:
             return
-        if not (requested := self.ranks.agreed(self.signals.requested)):
+        if not (requested := self.ranks.agree(self.signals.requested)):
             return
         if self._saved_step != self.steps:
             self._save()
@@ -289,6 +292,12 @@ class Trainer:
         )
 
     # -- before the first step -----------------------------------------------------------------------------
+
+    def _start_trackers(self) -> Trackers:
+        store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
+        settings = self.config.to_json() | store | {"baseline": self.held_out.baseline}
+        names = self.config.track if self.ranks.is_first else ()
+        return start_trackers(names, self.run, settings, self.steps)
 
     def _log_start(self, restore_seconds: float) -> None:
         self._log(
@@ -312,8 +321,9 @@ class Trainer:
     def _resume(self) -> float:
         """Go on from the newest whole checkpoint, if there is one; returns the seconds that took."""
         begun = time.perf_counter()
-        path, state = self.ranks.tell(self.checkpoints.newest_whole() if self.ranks.is_first else None) or (None, {})
-        if path is not None:
+        state: dict = {}
+        if found := self.ranks.ask_first(self.checkpoints.newest_whole):
+            path, state = found
             if not path.is_dir():
                 raise RunError(
                     f"{path} is not on this machine. Give an --output on a file system that all machines share."
@@ -339,59 +349,18 @@ class Trainer:
                 )
         return time.perf_counter() - begun
 
-    # -- after the last step -------------------------------------------------------------------------------
+    # -- after the last step, and for checkpoints that are kept --------------------------------------------
 
     def _export(self, directory: Path) -> None:
-        lineage = {
-            "settings": self.run.identity["settings"],
-            "step": self.steps,
-            "tokens": self.tokens,
-            "flops": self.steps * self.meter.step_flops,
-            "held_out": self.figures,
-            "baseline": self.held_out.baseline,
-        }
-        if self.config.continue_from is not None:  # settings say which weights, by their content; this says where
-            lineage["continued_from"] = str(self.config.continue_from)
-        self.task.export(self.model, directory, self.objective, self.store, lineage | self.run.arithmetic())
+        self.task.export(self.model, directory, self.objective, self.store, lineage(self))
 
     def _publish(self) -> dict:
         """Export the student and write the summary."""
         self._check_weights()
         publish_directory(self.run.export_directory, self._export)
-        loss, baseline = self.figures.get("loss"), self.held_out.baseline.get("loss")
-        by_position = self.held_out.baseline.get("loss_by_position")
-        of_position = (
-            {}
-            if by_position is None
-            else {
-                "baseline_loss_by_position": by_position,
-                "improvement_by_position": _improvement(loss, by_position),
-            }
-        )
-        result = {
-            **self.run.places(),
-            "objective": self.config.objective,
-            "encoder": self.config.encoder_source,
-            "parameters": sum(weight.numel() for weight in self.model.parameters()),
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            "flops": self.steps * self.meter.step_flops,
-            "seconds_to_first_step": self.seconds_to_first_step,
-            "held_out": self.figures,
-            "baseline": self.held_out.baseline,
-            "held_out_loss": loss,
-            "baseline_loss": baseline,
-            "improvement": _improvement(loss, baseline),
-            **of_position,
-        }
+        result = summary(self)
         self.run.finish(result)
         return result
-
-
-def _improvement(loss, baseline):
-    return 1 - loss / baseline if loss is not None and baseline else None
 
 
 def _every(interval: int, step: int) -> bool:

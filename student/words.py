@@ -18,7 +18,7 @@ _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage
 _SENTENCEPIECE_SPACE = "▁"
 
 
-def continuation_flags(tokenizer_dir: Path, vocab_size: int):
+def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
     """Which ids continue the word before them, bool (V); added tokens and ids without a token do not.
 
     Raises RunError where the tokenizer cannot be read or its way of marking words is none of the known

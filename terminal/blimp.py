@@ -3,7 +3,7 @@
 from terminal.tables import table
 
 
-def blimp(result: dict, settings) -> str:
+def blimp(result: dict, settings: object) -> str:
     """Show a column of figures for every model, and say where its records are."""
     found = result["records"]
     columns = [_column(record) for record in found]
@@ -18,7 +18,10 @@ def blimp(result: dict, settings) -> str:
     pairs = sum(figure["n"] for figure in first["figures"])
     notes = [
         ("pairs", f"{pairs:,} of {len(first['figures'])} paradigms, scored by {first['settings']['metric']}"),
-        ("headline", "the unweighted mean of the paradigms; a phenomenon's is that of its own"),
+        (
+            "headline",
+            "the unweighted mean of the paradigms; that of a phenomenon is over its own paradigms",
+        ),
         ("ties", "pairs of equal scores, which count as wrong; in 7 pairs upstream both sentences are equal"),
         *(("record", path) for path in result["paths"]),
     ]

@@ -8,15 +8,22 @@ returns the candidates, the newest first, and raises StoreError or RunError wher
 
 import dataclasses
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shards.reader import Store
+    from student.config import StudentConfig
+    from terminal.verb import Verb
 
 
-def load(reference: str):
+def load(reference: str) -> Any:
     """Import what a reference like student.trainer:train names. Only then, so that --help answers at once."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
 
-def choose(verb, settings):
+def choose(verb: "Verb", settings: Any) -> tuple[Any, str | None]:
     """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
     if verb.chooses is None or getattr(settings, verb.works_on) is not None:
         return settings, None
@@ -27,49 +34,49 @@ def choose(verb, settings):
     return dataclasses.replace(settings, **{verb.works_on: found[0]}), f"{verb.works_on} {found[0]} ({why})"
 
 
-def stores(settings):
+def stores(settings: object) -> list[Path]:
     """List the finished stores of any kind."""
     return _stores("lsp", "ids", "logits")
 
 
-def lsp_stores(settings):
+def lsp_stores(settings: object) -> list[Path]:
     """List the finished stores of LSPs."""
     return _stores("lsp")
 
 
-def stores_with_entries(settings):
+def stores_with_entries(settings: object) -> list[Path]:
     """List the finished stores that keep several entries of a token: LSPs, or the teacher's words."""
     return _stores("lsp", "logits")
 
 
-def stores_for_the_objective(settings):
+def stores_for_the_objective(settings: "StudentConfig") -> list[Path]:
     """List the finished stores of the kinds that the objective learns from."""
     from student.objectives import OBJECTIVES
 
     return _stores(*OBJECTIVES[settings.objective].kinds)
 
 
-def _stores(*kinds):
+def _stores(*kinds: str) -> list[Path]:
     from shards.reader import finished_stores
 
     return finished_stores("runs/stores", kinds)
 
 
-def students(settings):
+def students(settings: object) -> list[Path]:
     """List the finished students that predict LSPs."""
     from student.probe import finished_students
 
     return finished_students()
 
 
-def runs(settings):
+def runs(settings: object) -> list[Path]:
     """List the runs that have saved a checkpoint."""
     from student.export_run import runs_with_checkpoints
 
     return runs_with_checkpoints()
 
 
-def store_to_train_on(verb, settings):
+def store_to_train_on(verb: "Verb", settings: Any) -> "tuple[Store | None, str | None]":
     """Open the store that a training would read. Returns it, and a line that says so if it was chosen and not named.
 
     Returns (None, None) where no store can be read: the command itself says why.

@@ -6,6 +6,7 @@ Wide tables are cut into blocks of columns that fit the terminal. Left out: the 
 import shutil
 from io import StringIO
 
+from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import p_text
 from evaluation.comparison.models import PARADIGMS, SEEDS, SUITE, out_of
 from evaluation.records import METRICS
@@ -15,7 +16,7 @@ _MOST_LINES = 20
 _MOST_MODELS = 12  # in a matrix on a terminal
 
 
-def comparison(result, settings):
+def comparison(result: dict, settings: CompareConfig) -> str:
     """Show the result of `compare`."""
     models = result["models"]
     numbers = {model["model"]: place for place, model in enumerate(models, 1)}
@@ -27,17 +28,17 @@ def comparison(result, settings):
     parts += _blimp_table(result["blimp"], numbers)
     parts += _difference_lines(result["differences"], numbers)
     left_out = [_left_out(found, numbers) for found in result["left_out"]]
-    parts += _listed("Left out as no pairs (averages that hold these do not compare)", left_out)
+    parts += _list("Left out, as these do not pair (averages that contain them do not compare)", left_out)
     failed = [
         f"{model['model']}: {run['task']}, seed {run['seed']} {run['why']}"
         for model in models
         for run in model["failed"]
     ]
-    parts += _listed("Notes", [*failed, *result["notes"]])
+    parts += _list("Notes", [*failed, *result["notes"]])
     return "\n".join([*parts, *_files(result, settings)])
 
 
-def _files(result, settings):
+def _files(result: dict, settings: CompareConfig) -> list[str]:
     drawn = [figure for figure in result["figures"] if not figure["lacks"]]
     lacking = [figure for figure in result["figures"] if figure["lacks"]]
     lines = [f"\nTables:   {settings.output}/*.csv"]
@@ -49,23 +50,24 @@ def _files(result, settings):
     return lines
 
 
-def _grid(header, rows, fixed=1):
+def _grid(header: list, rows: list[list], fixed: int = 1) -> str:
     """Lay out a table. Where the terminal is too narrow, columns after the first `fixed` continue in a block below."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     text = [[str(cell) for cell in row] for row in (header, *rows)]
     sizes = [max(map(len, column)) + 2 for column in zip(*text, strict=True)]
     first = min(sum(sizes[:fixed]), width // 2)
-    blocks, room = [[]], width - first
+    blocks: list[list[int]] = [[]]
+    room = width - first
     for column in range(fixed, len(header)):
         if blocks[-1] and sizes[column] > room:
             blocks.append([])
             room = width - first
         blocks[-1].append(column)
         room -= sizes[column]
-    return "\n".join(_rendered(text, [*range(fixed), *block], fixed, width) for block in blocks)
+    return "\n".join(_render(text, [*range(fixed), *block], fixed, width) for block in blocks)
 
 
-def _rendered(text, columns, fixed, width):
+def _render(text, columns, fixed, width):
     from rich.console import Console
     from rich.table import Table
 
@@ -144,7 +146,9 @@ def _significance_tables(result, numbers):
     names = result["compared"]
     if len(names) < 2:
         return ["\n  One fine-tuned model: nothing to test."]
-    shown, parts = _best(result), []
+    averages = {model["model"]: model["common_average"] or 0.0 for model in result["models"]}
+    best = sorted(range(len(names)), key=lambda i: -averages[names[i]])[:_MOST_MODELS]
+    shown, parts = sorted(best), []  # rows of the matrices, in their order
     if len(shown) < len(names):
         parts.append(f"\nMatrices of the {len(shown)} models with the best averages; significance.csv has all.")
     header = ["", *(numbers[names[i]] for i in shown)]
@@ -156,7 +160,11 @@ def _significance_tables(result, numbers):
         parts.append(f"  over {facts['meaning']}; {out_of(counts, facts['full'])}")
         parts.append(_matrix(header, cells["p"], p_text))
         if level == "scores":
-            parts += ["\nPairs that the row wins (ties)", _matrix(header, _wins(cells), str)]
+            won = [
+                [None if wins is None else f"{wins} ({ties})" for wins, ties in zip(*rows, strict=True)]
+                for rows in zip(cells["wins"], cells["ties"], strict=True)
+            ]
+            parts += ["\nPairs that the row wins (ties)", _matrix(header, won, str)]
             parts += [
                 "\np of row over column, Holm-adjusted for all of these tests",
                 _matrix(header, cells["holm"], p_text),
@@ -164,21 +172,6 @@ def _significance_tables(result, numbers):
             parts += ["\np, two-sided", _matrix(header, cells["two_sided"], p_text)]
             parts += ["\np, two-sided, Holm-adjusted", _matrix(header, cells["two_sided_holm"], p_text)]
     return parts
-
-
-def _best(result):
-    """Find the models with the best averages over common figures. Returns their rows of the matrices, in order."""
-    averages = {model["model"]: model["common_average"] or 0.0 for model in result["models"]}
-    names = result["compared"]
-    ranked = sorted(range(len(names)), key=lambda i: -averages[names[i]])
-    return sorted(ranked[:_MOST_MODELS])
-
-
-def _wins(cells):
-    return [
-        [None if wins is None else f"{wins} ({ties})" for wins, ties in zip(*rows, strict=True)]
-        for rows in zip(cells["wins"], cells["ties"], strict=True)
-    ]
 
 
 def _matrix(header, cells, text):
@@ -189,7 +182,7 @@ def _matrix(header, cells, text):
 def _win_rate_table(rates, models, numbers):
     """Show how often MLSM beats other pre-trainings of the same encoder and step; the CSV file has all models."""
     facts = {model["model"]: model for model in models}
-    rows = {}
+    rows: dict[tuple[str, str], dict] = {}  # by model and rival, their rates by task
     for rate in rates:
         model, other = facts[rate["model"]], facts[rate["against"]]
         is_rival = other["objective"] not in ("mlsm", None) and model["encoder"] == other["encoder"]
@@ -234,7 +227,7 @@ def _blimp_table(rows, numbers):
 
 
 def _left_out(found, numbers):
-    tasks = {}
+    tasks: dict[str, list[int]] = {}
     for task, seed in found["trainings"]:
         tasks.setdefault(task, []).append(seed)
     named = ", ".join(f"{task} {'/'.join(map(str, seeds))}" for task, seeds in tasks.items())
@@ -260,12 +253,12 @@ def _difference_lines(differences, numbers):
         f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}" for pair in several
     ]
     return [
-        *_listed("What differs in the pre-training of these models (numbers of the models)", lines),
-        *_listed("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),
+        *_list("What differs in the pre-training of these models (numbers of the models)", lines),
+        *_list("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),
     ]
 
 
-def _listed(title, lines):
+def _list(title, lines):
     if not lines:
         return []
     more = [f"  ... and {len(lines) - _MOST_LINES:,} more (--json lists all)"] if len(lines) > _MOST_LINES else []

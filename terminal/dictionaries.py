@@ -3,10 +3,11 @@
 import shlex
 
 from common.invocation import program
+from pipeline.config import LearnConfig
 from terminal.tables import table
 
 
-def dictionaries(reports, settings):
+def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     """Show the dictionaries that were learned, and the command that encodes with each."""
     lines = []
     for report in reports:
@@ -22,28 +23,25 @@ def dictionaries(reports, settings):
     return "\n".join(lines)
 
 
-def _encoding_with(report, settings):
+def _encoding_with(report: dict, settings: LearnConfig) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from pipeline.config import EncodeConfig, plain
     from recipes.reading import recipe_settings
 
-    of_recipe = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
+    of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
     usual = plain(EncodeConfig(**of_recipe))
     now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
     always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
     for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
-        if name in always or now[name] != usual[name]:
-            words += _flag(name, now[name])
+        flag, value = name.replace("_", "-"), now[name]
+        if name not in always and value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
     return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
-
-
-def _flag(name, value):
-    """Write a setting as words of a command line."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{'' if value else 'no-'}{flag}"]
-    return [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
 
 
 def _dictionary_rows(report):

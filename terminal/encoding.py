@@ -3,13 +3,13 @@
 import shlex
 
 from common.invocation import program
-from terminal.tables import counted, duration, size, store_rows, table
+from terminal.tables import duration, quantity, size, store_rows, table
 
 
-def encoding(reports, settings):
+def encoding(reports: list[dict], settings: object) -> str:
     """Show the stores that were made, and the command that trains on each."""
     if getattr(settings, "dry_run", False):
-        return estimated(reports[0])
+        return show_estimate(reports[0])
     lines = []
     for report in reports:
         lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
@@ -26,10 +26,10 @@ def encoding(reports, settings):
     return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
 
 
-def estimated(report):
+def show_estimate(report: dict) -> str:
     """Show what --dry-run found out."""
     rows = [
-        ("tokens", f"about {report['tokens']:,} in {counted(report['units'], 'unit')}"),
+        ("tokens", f"about {report['tokens']:,} in {quantity(report['units'], 'unit')}"),
         ("size", f"about {size(report['bytes'])} ({report['bytes_per_token']:.1f} bytes per token and store)"),
         ("disk", f"{size(report['disk_free'])} are free" + (": TOO LITTLE" * (report["bytes"] > report["disk_free"]))),
         ("time", f"about {duration(report['seconds'])} at {report['tokens_per_second']:,.0f} tokens/s in one process"),
@@ -41,7 +41,7 @@ def estimated(report):
     return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
 
 
-def corpus_lines(corpus):
+def corpus_lines(corpus: dict | None) -> list[str]:
     """Show the documents of the corpus, in all and by file; nothing where the report has no such counts (None)."""
     if corpus is None:
         return []
@@ -63,7 +63,7 @@ def corpus_lines(corpus):
 
 
 def _documents(counts):
-    more = [f"{counted(counts['duplicates'], 'duplicate')} left out"] if counts["duplicates"] else []
+    more = [f"{quantity(counts['duplicates'], 'duplicate')} left out"] if counts["duplicates"] else []
     left_out = {"too_short": "too short", "invalid": "not UTF-8"}
     more += [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
-    return ", ".join([counted(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])
+    return ", ".join([quantity(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])

@@ -12,8 +12,9 @@ import argparse
 import dataclasses
 import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from common.settings import convert_field, flag_of, is_word, plain_hint
 
@@ -68,7 +69,7 @@ OTHER_NAMES = {
 }
 
 
-def read_flags(settings_class, argv: list[str]) -> dict:
+def read_flags(settings_class: type, argv: list[str]) -> dict:
     """Read the values of the settings that a command line names.
 
     Raises  ValueError of one sentence: an unknown flag, a flag without its value, or a value of the wrong kind
@@ -93,16 +94,16 @@ def read_flags(settings_class, argv: list[str]) -> dict:
 class Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are ValueErrors, and which has no flags of its own."""
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: Any):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, **settings)
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         """Raise what the user did wrong."""
         lacking = re.fullmatch(r"argument (--[\w-]+).*: expected one argument", message)
         raise ValueError(f"{lacking[1]} needs a value." if lacking else f"{message.removeprefix('argument ')}.")
 
 
-def settable(settings_class) -> list[dataclasses.Field]:
+def settable(settings_class: type) -> list[dataclasses.Field]:
     """List the fields that can be set. Some of a probe's are fixed."""
     return [field for field in dataclasses.fields(settings_class) if field.init]
 
@@ -113,7 +114,7 @@ def takes_several(field: dataclasses.Field) -> bool:
     return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
 
 
-def add_flag(parser, field: dataclasses.Field, **more) -> None:
+def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **more: Any) -> None:
     """Let a parser, or a group of its flags, take a setting. `more` goes to argparse's add_argument."""
     hint, several = plain_hint(field.type), "*" if takes_several(field) else None
     if is_word(field):
@@ -150,7 +151,7 @@ def _with_hyphens(word):
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def meant_by(name: str, fields) -> str | None:
+def meant_by(name: str, fields: Iterable[str]) -> str | None:
     """Guess the setting that an unknown name means, maybe with its value: `lr`, `dtype bfloat16`; None without a guess.
 
     fields  names of the settings that there are

@@ -10,9 +10,9 @@ NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 _PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length")
 
 
-def counted(result, settings):
+def summary(result: dict, settings: CountFlopsConfig) -> str:
     """Show the tables of count-flops."""
-    setting = result["setting"]
+    setting, dictionary = result["setting"], result["dictionary"]
     attention = "" if setting["attention_apart"] else " and (no formula) its attention"
     lines = [
         f"\nOne batch of {setting['windows']} x {setting['length']} tokens, |V| = {setting['vocabulary']:,}, "
@@ -24,7 +24,8 @@ def counted(result, settings):
         f"\nIn full: logits at the {setting['mask_rate']:.0%} masked positions only, attention products, the solver",
         *_grid(result["in_full"]),
         *_solver_lines(result),
-        *_dictionary_lines(result, settings),
+        f"\nDictionary: {dictionary['flops']:.2e} once, from {settings.dictionary_tokens:,} vectors: "
+        f"{dictionary['share_of_run']:.4%} of a run of {settings.steps:,} x {settings.batch_windows:,} windows",
         *_offline_lines(result),
         *_measured_lines(result),
     ]
@@ -75,14 +76,6 @@ def _solver_lines(result):
     ours = result["with_our_solver"]
     online = f"  MLSM{result['setting']['layer']} online with ours: {short_flops(ours['total'])}"
     return [*lines, f"{online}, {ours['percent_of_mlm']:.1f} % of MLM"]
-
-
-def _dictionary_lines(result, settings):
-    dictionary = result["dictionary"]
-    return [
-        f"\nDictionary: {dictionary['flops']:.2e} once, from {settings.dictionary_tokens:,} vectors: "
-        f"{dictionary['share_of_run']:.4%} of a run of {settings.steps:,} x {settings.batch_windows:,} windows"
-    ]
 
 
 def _offline_lines(result):

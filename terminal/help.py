@@ -9,11 +9,16 @@ import dataclasses
 import difflib
 import inspect
 import textwrap
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from common.invocation import program
 from common.settings import is_word
 from terminal.flags import Parser, add_flag, settable, takes_several
+
+if TYPE_CHECKING:
+    from terminal.verb import Verb
 
 COMMON = """\
   --json               print the result as JSON
@@ -61,14 +66,14 @@ def overview(verbs: dict) -> str:
     )
 
 
-def unknown_verb(name: str, verbs) -> str:
+def unknown_verb(name: str, verbs: Iterable[str]) -> str:
     """Say that a command does not exist, and which one may have been meant."""
     meant = difflib.get_close_matches(name.replace("_", "-"), verbs, n=1)
     did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
     return f"no command {name!r}.{did_you_mean} There are: {', '.join(verbs)}"
 
 
-def flags_of(name: str, verb, settings_class, values: dict, why: str) -> str:
+def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: str) -> str:
     """Describe one command and its flags, for `mlsm VERB --help`.
 
     values  what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
@@ -117,12 +122,15 @@ def _default(field, values):
 def _docs(settings_class):
     """Collect the docstrings under the fields of a settings class and of its bases, by field."""
     docs = {}
-    for base in filter(dataclasses.is_dataclass, reversed(settings_class.__mro__)):
+    bases: list[Any] = [base for base in reversed(settings_class.__mro__) if dataclasses.is_dataclass(base)]
+    for base in bases:
         try:
             source = textwrap.dedent(inspect.getsource(base))
         except OSError:  # installed without sources
             continue
-        for statement, following in pairwise(ast.parse(source).body[0].body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                docs[statement.target.id] = " ".join(str(ast.literal_eval(following.value)).split())
+        definition = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        for statement, following in pairwise(definition.body):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=text):
+                    docs[name] = " ".join(str(ast.literal_eval(text)).split())
     return docs

@@ -5,7 +5,7 @@ from evaluation.studies.word_senses.data import EXPECTED
 from terminal.tables import duration, table
 
 
-def layers(result, settings):
+def layers(result: dict, settings: object) -> str:
     """Show the figures of every layer and the layer to take."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]

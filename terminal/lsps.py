@@ -8,7 +8,7 @@ from evaluation.inspection.lsps.positions import sparkline
 from terminal.tables import table
 
 
-def summary(result, settings):
+def summary(result: dict, settings: object) -> str:
     """Show any of the views."""
     return _VIEWS[result["view"]](result)
 
@@ -110,8 +110,13 @@ def _nearest(rows):
 
 
 def _context(context, figure="weight"):
+    return f"  {context[figure]:.3f}  {_quote(context)}"
+
+
+def _quote(context):
+    """Write a token in its context, and the window and position where it stands."""
     text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
-    return f"  {context[figure]:.3f}  {' '.join(text.split())}   {context['window']}:{context['position']}"
+    return f"{' '.join(text.split())}   {context['window']}:{context['position']}"
 
 
 def _word(result):
@@ -122,13 +127,8 @@ def _word(result):
     ]
     lines = ["", table([*_facts(result), ("word", f"{result['word']}, {result['count']:,} times ({forms})")]), ""]
     lines += _columns(("LSP", "mean weight", "of its tokens", "typical words", "senses" * result["labelled"]), rows)
-    return "\n".join([*lines, "\nSome occurrences:", *(_with_lsps(context) for context in result["contexts"])])
-
-
-def _with_lsps(context):
-    text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
-    place = f"{context['window']}:{context['position']}"
-    return f"  {' '.join(text.split())}   {place}\n      {_weights(context['lsps'])}"
+    occurrences = [f"  {_quote(context)}\n      {_weights(context['lsps'])}" for context in result["contexts"]]
+    return "\n".join([*lines, "\nSome occurrences:", *occurrences])
 
 
 def _weights(lsps):

@@ -10,9 +10,11 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 
 from common.errors import EXIT_INPUT, EXIT_STORE, PeerError
 from common.text import printable, redacted
+from terminal.progress import Progress
 
 SAME_REQUEST_SECONDS = 1.0  # a closed terminal's kernel and shell both send SIGHUP
 
@@ -23,16 +25,16 @@ def is_follower() -> bool:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which end the work in flight exactly as Ctrl-C does."""
+    """SIGTERM or SIGHUP, which end the work under way exactly as Ctrl-C does."""
 
-    def __init__(self, number):
+    def __init__(self, number: int):
         super().__init__()
         self.number = number
 
 
 def end_on_signals() -> None:
     """Let SIGTERM and SIGHUP raise Terminated; under nohup, which has SIGHUP ignored, it stays ignored."""
-    noted = []
+    noted: list[float] = []  # when the last signal came
 
     def terminate(number, _):
         if not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
@@ -61,11 +63,21 @@ def quiet_libraries(downloads: bool) -> None:
     warnings.showwarning = lambda message, *_: warn(message)
 
 
+class _Notes(logging.Handler):
+    """Hands log messages to a display."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(record.getMessage())
+
+
 @contextlib.contextmanager
-def passing_on_notes(progress):
+def passing_on_notes(progress: Progress) -> Iterator[None]:
     """Turn what our packages log, such as a resume or a damaged checkpoint passed over, into lines that stay."""
-    handler = logging.Handler()
-    handler.emit = lambda record: progress.note(record.getMessage())
+    handler = _Notes(progress)
     packages = ("common", "evaluation", "pipeline", "recipes", "shards", "student")
     loggers = [logging.getLogger(package) for package in packages]
     for logger in loggers:
@@ -79,12 +91,12 @@ def passing_on_notes(progress):
             logger.removeHandler(handler)
 
 
-def warn(message) -> None:
-    """Print a warning, safe to show."""
+def warn(message: object) -> None:
+    """Print a warning, with control characters and passwords taken out."""
     print(f"warning: {printable(redacted(message))}", file=sys.stderr)
 
 
-def complain(message, code: int) -> int:
+def complain(message: object, code: int) -> int:
     """Print the one line that says what went wrong, and return the exit code."""
     print(f"mlsm: error: {printable(redacted(message), keep='')}", file=sys.stderr)
     return code
@@ -99,6 +111,6 @@ def one_line(error: Exception) -> str:
 
 
 def is_told_by_another(error: Exception, code: int) -> bool:
-    """Say whether another process reports the same error, so that this one need not."""
+    """Say whether another process reports the same error, so that this one does not have to."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

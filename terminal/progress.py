@@ -3,11 +3,12 @@
     with Progress(sys.stderr) as progress:
         progress("solver", done, total, unit="tokens", objective=0.31)
 
-A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work goes on. Text of
-others in stages, figures and notes cannot act on the terminal. Left out: results (the other modules of terminal/).
+A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work goes on. Foreign
+text in stages, figures and notes cannot control the terminal. Left out: results (the other modules of terminal/).
 """
 
 import time
+from typing import Any, TextIO
 
 from common.text import printable, redacted
 from terminal.tables import duration
@@ -18,9 +19,12 @@ class Progress:
 
     SECONDS_BETWEEN_LINES = 10
 
-    def __init__(self, stream):
-        self._stream, self._bars, self._tasks = stream, None, {}
-        self._stage, self._began, self._first, self._last_line = None, 0.0, 0, 0.0
+    def __init__(self, stream: TextIO | None):
+        self._stream = stream
+        self._bars: Any = None  # rich's Progress, on a terminal
+        self._tasks: dict[str, Any] = {}  # its bars, by stage
+        self._stage: str | None = None
+        self._began, self._first, self._last_line = 0.0, 0, 0.0
         if stream is not None and stream.isatty():
             self._bars = _rich_bars(stream)
 
@@ -33,8 +37,8 @@ class Progress:
         if self._bars:
             self._display(self._bars.stop)
 
-    def note(self, text):
-        """A line that stays."""
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
         text = printable(redacted(text))
         if self._bars:
             self._display(self._bars.console.print, text, highlight=False, markup=False, emoji=False)
@@ -47,7 +51,7 @@ class Progress:
         except (OSError, ValueError):  # the latter is what a closed stream raises, and one of another encoding
             self._stream = self._bars = None
 
-    def __call__(self, stage, done, total, unit="tokens", **figures):
+    def __call__(self, stage: str, done: int, total: int | None, unit: str = "tokens", **figures: Any) -> None:
         now, stage = time.monotonic(), printable(stage, keep="")
         if stage != self._stage:
             self._stage, self._began, self._first, self._last_line = stage, now, done, 0.0
@@ -58,9 +62,10 @@ class Progress:
             self._display(self._bar, stage, done, total, printable(redacted(", ".join(facts)), keep=""))
         elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = now
-            unfinished = total and total > done
-            left = [f"{duration((total - done) / rate)} left"] if unfinished and rate else []
-            of_total = f" of {total:,}" if unfinished else ""
+            of_total, left = "", []
+            if total is not None and total > done:
+                of_total = f" of {total:,}"
+                left = [f"{duration((total - done) / rate)} left"] if rate else []
             self.note(", ".join([f"{stage}: {done:,}{of_total} {unit}", *left, *facts]))
 
     def _bar(self, stage, done, total, facts):

@@ -4,16 +4,21 @@ The views of single commands are the other modules of terminal/; cli.VERBS names
 """
 
 import json
+from typing import TYPE_CHECKING, Any
 
 from common.errors import EXIT_QUARANTINE, EXIT_STORE
 from common.text import printable, printable_values, redacted
 from terminal.choice import load
 from terminal.process import complain, is_follower, one_line, warn
+from terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from terminal.verb import Verb
 
 PLACES = {"store", "run", "export"}  # in results: paths, which views open
 
 
-def announce(choice: str, progress, as_json: bool) -> None:
+def announce(choice: str, progress: Progress, as_json: bool) -> None:
     """Say what was chosen: on standard output, with the result, but beside it where that is JSON."""
     if as_json:
         progress.note(choice)
@@ -21,10 +26,10 @@ def announce(choice: str, progress, as_json: bool) -> None:
         print(printable(redacted(choice)), flush=True)
 
 
-def show(verb, result, settings, as_json: bool) -> None:
-    """Print a result. Text of others in it cannot act on the terminal, nor add lines that look like ours.
+def show(verb: "Verb", result: Any, settings: object, as_json: bool) -> None:
+    """Print a result. Foreign text in it cannot control the terminal, nor add lines that look like ours.
 
-    Work that is done stays done where its summary fails: that is a warning then, and no error.
+    Where the summary fails after the work is done, that is a warning and not an error.
     """
     if as_json:
         print(json.dumps(result, indent=1, default=_plain))

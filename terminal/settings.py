@@ -3,15 +3,15 @@
     parsed = parse("train-student", VERBS["train-student"], ["--lr", "3e-4"])
     parsed.settings.lr, parsed.why, parsed.origins["lr"]    # 0.0003, "recipe paper, which made the store", "flag"
 
-A recipe applies that is asked for. Otherwise training on a store starts from the recipe that made it, and encoding from
-the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
+A recipe that is asked for applies. Otherwise training on a store starts from the recipe that made it, and encoding
+from the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
 material: real text must not be cut to the demonstration's two million tokens. Left out: reading the flags (flags.py)
 and recipes (recipes/reading.py), and the checks of values (common/settings.py).
 """
 
 import dataclasses
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.invocation import program
 from recipes.reading import DEMONSTRATION, names_of, recipe_settings, recipe_to_keep
@@ -19,26 +19,30 @@ from terminal.choice import load, store_to_train_on
 from terminal.flags import read_flags
 from terminal.help import flags_of
 
+if TYPE_CHECKING:
+    from shards.reader import Store
+    from terminal.verb import Verb
+
 OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 
 
 class Parsed(NamedTuple):
     """What a command line says."""
 
-    settings: object
+    settings: Any
     recipe: str | None
     """the recipe that says something of the command"""
     why: str
     """the same with the reason why it applies, for people; empty without a recipe"""
     origins: dict
     """setting -> "flag" or the recipe that it is from; a setting that is not named has its default"""
-    store: object = None
+    store: "Store | None" = None
     """the open store that is trained on, where it could be found"""
     choice: str | None = None
     """what to say where that store was not named but chosen"""
 
 
-def parse(name: str, verb, argv: list[str], recipe: str | None = None) -> Parsed:
+def parse(name: str, verb: "Verb", argv: list[str], recipe: str | None = None) -> Parsed:
     """Settle the settings of one command.
 
     argv    its flags and words; --help among them prints what the command takes, and exits
@@ -59,7 +63,7 @@ def parse(name: str, verb, argv: list[str], recipe: str | None = None) -> Parsed
         why = f"recipe {recipe}"
     elif verb.training:
         store, choice = store_to_train_on(verb, settings_class(**given))
-        chosen = {"store": str(store.path)} if choice else {}
+        chosen = {"store": str(store.path)} if store is not None and choice else {}
         recipe = _recipe_of(name, store, given)
         why = f"recipe {recipe}" + (", which made the store" if store else " (the demonstration's settings)")
     elif verb.recipes and OWN_MATERIAL.isdisjoint(given):
@@ -82,7 +86,7 @@ def parse(name: str, verb, argv: list[str], recipe: str | None = None) -> Parsed
     return Parsed(settings, recipe, why, origins, store, choice)
 
 
-def _recipe_of(name, store, given):
+def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
     """Find the recipe of a training that names none: its store's, or without any store the demonstration's."""
     if store is None:
         return DEMONSTRATION if {"store", "student", "continue_from"}.isdisjoint(given) else None
@@ -92,19 +96,19 @@ def _recipe_of(name, store, given):
     return None if recipe == DEMONSTRATION and "continue_from" in given else recipe
 
 
-def as_yaml(name: str, verb, parsed: Parsed) -> str:
+def as_yaml(name: str, verb: "Verb", parsed: Parsed) -> str:
     """Write the settings as --print-config shows them; those of a training with what follows from its store."""
     import yaml
 
     from pipeline.config import plain
 
-    settings = _settled(verb, parsed)
+    settings = _settle(verb, parsed)
     values, without_effect = plain(settings), getattr(settings, "without_effect", ())
     shown = {key: values[key] for key in values if key in names_of(settings) and key not in without_effect}
     return yaml.safe_dump({name: shown}, sort_keys=False)
 
 
-def _settled(verb, parsed):
+def _settle(verb: "Verb", parsed: Parsed) -> Any:
     settings = parsed.settings
     store = (parsed.store or store_to_train_on(verb, settings)[0]) if verb.training else None
     if store is None:

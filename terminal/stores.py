@@ -1,7 +1,10 @@
 """What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection/stores.py as text."""
 
+from collections.abc import Sequence
+
 from common.invocation import program
-from terminal.tables import counted, entries_name, store_rows, table
+from shards.config import VerifyConfig
+from terminal.tables import entries_name, quantity, store_rows, table
 
 _LONGEST_LIST = 50
 _LINEAGE = (
@@ -20,33 +23,32 @@ _LINEAGE = (
 )
 
 
-def verification(report, settings):
+def verification(report: dict, settings: VerifyConfig) -> str:
     """Show what verify-shards found: damage first, the way to repair it last."""
-    damaged, missing = report["damaged"], report["missing"]
+    damaged = report["damaged"]
     how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
     rate = f" in {report['seconds']:.1f} s" + (
         f" ({report['bytes'] / report['seconds'] / 1e6:,.0f} MB/s)" if report["full"] and report["seconds"] else ""
     )
-    checked = f"{counted(report['units'], 'unit')}, {report['bytes']:,} bytes{rate}: {how}"
+    checked = f"{quantity(report['units'], 'unit')}, {report['bytes']:,} bytes{rate}: {how}"
     rows = [("store", report["store"]), ("checked", checked)]
     for plan in report["plans"]:
         state = f"{plan['missing']:,} of {plan['units']:,} units are missing" if plan["missing"] else "finished"
         rows.append(("plan", f"{plan['plan']}: {state}"))
     lines = ["", _verdict(report), table(rows)]
-    lines += _listed("Damaged", [_damage_line(entry) for entry in damaged])
-    lines += _listed(
-        "Missing",
-        [
-            f"unit {entry['unit']} ({entry['split']}, records {entry['records'][0]:,} to {entry['records'][1]:,} of "
-            f"{entry['source']})"
-            for entry in missing
-        ],
-    )
-    lines += _listed(
-        f"Stray, and ignored by readers ({program()} clean removes left-overs)",
-        [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]],
-    )
-    lines += _listed("Removed", report["repaired"])
+    places = []
+    for entry in damaged:
+        block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
+        places.append(f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}")
+    lines += _list("Damaged", places)
+    units = []
+    for entry in report["missing"]:
+        first, last = entry["records"]
+        units.append(f"unit {entry['unit']} ({entry['split']}, records {first:,} to {last:,} of {entry['source']})")
+    lines += _list("Missing", units)
+    stray = [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]]
+    lines += _list(f"Stray, and ignored by readers ({program()} clean removes left-overs)", stray)
+    lines += _list("Removed", report["repaired"])
     if damaged and "://" in report["store"]:
         lines.append(
             "\nNext, where the store was made:\n"
@@ -59,42 +61,39 @@ def verification(report, settings):
             lines.append(f"  {program()} verify-shards {report['store']} --repair     # removes what is damaged")
         lines += [f"  {line}" for line in report["commands"]]
         if any(" --corpus " in line for line in report["commands"]):
-            lines.append("  with the --max-tokens, --unit-tokens, --text-field and --document-boundary of then, if any")
+            lines.append(
+                "  with the same --max-tokens, --unit-tokens, --text-field and --document-boundary as then, if any"
+            )
     return "\n".join(lines)
 
 
 def _verdict(report):
     if report["damaged"]:
         units = {entry["unit"] for entry in report["damaged"]} - {None}
-        return f"The store is damaged: {counted(len(report['damaged']), 'place')} in {counted(len(units), 'unit')}."
+        return f"The store is damaged: {quantity(len(report['damaged']), 'place')} in {quantity(len(units), 'unit')}."
     if report["missing"] or not report["plans"]:
         return "Nothing is damaged; the store is unfinished."
     return "The store is whole."
 
 
-def _listed(title, entries):
+def _list(title, entries):
     if not entries:
         return []
     more = [f"... and {len(entries) - _LONGEST_LIST:,} more (--json lists all)"] if len(entries) > _LONGEST_LIST else []
     return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:_LONGEST_LIST], *more])]
 
 
-def _damage_line(entry):
-    block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
-    return f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}"
-
-
-def cleaning(report, settings):
+def cleaning(report: dict, settings: object) -> str:
     """List what clean removed, or would remove."""
     done = "Would remove" if report["dry_run"] else "Removed"
     removed = [f"{entry['path']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["removed"]]
-    lines = _listed(done, removed)
-    lines += _listed("Kept", [f"{entry['path']}  {entry['kind']}: {entry['reason']}" for entry in report["kept"]])
+    lines = _list(done, removed)
+    lines += _list("Kept", [f"{entry['path']}  {entry['kind']}: {entry['reason']}" for entry in report["kept"]])
     freed = f"{report['bytes']:,} bytes {'would be ' if report['dry_run'] else ''}freed under {report['path']}."
     return "\n".join([*lines, "", freed if report["removed"] else f"Nothing to remove under {report['path']}."])
 
 
-def view(shown, settings):
+def view(shown: dict, settings: object) -> str:
     """Show the view that show-shards was asked for."""
     if "differing" in shown:
         return _difference(shown)
@@ -132,8 +131,8 @@ def _statistics(shown):
     rows += [
         (
             name,
-            f"{counted(split['windows'], 'window')}, {split['tokens']:,} tokens, "
-            f"{counted(split['documents'], 'document')} in {counted(split['units'], 'unit')}",
+            f"{quantity(split['windows'], 'window')}, {split['tokens']:,} tokens, "
+            f"{quantity(split['documents'], 'document')} in {quantity(split['units'], 'unit')}",
         )
         for name, split in shown["splits"].items()
     ]
@@ -153,7 +152,7 @@ def _statistics(shown):
 
 def _lineage_rows(shown):
     settings = shown["settings"]
-    rows = [(name.replace("_", " "), _said(settings[name])) for name in _LINEAGE if name in settings]
+    rows = [(name.replace("_", " "), _write_value(settings[name])) for name in _LINEAGE if name in settings]
     if figures := {name: value for name, value in shown.get("dictionary", {}).items() if name != "settings"}:
         words = (
             f"{name.replace('_', ' ')} {value:.5g}" if isinstance(value, float | int) else str(value)
@@ -162,18 +161,18 @@ def _lineage_rows(shown):
         rows.append(("dictionary", ", ".join(words)))
     for entry in shown["environments"]:
         facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "units")
-        rows.append((counted(entry["units"], "unit"), facts))
+        rows.append((quantity(entry["units"], "unit"), facts))
     return rows
 
 
-def _said(value):
+def _write_value(value):
     """Write a setting in words."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {entry}" for name, entry in value.items())
     return "yes" if value is True else value
 
 
-def histogram(counts, bins=10, width=40):
+def histogram(counts: Sequence[int], bins: int = 10, width: int = 40) -> str:
     """Draw how many tokens have how many non-zeros, as lines with bars; counts[n] tokens have n."""
     most = max((n for n, count in enumerate(counts) if count), default=0)
     step = max(1, -(-(most + 1) // bins))

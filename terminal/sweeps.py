@@ -7,7 +7,7 @@ Held-out KL is against each row's own distributions, so it is not comparable acr
 it is below the marginal's says how much was learned of them, not which student is better: fine-tuning says that."""
 
 
-def swept(result, settings):
+def summary(result: dict, settings: object) -> str:
     """Show the table of a sweep, what its figures mean, and what the paper's own sweep would cost."""
     scale = full_scale_lines(result["full_scale"])
     if "rows" not in result:

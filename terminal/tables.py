@@ -1,18 +1,20 @@
-"""Pieces that several views share: rows of facts, seconds for people, what a store holds."""
+"""Pieces that several views share: rows of facts, numbers written for people, what a store holds."""
+
+from collections.abc import Iterable, Sequence
 
 
-def table(rows):
+def table(rows: Sequence[tuple[str, object]]) -> str:
     """Lay out pairs (name, value) in two columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
-def paths(made, settings):
+def paths(made: Iterable[object], settings: object) -> str:
     """List the directories that a command has made."""
     return "\n".join(map(str, made))
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     """Seconds for people, with units: 1:27 alone may be minutes or hours."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -21,7 +23,7 @@ def duration(seconds):
     return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
-def size(number):
+def size(number: int) -> str:
     """Bytes for people, in decimal units: 22.0 MB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
@@ -29,23 +31,23 @@ def size(number):
     return f"{number:,} bytes"
 
 
-def counted(number, thing):
-    """A number of things, whose plural ends in s."""
+def quantity(number: int, thing: str) -> str:
+    """How many of a thing there are: 1 unit, 2,000 units. Its plural must end in s."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-def store_rows(path, report):
+def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
     """List what a store holds, from `Store.report`. Returns pairs for `table`."""
-    rows = [
+    rows: list[tuple[str, object]] = [
         ("store", path),
         (
             "tokens",
-            f"{report['tokens']:,} in {counted(report['windows'], 'window')} of "
-            f"{counted(report['documents'], 'document')}",
+            f"{report['tokens']:,} in {quantity(report['windows'], 'window')} of "
+            f"{quantity(report['documents'], 'document')}",
         ),
         (
             "bytes per token",
-            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {counted(report['units'], 'shard')})",
+            f"{report['bytes_per_token']:.1f} ({report['bytes']:,} in all, {quantity(report['units'], 'shard')})",
         ),
     ]
     for stage in ("teacher", "solver", "head"):
@@ -76,6 +78,6 @@ def store_rows(path, report):
     return rows
 
 
-def entries_name(report):
+def entries_name(report: dict) -> str:
     """Name the entries of a store's rows. Those of logits are not called non-zeros, for a softmax has no zeros."""
     return "entries stored" if report["kind"] == "logits" else "non-zeros stored"

@@ -5,10 +5,11 @@ from pathlib import Path
 from textwrap import indent
 
 from common.invocation import program
+from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
 
 
-def training(result, settings):
+def training(result: dict, settings: object) -> str:
     """Show the store that was read, the student, and how to load it."""
     from shards.reader import Store
 
@@ -41,7 +42,7 @@ def training(result, settings):
     return "\n".join(lines)
 
 
-def probing(result, settings):
+def probing(result: dict, settings: ProbeConfig) -> str:
     """Show what a probe predicts and how to load it."""
     matrix = f"{result['parameters']:,} parameters on the {settings.probe_input} of {result['encoder']}"
     rows = [("store", result["store"]), ("probe", matrix), *_trained_rows(result)]
@@ -56,7 +57,7 @@ def probing(result, settings):
     )
 
 
-def exported(report, settings):
+def exporting(report: dict, settings: object) -> str:
     """Show what export-student wrote and pushed, or would."""
     verb = "would be" if report["dry_run"] else "is"
     rows = [("run", report["run"]), ("checkpoint", f"step {report['step']:,}"), ("export", report["export"])]

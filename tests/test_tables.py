@@ -2,7 +2,7 @@
 
 import pytest
 
-from terminal.tables import counted, duration, size
+from terminal.tables import duration, quantity, size
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ def test_a_duration_has_its_units(seconds, said):
 
 def test_sizes_and_counts():
     assert [size(number) for number in (999, 22_042_822, 80_302_239_744)] == ["999 bytes", "22.0 MB", "80.3 GB"]
-    assert [counted(number, "unit") for number in (0, 1, 2000)] == ["0 units", "1 unit", "2,000 units"]
+    assert [quantity(number, "unit") for number in (0, 1, 2000)] == ["0 units", "1 unit", "2,000 units"]

@@ -5,11 +5,14 @@
 Reads records only: no model, no text. Left out: what is printed (terminal/comparison.py).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
 from evaluation import records
-from evaluation.comparison.figures import Study, draw_all
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.drawing import Study
+from evaluation.comparison.figures import draw_all
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import (
     average,
@@ -26,31 +29,33 @@ from evaluation.plots import save_table
 DEFAULT_RESULTS = Path("runs/evaluations")
 
 
-def compare(settings, progress):
+def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
     """Compare the models of some records.
 
-    settings  CompareConfig
     Returns   dict for JSON: models (averages, figures of the suite, what failed), significance by level (matrices of
               row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
-              what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (what both
-              models have but is no pair, and why), notes, figures (files, or what they lack), tables (CSV files),
-              common_figures
+              what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (trainings
+              that both models have but that are no pair, and why), notes, figures (files, or what they lack), tables
+              (CSV files), common_figures
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
-    tests, left_out = matrices([model for model in models if model.trainings])
+    tuned = [model for model in models if model.trainings]
+    tests, left_out = matrices(tuned)
+    scored, unlike = scored_alike(models)
     notes_on_blimp = [
-        f"BLiMP of {label} does not compare with that of the others: {why}"
-        for label, why in scored_alike(models)[1].items()
+        f"The BLiMP scores of {label} cannot be compared with the others: {why}" for label, why in unlike.items()
     ]
+    figures = common_figures(tuned) if tuned else []
+    paradigms = common_paradigms(scored) if scored else []
     result = {
         "records": len(found),
-        "models": _described(models),
-        "common_figures": len(common_figures([model for model in models if model.trainings])),
+        "models": [_describe(model, figures, paradigms if model in scored else []) for model in models],
+        "common_figures": len(common_figures(tuned)),
         "levels": {level.name: {"meaning": level.meaning, "full": level.full} for level in LEVELS},
         "significance": tests,
-        "compared": [model.label for model in models if model.trainings],
+        "compared": [model.label for model in tuned],
         "win_rates": win_rates(models),
         "blimp": compare_on_blimp(models),
         "differences": _differences(models),
@@ -64,7 +69,7 @@ def compare(settings, progress):
 
 
 def _differences(models):
-    """In what the models differ, all of them and every two."""
+    """In which settings the models differ: all of them, and every two."""
     found, pairs = differences(models), []
     for i, model in enumerate(models):
         for other in models[i + 1 :]:
@@ -90,31 +95,23 @@ def _notes_on_fine_tuning(models):
     if not early:
         return []
     return [
-        f"Whether dropout and segments of the fine-tuning agree is unknown of {', '.join(early)}: records of an "
-        "earlier version do not say it. Give finetune the same models again."
+        f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
+        "version did not record them. Give finetune the same models again."
     ]
 
 
-def _described(models):
-    tuned = [model for model in models if model.trainings]
-    scored, _ = scored_alike(models)
-    figures = common_figures(tuned) if tuned else []
-    paradigms = common_paradigms(scored) if scored else []
-    return [_describe(model, figures, paradigms if model in scored else []) for model in models]
-
-
 def _describe(model, figures, paradigms):
-    """What is said of one model.
+    """What the result says of one model.
 
-    figures, paradigms  those that all models have: averages over them can be compared
+    figures, paradigms  those that all models have: averages over these can be compared
     """
     return {
         "model": model.label,
         **model.facts,
         "checkpoint": checkpoint_name(model),
         "n": len(model.scores),
-        "average": average(model),
-        "common_average": average(model, figures) if model.trainings else None,
+        "average": average(model) if model.figures else None,
+        "common_average": average(model, figures) if figures and model.trainings else None,
         "figures": [_describe_figure(model, *figure) for figure in model.figures],
         "mass_kept": model.kept,
         "failed": [{"task": task, "seed": seed, "why": why} for (task, seed), why in model.failed.items()],
@@ -170,7 +167,7 @@ _MATRIX_COLUMNS = ("n", "wins", "losses", "ties", "p", "holm", "two_sided", "two
 
 def _save_tables(directory, result):
     """Write the CSV files. Returns their paths."""
-    differ_in = _texts_of_pairs(result["differences"]["pairs"])
+    differ_in = _name_differences(result["differences"]["pairs"])
     single_trainings = [
         found | {"task": task, "seed": seed} for found in result["left_out"] for task, seed in found["trainings"]
     ]
@@ -209,7 +206,7 @@ def _save_tables(directory, result):
     return paths
 
 
-def _texts_of_pairs(pairs):
+def _name_differences(pairs):
     """(model, against), both ways -> in what the two differ."""
     said = {}
     for pair in pairs:

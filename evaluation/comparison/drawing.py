@@ -6,12 +6,19 @@ Left out: which models a figure shows (sweeps.py, trajectories.py), files (evalu
 """
 
 import math
+from collections.abc import Callable, Collection, Iterable, Sized
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from evaluation.comparison.identity import differences
-from evaluation.comparison.models import SEEDS, SUITE, out_of
-from evaluation.comparison.significance import SIGNIFICANT
+from evaluation.comparison.models import SEEDS, SUITE, Model, SuiteFigure, out_of
+from evaluation.comparison.significance import SIGNIFICANT, Matrix
 from evaluation.plots import new_figure, write_caption
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
@@ -37,6 +44,19 @@ class Lacking(ValueError):
     """The records do not allow a figure; the message says what it needs."""
 
 
+@dataclass(frozen=True)
+class Study:
+    """What figures are drawn from.
+
+    paper       whether the paper's numbers stand beside one's own
+    diagnostic  result.json of choose-layer, for figure 4
+    """
+
+    models: list[Model]
+    paper: bool
+    diagnostic: Path | None
+
+
 @dataclass
 class Drawing:
     """A figure and, for its CSV, every number in it.
@@ -45,12 +65,12 @@ class Drawing:
     caption  whether these models differ in what the figure is about alone; it stands below the figure
     """
 
-    figure: object
+    figure: "Figure"
     note: str
     rows: list = field(default_factory=list)
     caption: str = ""
 
-    def explain(self, models, studied, more=""):
+    def explain(self, models: list[Model], studied: Collection[str], more: str = "") -> None:
         """Write the caption.
 
         studied  names of the settings that the figure is about
@@ -59,17 +79,26 @@ class Drawing:
         self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
         write_caption(self.figure, self.caption)
 
-    def add(self, panel, series, x, value, n="", against="", source="measured"):
+    def add(
+        self,
+        panel: str,
+        series: str,
+        x: object,
+        value: object,
+        n: object = "",
+        against: object = "",
+        source: str = "measured",
+    ) -> None:
         """One number."""
         self.rows.append([panel, series, x, against, value, n, source])
 
 
-def style(place):
+def style(place: int) -> dict:
     """Colour and marker of the n-th series."""
     return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
 
 
-def task_panels(count, height):
+def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
     """A figure for `count` panels in rows of three, each `height` inches high, without empty ones.
 
     Returns  (figure, the axes of these panels, those of them that have no other below)
@@ -83,7 +112,7 @@ def task_panels(count, height):
     return figure, panels[:count], panels[max(0, count - _COLUMNS) : count]
 
 
-def tick_steps(axes):
+def tick_steps(axes: "Axes") -> None:
     """Few ticks for optimiser steps, 250k for 250,000, so that they do not overlap in a small panel."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -91,7 +120,7 @@ def tick_steps(axes):
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def tick_values(axes, values):
+def tick_values(axes: "Axes", values: Iterable[float]) -> None:
     """A tick at each value, labelled unless it is so close to the label on its left that they would overlap."""
     from matplotlib.ticker import NullLocator
 
@@ -106,25 +135,27 @@ def tick_values(axes, values):
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def figure_title(figure):
+def figure_title(figure: SuiteFigure) -> str:
     """(task, metric) for people."""
     task, metric = figure
     return f"{TITLES[task]} ({metric.replace('_', ' ')})"
 
 
-def how_many(models, figures):
+def how_many(models: list[Model], figures: Sized) -> str:
     """How complete averages over some figures are, for an axis: n is the scores of the suite that a model has."""
     shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
     return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
 
 
-def p_text(p):
+def p_text(p: float) -> str:
     """A p value in a cell, starred where significant."""
     text = "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 0.9995 else "1"
     return f"{text}*" if p < SIGNIFICANT else text
 
 
-def panel_of_matrix(axes, cells, labels, text, largest, title):
+def panel_of_matrix(
+    axes: "Axes", cells: Matrix, labels: list[str], text: Callable[[Any], str], largest: float, title: str
+) -> None:
     """Numbers of row against column on a ground that is dark where the row is better.
 
     cells    (M, M) rows, None where there is none

@@ -6,23 +6,13 @@ A figure whose records are missing is listed with what it needs. Left out: what 
 trajectories.py) and the paper's figures 1, 2 and 11, which show no scores.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import PlotError
 from evaluation.comparison import sweeps, trajectories
-from evaluation.comparison.drawing import HEADER, Lacking
+from evaluation.comparison.drawing import HEADER, Lacking, Study
 from evaluation.plots import save_figure
-
-
-@dataclass(frozen=True)
-class Study:
-    """What figures are drawn from."""
-
-    models: list
-    paper: bool
-    diagnostic: Path | None
-
 
 FIGURES = {  # number -> name of its files, what it shows, what draws it
     3: ("layers", "fine-tuning by layer of the teacher, with its matrices", sweeps.layers),
@@ -36,7 +26,7 @@ FIGURES = {  # number -> name of its files, what it shows, what draws it
 }
 
 
-def draw_all(study, directory, progress):
+def draw_all(study: Study, directory: Path, progress: Callable[..., None]) -> list[dict]:
     """Draw what the records allow; files of figures that they do not allow (any more) are removed.
 
     Returns  [{"figure": number in the paper, "shows", "files", "models", "caption": whether its models differ in

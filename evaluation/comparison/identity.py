@@ -16,9 +16,13 @@ not known is called unknown, never equal. Left out: fine-tuning settings, which 
 
 import json
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from evaluation.lineage import is_content
+
+Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 
 KEPT = "mass kept of targets"
 SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
@@ -38,7 +42,7 @@ _SKIPPED = (
     "derived_from",
     "dictionary_settings",
 )
-_DEFAULTS = {  # what an absent key meant in commit 1837c65
+_DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd"},
@@ -60,6 +64,13 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
 }
 
 
+class HasOrigin(Protocol):
+    """What is compared here: a models.Model, or whatever else has a name and the fields of a record."""
+
+    label: str
+    facts: dict
+
+
 @dataclass(frozen=True)
 class Differences:
     """What differs between some models.
@@ -68,14 +79,14 @@ class Differences:
     unknown   labels of the models whose settings are not recorded as a whole
     """
 
-    settings: dict
-    unknown: list
+    settings: dict[str, dict[str, list[str]]]
+    unknown: list[str]
 
-    def beyond(self, studied):
+    def beyond(self, studied: Collection[str]) -> list[str]:
         """Names of what differs and is not studied."""
         return [name for name in self.settings if name not in studied]
 
-    def sentence(self, studied):
+    def sentence(self, studied: Collection[str]) -> str:
         """Whether the models differ in what is studied alone, for a caption."""
         found = [name for name in sorted(studied) if name in self.settings]
         what, said = " and ".join(found or sorted(studied)), []
@@ -88,26 +99,22 @@ class Differences:
             said.append(f"The models differ in {what} and also in {named}.")
         if self.unknown:
             said.append(
-                f"Unknown is in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
+                f"It is unknown in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
                 f"pre-training."
             )
         return " ".join(said) or f"The models differ in {what} alone."
 
     @property
-    def alone(self):
+    def alone(self) -> bool:
         """Whether at most one thing differs and nothing is unknown."""
         return len(self.settings) <= 1 and not self.unknown
 
 
-def differences(models):
-    """What differs between some models.
-
-    models   models.Model, which have label and facts
-    Returns  Differences
-    """
+def differences(models: Sequence[HasOrigin]) -> Differences:
+    """What differs between some models."""
     sorted_settings = {model.label: groups(model.facts) for model in models}
     known = {model.label: _is_whole(model.facts["identity"]) for model in models}
-    found = {}
+    found: dict[str, dict[str, list[str]]] = {}
     for group in dict.fromkeys(group for of_model in sorted_settings.values() for group in of_model):
         having = {label: of_model[group] for label, of_model in sorted_settings.items() if group in of_model}
         for name in dict.fromkeys(name for values in having.values() for name in values):
@@ -128,7 +135,7 @@ def differences(models):
 
 def _follows(by_text, causes):
     """Whether models that agree in all causes agree in a setting, too. All are given as {value as text: labels}."""
-    found = {}
+    found: dict[tuple[str, ...], set[str]] = {}  # what the causes are -> values of the setting
     for value, labels in by_text.items():
         for label in labels:
             of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
@@ -137,20 +144,20 @@ def _follows(by_text, causes):
 
 
 def _is_whole(identity):
-    """Whether an identity says all: that of a further trained model may say where its first weights lay, not which."""
+    """Whether an identity is complete: of a model trained further it may hold only the path of its first weights."""
     if identity is None:
         return False
     first = identity["settings"].get("continue_from")
     return first is None or is_content(first)
 
 
-def family_key(facts):
+def family_key(facts: dict) -> str:
     """Text that is equal for checkpoints of one pre-training, as far as that is known."""
     found = {name: value for values in groups(facts).values() for name, value in values.items()}
     return _canonical({name: value for name, value in found.items() if name not in ("step", KEPT)})
 
 
-def groups(facts):
+def groups(facts: dict) -> Groups:
     """The settings of a model's pre-training: {group: {name: value}}; of a model of unknown origin none."""
     identity, objective = facts["identity"], facts["objective"]
     if identity is None:
@@ -166,14 +173,16 @@ def groups(facts):
     if objective in _HAVE_WORDS:
         found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
     if objective != "mlm":  # which reads the words of a store, whatever its targets
-        found["teacher"] = _of_teacher(target)
+        names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
+        shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
+        found["teacher"] = _DEFAULTS["teacher"] | names | shared
         found |= _of_targets(objective, target, identity["tail"])
     if "probe" in identity:
         found["probe"] = {f"probe {name}": value for name, value in identity["probe"]["settings"].items()}
     return found
 
 
-def _of_record(facts):
+def _of_record(facts: dict) -> Groups:
     """What a record without identity says."""
     found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
     if facts["objective"] == "mtl":
@@ -185,13 +194,7 @@ def _of_record(facts):
     return found
 
 
-def _of_teacher(target):
-    shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
-    names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
-    return _DEFAULTS["teacher"] | names | shared
-
-
-def _of_targets(objective, target, tail):
+def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
     if objective not in _LSP_OBJECTIVES:
@@ -202,7 +205,7 @@ def _of_targets(objective, target, tail):
     return {"lsp": _DEFAULTS["lsp"] | own | dictionary | kept}
 
 
-def _add_mass(found, values, models):
+def _add_mass(found: dict[str, dict[str, list[str]]], values: dict[str, Any], models: Sequence[HasOrigin]) -> None:
     """Name the mean mass kept where it differs, or where it is not known and the targets are not the same."""
     identities = [model.facts["identity"] for model in models if model.label in values]
     targets = {identity["target"] for identity in identities if identity}
@@ -215,8 +218,8 @@ def _add_mass(found, values, models):
         )
 
 
-def _by_text(values):
-    texts = {}
+def _by_text(values: dict[str, Any]) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
     for label, value in values.items():
         texts.setdefault(text(value), []).append(label)
     if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # fingerprints cut too short
@@ -226,7 +229,7 @@ def _by_text(values):
     return texts
 
 
-def text(value):
+def text(value: object) -> str:
     """A setting's value for people: fingerprints by their first eight digits."""
     if value is None:
         return "not set"

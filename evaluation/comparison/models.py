@@ -1,7 +1,7 @@
 """Models and their scores, from the records of evaluations: who is compared, on what, and which scores are pairs.
 
     models = models_of(records.read(paths))
-    trainings, left_out = matched(models[0], models[1])
+    trainings, left_out = match_trainings(models[0], models[1])
 
 A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it, with
 all settings that its records hold, whatever the step: its checkpoints. Two scores are a pair when they are of one task,
@@ -12,6 +12,7 @@ but does not agree is named. Left out: in which settings of pre-training models 
 A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
 """
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,10 @@ _SHORT = {
     "run_seed": "run seed {}",
 }
 
+Training = tuple[str, int]  # task, seed
+SuiteFigure = tuple[str, str]  # task, metric
+Score = tuple[str, str, int]  # task, metric, seed
+
 
 @dataclass
 class Model:
@@ -51,12 +56,12 @@ class Model:
 
     label: str
     facts: dict
-    trainings: dict = field(default_factory=dict)
+    trainings: dict[Training, dict] = field(default_factory=dict)
     blimps: dict = field(default_factory=dict)
     blimp: dict | None = None
 
     @cached_property
-    def scores(self):
+    def scores(self) -> dict[Score, float]:
         """(task, metric, seed) -> value."""
         return {
             (task, figure["metric"], seed): figure["value"]
@@ -65,7 +70,7 @@ class Model:
         }
 
     @cached_property
-    def figures(self):
+    def figures(self) -> dict[SuiteFigure, float]:
         """(task, metric) -> mean over the seeds there are, in the suite's order."""
         scores = self.scores
         by_figure = {
@@ -75,7 +80,12 @@ class Model:
         return {figure: fmean(values) for figure, values in by_figure.items() if values}
 
     @property
-    def failed(self):
+    def accuracies(self) -> dict[str, float]:
+        """BLiMP paradigm -> accuracy; empty without a BLiMP record."""
+        return {figure["metric"]: figure["value"] for figure in self.blimp["figures"]} if self.blimp else {}
+
+    @property
+    def failed(self) -> dict[Training, str]:
         """(task, seed) -> why, of the trainings that diverged or collapsed. Their scores count like any other."""
         return {
             key: f"{how}: {record[how]}"
@@ -85,70 +95,75 @@ class Model:
         }
 
     @property
-    def kept(self):
+    def kept(self) -> float | None:
         """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
         identity = self.facts["identity"] or {}
         tail = identity.get("tail") if self.facts["objective"] != "mlm" else None
         return tail["mass_kept"] if tail else None
 
     @property
-    def family(self):
+    def family(self) -> str:
         """All that is known of its pre-training but for the step; a model of unknown origin is a family of its own."""
         return family_key(self.facts) if self.facts["objective"] else self.label
 
     @property
-    def cost(self):
+    def cost(self) -> float | None:
         """Floating-point operations of pre-training and teacher, None where one of them is not known."""
         spent = self.facts["flops"]
         return None if None in (spent["pretraining"], spent["teacher"]) else spent["pretraining"] + spent["teacher"]
 
 
-def out_of(counts, full):
+def out_of(counts: Collection[int], full: int) -> str:
     """How complete something is, for people: its counts, of as many as in the paper."""
     least, most = min(counts, default=0), max(counts, default=0)
     n = f"n = {most}" if least == most else f"n = {least} to {most}"
     return f"{n} (paper: {full})" if most > full else f"{n} of {full}"
 
 
-def average(model, figures=None):
-    """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these."""
+def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> float:
+    """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these.
+
+    Raises  StatisticsError where there are none
+    """
     values = model.figures
-    chosen = values if figures is None else figures
-    return fmean(values[figure] for figure in chosen) if chosen else None
+    return fmean(values[figure] for figure in (values if figures is None else figures))
 
 
-def common_figures(models):
+def common_figures(models: Sequence[Model]) -> list[SuiteFigure]:
     """The figures of the suite that every one of some models has: only over these are averages comparable."""
     return [figure for figure in SUITE if all(figure in model.figures for model in models)]
 
 
-def blimp_average(model, paradigms=None):
-    """Unweighted mean accuracy over the paradigms, all that the model has, or these."""
-    values = {figure["metric"]: figure["value"] for figure in model.blimp["figures"]}
+def blimp_average(model: Model, paradigms: Collection[str] | None = None) -> float:
+    """Unweighted mean accuracy over paradigms: all that the model has, or these."""
+    values = model.accuracies
     return fmean(values[name] for name in (values if paradigms is None else paradigms))
 
 
-def common_paradigms(models):
+def common_paradigms(models: Sequence[Model]) -> list[str]:
     """Names of the paradigms that every one of some models was scored on."""
-    sets = [{figure["metric"] for figure in model.blimp["figures"]} for model in models]
-    return sorted(set.intersection(*sets))
+    return sorted(set.intersection(*(set(model.accuracies) for model in models)))
 
 
-def models_of(records):
+def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     """Group records by model, in the order of family, step and name.
 
     Returns  (models, notes): a note is a sentence on what was read twice
     Raises   ComparisonError where two records of one model contradict each other
     """
-    models, notes = {}, []
+    models: dict[str, Model] = {}
+    notes: list[str] = []
     for record in records:
         facts = _facts(record)
         model = models.setdefault(record["weights"], Model(record["model"], facts))
         _require_same_facts(model, facts)
         notes += _add(model, record)
     notes = list(dict.fromkeys(notes))
-    ordered = sorted(models.values(), key=_order)
-    _tell_apart(ordered)
+    ordered = sorted(models.values(), key=_sort_key)
+    names = [model.label for model in ordered]
+    for model in ordered:
+        if names.count(model.label) > 1:
+            model.label = f"{model.label} ({model.facts['weights'][:8]})"
     _choose_blimp(ordered)
     return ordered, notes
 
@@ -177,11 +192,14 @@ def _add(model, record):
     kept = model.blimps if record["suite"] == "blimp" else model.trainings
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
-        return [f"{record['model']} has the weights of {model.label}: of what both have, {earlier['model']}'s is used."]
+        return [
+            f"{record['model']} has the same weights as {model.label}: where both have a record, "
+            f"{earlier['model']}'s is used."
+        ]
     if earlier is record:
         return []
     what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
-    if earlier["figures"] != record["figures"] or _disagreements(earlier, record):
+    if earlier["figures"] != record["figures"] or _find_disagreements(earlier, record):
         raise ComparisonError(
             f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
             "Give one of them."
@@ -189,19 +207,12 @@ def _add(model, record):
     return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
 
 
-def _order(model):
+def _sort_key(model):
     facts = model.facts
     known = [name for name in OBJECTIVES if name == facts["objective"]]
     rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
     numbers = [facts[name] if facts[name] is not None else -1 for name in ("layer", "k", "kappa", "step")]
     return rank, facts["encoder"] or "", *numbers, model.label, facts["weights"]
-
-
-def _tell_apart(models):
-    names = [model.label for model in models]
-    for model in models:
-        if names.count(model.label) > 1:
-            model.label = f"{model.label} ({model.facts['weights'][:8]})"
 
 
 def _choose_blimp(models):
@@ -215,14 +226,18 @@ def _choose_blimp(models):
 # -- pairs ------------------------------------------------------------------------------------------------
 
 
-def matched(model, other):
+def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[str, list[Training]]]:
     """The trainings of two models that are pairs.
 
     Returns  (sorted (task, seed) of the pairs, {why: (task, seed) of those that both have but that do not agree})
     """
-    pairs, left_out = [], {}
+    pairs: list[Training] = []
+    left_out: dict[str, list[Training]] = {}
     for key in sorted(model.trainings.keys() & other.trainings.keys()):
-        why = _disagreements(model.trainings[key], other.trainings[key]) or _without_head(model, other, key)
+        mine, theirs = model.trainings[key], other.trainings[key]
+        why = _find_disagreements(mine, theirs)
+        if not why and not (mine["head"] and theirs["head"]):
+            why = "head not recorded"
         if why:
             left_out.setdefault(why, []).append(key)
         else:
@@ -230,11 +245,7 @@ def matched(model, other):
     return pairs, left_out
 
 
-def _without_head(model, other, key):
-    return "" if model.trainings[key]["head"] and other.trainings[key]["head"] else "head not recorded"
-
-
-def _disagreements(record, other):
+def _find_disagreements(record, other):
     """Why two records of one task and seed are no pair; empty where they are."""
     reasons = []
     if record["head"] != other["head"]:
@@ -244,11 +255,11 @@ def _disagreements(record, other):
     names = record["settings"].keys() | other["settings"].keys()
     differing = sorted(name for name in names if record["settings"].get(name) != other["settings"].get(name))
     if differing:
-        reasons.append(f"settings differ ({', '.join(_said(name, record, other) for name in differing)})")
+        reasons.append(f"settings differ ({', '.join(_describe_setting(name, record, other) for name in differing)})")
     return ", ".join(reasons)
 
 
-def _said(name, record, other):
+def _describe_setting(name, record, other):
     """A setting that two records do not agree on, for people."""
     values = [found["settings"].get(name, "not recorded") for found in (record, other)]
     if name in _RECORDED_LATE and "not recorded" in values:
@@ -261,25 +272,25 @@ def _content(data):
     return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
 
 
-def scored_alike(models):
+def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
     """The models with BLiMP records of the same data and settings: the largest such set, for others do not compare.
 
     Returns  (models, {label of one left out: why})
     """
     scored = [model for model in models if model.blimp]
-    sets = [[other for other in scored if not _disagreements(model.blimp, other.blimp)] for model in scored]
+    sets = [[other for other in scored if not _find_disagreements(model.blimp, other.blimp)] for model in scored]
     chosen = max(sets, key=len, default=[])
     others = [model for model in scored if model not in chosen]
-    return chosen, {model.label: _disagreements(model.blimp, chosen[0].blimp) for model in others}
+    return chosen, {model.label: _find_disagreements(model.blimp, chosen[0].blimp) for model in others}
 
 
 # -- families ---------------------------------------------------------------------------------------------
 
 
-def families(models):
+def families(models: Iterable[Model]) -> dict[str, list[Model]]:
     """Models by family, each family's by step: {name shown to people: models}."""
-    groups = {}
-    for model in sorted(models, key=_order):
+    groups: dict[str, list[Model]] = {}
+    for model in sorted(models, key=_sort_key):
         groups.setdefault(model.family, []).append(model)
     return dict(zip(_family_names(list(groups.values())), groups.values(), strict=True))
 
@@ -305,7 +316,7 @@ def _family_names(groups):
     return names
 
 
-def checkpoint_name(model):
+def checkpoint_name(model: Model) -> str:
     """How far a model was pre-trained, for people: a fraction of the run's steps, a step, or final."""
     fraction, step = model.facts["fraction"], model.facts["step"]
     if fraction is not None:

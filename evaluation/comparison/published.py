@@ -19,20 +19,20 @@ def _rows(table):
     return [row for row in csv.DictReader(text.splitlines()) if row["table"] == str(table)]
 
 
-def scores(table):
+def scores(table: int) -> dict[float, dict[tuple[str, str], float]]:
     """{what was varied: {(task, metric): score}} of table 1, 2 or 4, without its averages."""
-    found = {}
+    found: dict[float, dict[tuple[str, str], float]] = {}
     for row in _rows(table):
         if row["task"] != "average":
             found.setdefault(float(row["value"]), {})[row["task"], row["metric"]] = float(row["score"])
     return found
 
 
-def averages(table):
+def averages(table: int) -> dict[float, float]:
     """{what was varied: average} as printed in table 1, 2 or 4."""
     return {float(row["value"]): float(row["score"]) for row in _rows(table) if row["task"] == "average"}
 
 
-def pretraining_cost():
+def pretraining_cost() -> dict[str, float]:
     """{objective as table 3 names it: floating-point operations of the whole pre-training, the teacher's included}."""
     return {row["value"]: float(row["score"]) * BATCHES_PER_UPDATE * UPDATES for row in _rows(3)}

@@ -17,15 +17,17 @@ Left out: effect sizes and other tests.
 Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal and where nothing can be said.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from evaluation.comparison.models import SEEDS, SUITE, common_paradigms, matched, scored_alike
+from evaluation.comparison.models import SEEDS, SUITE, Model, Training, common_paradigms, match_trainings, scored_alike
 from evaluation.records import METRICS
 
 SIGNIFICANT = 0.01  # the paper's level
+Matrix = list[list]  # rows of numbers, None where nothing can be said
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ LEVELS = (
 )
 
 
-def wilcoxon(differences, alternative="greater"):
+def wilcoxon(differences: Sequence[float], alternative: str = "greater") -> float | None:
     """p value of the signed-rank test on paired differences, None where all of them are zero or there are none.
 
     differences  x_i - x_j, of scores in [-1, 1]; rounded to 9 decimals here
@@ -59,7 +61,7 @@ def wilcoxon(differences, alternative="greater"):
     return float(test.pvalue)
 
 
-def holm(p_values):
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979) of p values, in their order.
 
     The i-th smallest of m is multiplied by m - i + 1, is at least its predecessor and at most 1. None stays None and
@@ -73,10 +75,10 @@ def holm(p_values):
     return adjusted
 
 
-def differences(model, other, pairs, level):
+def differences(model: Model, other: Model, pairs: Sequence[Training], level: str) -> list[float]:
     """x_model - x_other of every observation at a level.
 
-    pairs  (task, seed) that are pairs, from `matched`
+    pairs  (task, seed) that are pairs, from `match_trainings`
     """
     mine, theirs = model.scores, other.scores
     by_training = {
@@ -91,7 +93,7 @@ def differences(model, other, pairs, level):
     return [fmean(fmean(metrics) for (of, _), metrics in by_training.items() if of == task) for task in tasks]
 
 
-def count(differences):
+def count(differences: Sequence[float]) -> tuple[int, int, int]:
     """(wins, losses, ties) of paired differences."""
     rounded = _rounded(differences)
     return sum(d > 0 for d in rounded), sum(d < 0 for d in rounded), sum(d == 0 for d in rounded)
@@ -101,7 +103,7 @@ def _rounded(differences):
     return [round(d, 9) for d in differences]
 
 
-def matrices(models):
+def matrices(models: Sequence[Model]) -> tuple[dict[str, dict[str, Matrix]], list[dict]]:
     """Every model against every other, at every level.
 
     Returns  ({level: {"n", "wins", "losses", "ties": counts, "p": one-sided, "holm": p adjusted over all ordered pairs,
@@ -116,7 +118,7 @@ def _all_pairs(models):
     pairs, left_out = {}, []
     for i, model in enumerate(models):
         for j, other in enumerate(models[:i]):
-            pairs[j, i], reasons = matched(other, model)
+            pairs[j, i], reasons = match_trainings(other, model)
             for why, trainings in reasons.items():
                 found = {"model": other.label, "against": model.label, "why": why, "trainings": trainings}
                 left_out.append(found)
@@ -148,7 +150,7 @@ def _adjust(source, target, places):
         target[i][j] = p
 
 
-def win_rates(models):
+def win_rates(models: Sequence[Model]) -> list[dict]:
     """How often one model wins a score against another of the same step, task by task and over all tasks.
 
     Returns  [{"model", "against", "step", "task": a task or "all", "n", "wins", "losses", "ties", "rate": share won, of
@@ -160,7 +162,7 @@ def win_rates(models):
         for other in models:
             if other is model or model.facts["step"] != other.facts["step"]:
                 continue
-            pairs, _ = matched(model, other)
+            pairs, _ = match_trainings(model, other)
             tasks = dict.fromkeys(task for task, _ in pairs)
             groups = {task: [pair for pair in pairs if pair[0] == task] for task in tasks} | {"all": pairs}
             for task, group in groups.items():
@@ -185,7 +187,7 @@ def _win_rate(model, other, task, pairs):
     }
 
 
-def compare_on_blimp(models):
+def compare_on_blimp(models: Iterable[Model]) -> list[dict]:
     """Every two models with BLiMP records of the same data and settings, on the paradigms that both were scored on.
 
     Returns  [{"model", "against", "paradigms": how many, "wins", "losses", "ties", "difference": of the mean
@@ -201,7 +203,7 @@ def compare_on_blimp(models):
 
 def _compare_on_blimp(model, other):
     paradigms = common_paradigms([model, other])
-    mine, theirs = ({figure["metric"]: figure["value"] for figure in of.blimp["figures"]} for of in (model, other))
+    mine, theirs = model.accuracies, other.accuracies
     d = [mine[name] - theirs[name] for name in paradigms]
     if sum(d) < 0:
         model, other, d = other, model, [-x for x in d]
@@ -221,7 +223,7 @@ def _compare_on_blimp(model, other):
     }
 
 
-def bootstrap_interval(differences, resamples=10_000):
+def bootstrap_interval(differences: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
     """95 % percentile interval (Efron 1979) of the mean of differences, which are drawn again with replacement.
 
     The draws are those of a fixed seed, so equal differences have equal intervals.

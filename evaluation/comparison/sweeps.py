@@ -3,27 +3,45 @@
 Left out: checkpoints of a pre-training (trajectories.py).
 """
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from evaluation.comparison import published
-from evaluation.comparison.drawing import PAPER, Drawing, Lacking, how_many, p_text, panel_of_matrix, style, tick_values
+from evaluation.comparison.drawing import (
+    PAPER,
+    Drawing,
+    Lacking,
+    Study,
+    how_many,
+    p_text,
+    panel_of_matrix,
+    style,
+    tick_values,
+)
 from evaluation.comparison.identity import KEPT, differences
-from evaluation.comparison.models import SEEDS, SUITE, average, common_figures, out_of
+from evaluation.comparison.models import SEEDS, SUITE, Model, SuiteFigure, average, common_figures, out_of
 from evaluation.comparison.significance import matrices
 from evaluation.plots import new_figure
 from evaluation.studies.word_senses.conclusions import coefficients, read_result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Varied = tuple[float, Model]  # what is varied: its value, and the model that has it
 
 _HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # what must agree at least, save what is varied
 _STUDIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
 
 
-def layers(study):
+def layers(study: Study) -> Drawing:
     """Figure 3."""
     return _draw(study, "layer", table=1)
 
 
-def numbers_of_lsps(study):
+def numbers_of_lsps(study: Study) -> Drawing:
     """Figure 5."""
     drawing = _draw(study, "k", table=2)
     drawing.figure.axes[0].set_xscale("log", base=2)
@@ -31,12 +49,12 @@ def numbers_of_lsps(study):
     return drawing
 
 
-def weights_of_mlm(study):
+def weights_of_mlm(study: Study) -> Drawing:
     """Figure 8."""
     return _draw(study, "kappa", table=4)
 
 
-def word_senses(study):
+def word_senses(study: Study) -> Drawing:
     """Figure 4: word-sense F1 of choose-layer against fine-tuning averages."""
     if study.diagnostic is None:
         raise Lacking("the result of choose-layer: --diagnostic result.json")
@@ -50,7 +68,7 @@ def word_senses(study):
     return _draw_word_senses(study, chosen, f1)
 
 
-def sweep(models, fact):
+def sweep(models: Iterable[Model], fact: str) -> list[Varied]:
     """The fine-tuned models that differ in one fact alone: the largest such set, of the last step.
 
     Where no two models agree in every other setting of their pre-training, the largest set that agrees at least in
@@ -60,14 +78,16 @@ def sweep(models, fact):
     Returns  [(value, Model)] in the order of values
     Raises   Lacking
     """
-    groups = {}
+    groups: dict[tuple, list[Varied]] = {}
     for model in models:
         value = _value(model, fact)
         if value is not None and model.trainings:
             held = tuple(model.facts[name] for name in _HELD if name != fact)
             groups.setdefault(held, []).append((value, model))
-    chosen = max(groups.values(), key=_rank, default=[])
-    alike = max((_alike(group, seed, fact) for group in groups.values() for _, seed in group), key=_rank, default=[])
+    chosen: list[Varied] = max(groups.values(), key=_rank, default=[])
+    alike: list[Varied] = max(
+        (_choose_alike(group, seed, fact) for group in groups.values() for _, seed in group), key=_rank, default=[]
+    )
     chosen = alike if len({value for value, _ in alike}) > 1 else chosen
     values = [value for value, _ in chosen]
     if len(set(values)) < 2:
@@ -81,8 +101,8 @@ def sweep(models, fact):
     return sorted(chosen, key=lambda pair: pair[0])
 
 
-def _alike(group, seed, fact):
-    """Those of a group that differ from one of its models in the fact alone, as far as the records know."""
+def _choose_alike(group, seed, fact):
+    """The models of a group that differ from one of them in the fact alone, as far as their records say."""
 
     def agrees(model):
         found = differences([seed, model])
@@ -92,7 +112,7 @@ def _alike(group, seed, fact):
     return [(value, model) for value, model in group if agrees(model)]
 
 
-def _left_out(study, fact, chosen):
+def _name_left_out(study, fact, chosen):
     """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
     models = [model for _, model in chosen]
     others = [
@@ -131,11 +151,14 @@ def _draw(study, fact, table):
     figures = common_figures(models)
     draw_averages(drawing, axes[0], chosen, figures)
     if study.paper:
-        _draw_paper(drawing, axes[0], published.averages(table))
+        averages = published.averages(table)
+        axes[0].plot(list(averages), list(averages.values()), label="paper", **PAPER)
+        for value, mean in averages.items():
+            drawing.add("average", "mean", value, mean, source="paper")
     axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=f"average, {how_many(models, figures)}")
     tick_values(axes[0], {row[2] for row in drawing.rows})
     axes[0].title.set_fontsize(10)
-    drawing.explain(models, _STUDIED[fact], _left_out(study, fact, chosen))
+    drawing.explain(models, _STUDIED[fact], _name_left_out(study, fact, chosen))
     axes[0].legend(fontsize=8)
     _draw_matrices(drawing, axes[1:], matrices(models)[0]["scores"], values)
     for panel in axes[1:]:
@@ -143,7 +166,7 @@ def _draw(study, fact, table):
     return drawing
 
 
-def draw_averages(drawing, axes, chosen, figures):
+def draw_averages(drawing: Drawing, axes: "Axes", chosen: list[Varied], figures: list[SuiteFigure]) -> None:
     """Average over figures against what is varied, and those of the single seeds beside it."""
     for value, model in chosen:
         for seed, mean in _by_seed(model, figures).items():
@@ -165,12 +188,6 @@ def _by_seed(model, figures):
     return {seed: fmean(scores[(*figure, seed)] for figure in figures) for seed in whole}
 
 
-def _draw_paper(drawing, axes, averages):
-    axes.plot(list(averages), list(averages.values()), label="paper", **PAPER)
-    for value, mean in averages.items():
-        drawing.add("average", "mean", value, mean, source="paper")
-
-
 def _draw_matrices(drawing, axes, cells, values):
     labels = [f"{value:g}" for value in values]
     paired = [n for row in cells["n"] for n in row if n is not None]
@@ -187,12 +204,12 @@ def _draw_matrices(drawing, axes, cells, values):
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
 
 
-def f1_by_layer(path, k):
+def f1_by_layer(path: Path, k: int) -> dict[int, float]:
     """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError where it is none."""
     return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
 
 
-def correlations(x, y):
+def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
     """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent."""
     rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
     return {
@@ -224,7 +241,7 @@ def _draw_word_senses(study, chosen, f1):
         drawing.add("word senses", "F1", layer, x)
     right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
     _write_correlations(study, drawing, right, correlations(senses, means), len(values))
-    drawing.explain(models, _STUDIED["layer"], _left_out(study, "layer", chosen))
+    drawing.explain(models, _STUDIED["layer"], _name_left_out(study, "layer", chosen))
     return drawing
 
 

@@ -13,6 +13,7 @@ from evaluation.comparison.drawing import (
     PAPER,
     Drawing,
     Lacking,
+    Study,
     figure_title,
     how_many,
     style,
@@ -22,13 +23,14 @@ from evaluation.comparison.drawing import (
 from evaluation.comparison.models import (
     PARADIGMS,
     SUITE,
+    Model,
     average,
     blimp_average,
     checkpoint_name,
     common_figures,
     common_paradigms,
     families,
-    matched,
+    match_trainings,
     scored_alike,
 )
 from evaluation.comparison.significance import win_rates
@@ -38,7 +40,7 @@ _STUDIED = {"objective", "step"}
 _RIVALS = ("mlm", "kd")  # of MLSM in figure 7
 
 
-def averages_and_tasks(study):
+def averages_and_tasks(study: Study) -> Drawing:
     """Figure 6: of the encoder with the most pre-trainings, the paper's DeBERTa before any other."""
     lines = _trajectories(study.models)[0]
     models = [model for group in lines.values() for model in group]
@@ -58,7 +60,7 @@ def averages_and_tasks(study):
     return drawing
 
 
-def averages_of_another_encoder(study):
+def averages_of_another_encoder(study: Study) -> Drawing:
     """Figure 10: what figure 6's first panel shows, for the encoder that comes next."""
     others = _trajectories(study.models)[1:]
     if not others:
@@ -73,7 +75,7 @@ def averages_of_another_encoder(study):
 
 def _trajectories(models):
     """Per encoder, the families of which two steps or more were fine-tuned: [{name: models}]."""
-    by_encoder = {}
+    by_encoder: dict[str, list[Model]] = {}
     for group in families([model for model in models if model.trainings]).values():
         if len({model.facts["step"] for model in group} - {None}) > 1:
             by_encoder.setdefault(group[0].facts["encoder"] or "", []).extend(group)
@@ -87,7 +89,7 @@ def _trajectories(models):
 
 
 def _rank(encoder):
-    """The paper's first."""
+    """Whether an encoder is of the paper's family, which comes before others."""
     return (encoder or "").startswith("deberta")
 
 
@@ -137,14 +139,16 @@ def _draw_published(drawing, panels, shown):
 # -- paired scores ----------------------------------------------------------------------------------------
 
 
-def paired_scores(study):
+def paired_scores(study: Study) -> Drawing:
     """Figure 7: each fine-tuning score of MLSM against that of MLM and KD of the same step and encoder."""
     pairs = _pairs_of_checkpoints(study.models)
-    paired = {task for _, model, other in pairs for task, _ in matched(model, other)[0]}
+    paired = {task for _, model, other in pairs for task, _ in match_trainings(model, other)[0]}
     shown = [suite_figure for suite_figure in SUITE if suite_figure[0] in paired]
     figure, panels, _ = task_panels(len(shown) + 1, height=3.8)
     drawing = Drawing(figure, ", ".join(dict.fromkeys(model.label for _, *both in pairs for model in both)))
-    looks = _looks(pairs)
+    steps = sorted({model.facts["step"] for _, model, _ in pairs}, key=lambda step: step or 0)
+    rivals = dict.fromkeys(name for name, _, _ in pairs)
+    looks = dict(zip(steps, cycle(COLORS))), dict(zip(rivals, cycle(MARKERS)))  # colours of steps, markers of rivals
     for panel, suite_figure in zip(panels[:-1], shown, strict=True):
         _draw_pairs(drawing, panel, pairs, suite_figure, looks)
     _draw_win_rates(drawing, panels[-1], pairs, looks)
@@ -164,11 +168,12 @@ def _pairs_of_checkpoints(models):
             (model, other)
             for model in group
             for other in rivals
-            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step")) and matched(model, other)[0]
+            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
+            and match_trainings(model, other)[0]
         ]
         for name, group in lines.items()
     }
-    chosen = max(found, key=lambda name: (len(found[name]), _rank(lines[name][0].facts["encoder"])), default=None)
+    chosen = max(found, key=lambda name: (len(found[name]), _rank(lines[name][0].facts["encoder"])), default="")
     if not found.get(chosen):
         raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")
     named = families([other for _, other in found[chosen]])
@@ -176,19 +181,12 @@ def _pairs_of_checkpoints(models):
     return [(name, model, other) for name, group in named.items() for model, other in found[chosen] if other in group]
 
 
-def _looks(pairs):
-    """(colours of the steps, markers of the rivals)"""
-    steps = sorted({model.facts["step"] for _, model, _ in pairs}, key=lambda step: step or 0)
-    rivals = dict.fromkeys(name for name, _, _ in pairs)
-    return dict(zip(steps, cycle(COLORS))), dict(zip(rivals, cycle(MARKERS)))
-
-
 def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
     colors, markers = looks
     task, metric = suite_figure
     drawn = []
     for rival, model, other in pairs:
-        keys = [(task, metric, seed) for of, seed in matched(model, other)[0] if of == task]
+        keys = [(task, metric, seed) for of, seed in match_trainings(model, other)[0] if of == task]
         points = [(other.scores[key], model.scores[key]) for key in keys]
         look = {"color": colors[model.facts["step"]], "marker": markers[rival], "alpha": 0.7, "markeredgewidth": 0}
         axes.plot([x for x, _ in points], [y for _, y in points], linestyle="", **look)
@@ -237,25 +235,26 @@ def _write_legend(figure, axes, pairs, looks):
 # -- BLiMP ------------------------------------------------------------------------------------------------
 
 
-def blimp_over_cost(study):
-    """Figure 9: BLiMP against the operations spent on pre-training and teacher; an mlsm with records has a probe."""
+def blimp_over_cost(study: Study) -> Drawing:
+    """Figure 9: BLiMP against the operations spent on pre-training and teacher; mlsm models are scored with a probe."""
     scored, left_out = scored_alike(study.models)
-    models = [model for model in scored if model.cost is not None]
+    costs = {model.label: model.cost for model in scored if model.cost is not None}
+    models = [model for model in scored if model.label in costs]
     if not models:
         raise Lacking(f"BLiMP records whose flops are known; found {len(scored)} BLiMP records")
-    left_out |= {model.label: "flops not known" for model in scored if model.cost is None}
+    left_out |= {model.label: "flops not known" for model in scored if model.label not in costs}
     figure, axes = new_figure(width=1.2)
     drawing = Drawing(figure, ", ".join(model.label for model in models))
     paradigms = common_paradigms(models)
     if not paradigms:
         raise Lacking("a BLiMP paradigm that all models were scored on")
     for place, (name, group) in enumerate(families(models).items()):
-        group = sorted(group, key=lambda model: model.cost)
+        group = sorted(group, key=lambda model: costs[model.label])
         name = f"{name} + probe" if group[0].facts["objective"] in ("mlsm", "naive-mlsm") else name
         means = [blimp_average(model, paradigms) for model in group]
-        axes.plot([model.cost for model in group], means, label=name, **style(place))
+        axes.plot([costs[model.label] for model in group], means, label=name, **style(place))
         for model, mean in zip(group, means, strict=True):
-            drawing.add("blimp", name, model.cost, mean, len(paradigms), model.label)
+            drawing.add("blimp", name, costs[model.label], mean, len(paradigms), model.label)
     _finish_costs(study, drawing, axes, len(paradigms))
     drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
     drawing.explain(models, _STUDIED)

@@ -373,7 +373,7 @@ def test_records_of_a_fine_tuning_stay_and_are_not_mixed(version, place):
     before, flags, command = files("runs"), CHANGED[version]["finetune"], shlex.split(expected["finetune"])
     if flags:
         code, said = say(command, expected["places"])
-        assert code == 2 and "was made otherwise" in said and flags[0].removeprefix("--") in said
+        assert code == 2 and "was made with other settings" in said and flags[0].removeprefix("--") in said
         assert files("runs") == before
     code, said = say([*command, *flags], expected["places"])
     assert code == 0, said

@@ -8,7 +8,7 @@ import pytest
 from pipeline import estimate
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits, encode_lsp
-from terminal.encoding import encoding, estimated
+from terminal.encoding import encoding, show_estimate
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
     config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common | {"corpus": (str(books),)})
     dry, done = (encode_ids(replace(config, dry_run=run))[0] for run in (True, False))
     assert dry["corpus"] == done["corpus"] and len(done["corpus"]["files_listed"]) == 5
-    for text in (estimated(dry), encoding([done], config)):
+    for text in (show_estimate(dry), encoding([done], config)):
         total, first, *rest = text.partition("\nThe text")[2].splitlines()
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
         assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first

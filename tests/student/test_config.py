@@ -52,7 +52,7 @@ def test_named_sizes():
 
 def test_the_last_step_is_always_kept():
     config = StudentConfig(max_steps=1000, checkpoints=(0.1, 0.25))
-    assert config.checkpoint_steps() == [100, 250, 1000]
+    assert config.checkpoint_steps(1000) == [100, 250, 1000]
 
 
 def test_identity_leaves_out_what_may_change_on_resume():

@@ -28,7 +28,7 @@ from student.probe import ProbedLspModel, train_probe
 from student.probe_config import ProbeConfig
 from student.run import Run
 from student.trainer import train
-from terminal.training import exported as show_export
+from terminal.training import exporting as show_export
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 

@@ -15,6 +15,7 @@ from student.held_out import MASK_SEED, HeldOut
 from student.masking import Masking
 from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm
 from student.step import Loader, term_scales
+from student.targets import MaskedTokens
 
 
 class FakeStore:
@@ -156,7 +157,8 @@ def teacher_rows(draw, vocabulary=11, head=14):
 
 def mlsm_targets(rows, k):
     mlsm = Mlsm(FakeStore(k))
-    return mlsm, mlsm.read_targets(FixedRows(rows), None, None, np.zeros(len(rows.indptr) - 1, int))
+    nowhere = np.zeros(len(rows.indptr) - 1, int)
+    return mlsm, mlsm.read_targets(MaskedTokens(FixedRows(rows), None, nowhere, nowhere))
 
 
 def kd_targets(rows, vocabulary):
@@ -165,7 +167,7 @@ def kd_targets(rows, vocabulary):
     tokens = len(rows.indptr) - 1
     read = SimpleNamespace(ids=np.zeros((1, max(tokens, 1)), np.int32))
     kd = Kd(store)
-    return kd, kd.read_targets(FixedRows(rows), read, np.zeros(tokens, int), np.arange(tokens))
+    return kd, kd.read_targets(MaskedTokens(FixedRows(rows), read, np.zeros(tokens, int), np.arange(tokens)))
 
 
 @given(teacher_rows(), st.integers(0, 2**32 - 1))
@@ -255,8 +257,8 @@ def test_naive_mlsm_is_mlsm_on_a_slice_and_leaves_the_other_columns_alone(lsp_st
     (gradient,) = torch.autograd.grad(losses[0], logits)
     assert torch.equal(gradient[:, 65:], torch.autograd.grad(losses[1], slice_MK)[0])
     assert (gradient[:, :65] == 0).all()
-    of_slice = {"train_windows": lsp_store.split("train"), "special_ids": lsp_store.special_ids}
-    assert naive.baseline(held_out=[ours], **of_slice) == mlsm.baseline(held_out=[theirs], **of_slice)
+    train = lsp_store.split("train")
+    assert naive.baseline(train, [ours]) == mlsm.baseline(train, [theirs])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -278,7 +280,7 @@ def test_a_micro_batch_without_masked_tokens_adds_nothing(store_for, name):
     objective = OBJECTIVES[name](store)
     windows = store.split("train")
     none = np.zeros(0, np.int64)
-    targets = objective.read_targets(windows, windows.read([3, 4]), none, none)
+    targets = objective.read_targets(MaskedTokens(windows, windows.read([3, 4]), none, none))
     assert set(targets.counts) == {0} and len(targets.counts) == len(objective.term_weights)
     logits = torch.zeros((0, objective.outputs), requires_grad=True)
     losses = objective.loss_sums(logits, targets)
@@ -295,7 +297,7 @@ def test_the_average_of_a_teacher_has_a_bucket_too():
     average = np.array([0.9, 0.05, 0.03, 0.02])
     train = SimpleNamespace(tokens=10**9, store=SimpleNamespace(k=4), mean_distribution=lambda: average)
     expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
-    assert kd.baseline(train, None, [targets])["loss"] == pytest.approx(expected, rel=1e-6)
+    assert kd.baseline(train, [targets])["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):

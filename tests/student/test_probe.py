@@ -22,8 +22,9 @@ from student.export import HEAD_LAYOUTS
 from student.identity import read_json
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
-from student.probe import ProbedLspModel, ProbedStudent, merged, train_probe
+from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
 from student.probe_config import ProbeConfig
+from student.resolve import rate_for_probe
 from student.trainer import train
 from terminal.settings import parse
 
@@ -74,7 +75,7 @@ def test_a_probe_is_one_matrix_on_a_frozen_student(probe_input, lsp_store, tmp_p
 
 def test_a_logits_probe_merges_into_a_stock_model_with_the_same_scores(family, lsp_store, tmp_path):
     model = probed(family, lsp_store, "logits", tmp_path / "export")
-    merged(model).save_pretrained(tmp_path / "merged")
+    merge(model).save_pretrained(tmp_path / "merged")
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "merged")
     theirs = stock(input_ids=IDS, attention_mask=ATTENTION).logits
     ours = by_definition(model, torch.arange(32)).view(2, 16, -1)
@@ -243,6 +244,11 @@ def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, l
     assert f"{run} is unfinished; finish it, or:  mlsm export-student {run}" in refused(run)
 
 
+def test_a_task_without_a_student_is_refused(lsp_store):
+    with pytest.raises(RunError, match="no student given.*--student"):
+        probe_task(ProbeConfig(), lsp_store)
+
+
 def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
     run = settings["output"]
     train(StudentConfig(store=lsp_store.path, **settings))
@@ -279,9 +285,8 @@ def test_settings_of_a_probe():
         ProbeConfig(probe_input="lsp")
     with pytest.raises(ValueError, match="--max-steps"):
         ProbeConfig(max_steps=0)
-    rates = [ProbeConfig(probe_input=name, max_steps=10_000).with_rate().lr for name in ("softmax", "logits")]
-    assert rates == [0.01, 0.001] and ProbeConfig(lr=0.7).with_rate().lr == 0.7
-    assert [ProbeConfig(max_steps=steps).with_rate().lr for steps in (500, 10)] == [0.2, 0.5]
+    assert [rate_for_probe(name, 10_000) for name in ("softmax", "logits")] == [0.01, 0.001]
+    assert [rate_for_probe("softmax", steps) for steps in (500, 10)] == [0.2, 0.5]
     with pytest.raises(TypeError):
         ProbeConfig(encoder="bert-2x32")
     assert ProbeConfig(student="here").identity() == ProbeConfig(student="there", device="cpu").identity()

@@ -9,7 +9,7 @@ from common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
 from student.identity import default_name, read_json, run_identity
 from student.run import Run
-from student.step import resolved_dtype
+from student.step import resolve_dtype
 from student.trainer import train
 
 
@@ -118,7 +118,7 @@ def test_the_precision_that_auto_stood_for_stays(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
     assert read_json(config.output / "config.json")["settings"]["dtype"] == "float32"
-    assert resolved_dtype("auto", torch.device("cuda", 0)) == "bfloat16"
+    assert resolve_dtype("auto", torch.device("cuda", 0)) == "bfloat16"
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "float32"}))
     with pytest.raises(RunError, match=r"dtype \(there float32, now bfloat16\)"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "bfloat16"}))

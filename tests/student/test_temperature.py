@@ -88,8 +88,7 @@ def test_the_baseline_is_the_average_of_the_tempered_targets(temperature, lsp_st
     train_windows = lsp_store.split("train")
     plain, mlsm = Mlsm(lsp_store), Mlsm(lsp_store, target_temperature=temperature)
     held_out = read_all(lsp_store, mlsm)
-    rest = train_windows, lsp_store.special_ids
-    found = mlsm.baseline(*rest, [held_out])
+    found = mlsm.baseline(train_windows, [held_out])
     read = train_windows.read(np.arange(len(train_windows)))
     rows = train_windows.targets(read, *np.nonzero(read.documents >= 0))
     starts = rows.indptr[:-1][np.diff(rows.indptr) > 0]
@@ -101,7 +100,7 @@ def test_the_baseline_is_the_average_of_the_tempered_targets(temperature, lsp_st
     logits = torch.from_numpy(np.log(mean / mean.sum())).expand(len(held_out.coded_M), LSPS)
     p = dense(held_out.entries_E, held_out.weights_E, len(held_out.coded_M))
     assert found["loss"] == pytest.approx(dense_kl(p, logits).item() / held_out.counts[0], rel=1e-5)
-    usual = plain.baseline(*rest, [read_all(lsp_store, plain)])["loss"]
+    usual = plain.baseline(train_windows, [read_all(lsp_store, plain)])["loss"]
     assert found["kl_untempered"] == found["kl_untempered_back"] == usual != found["loss"]
 
 

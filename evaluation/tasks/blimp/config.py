@@ -6,8 +6,6 @@ from typing import Literal
 
 from common.settings import Positional, check
 
-METRICS = ("original", "within-word-l2r")
-
 
 @dataclass(frozen=True, kw_only=True)
 class BlimpConfig:
@@ -21,7 +19,7 @@ class BlimpConfig:
     """Directory of BLiMP's 67 files, <paradigm>.jsonl; from the Hub (nyu-mll/blimp) when not given."""
     step: str | None = None
     """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
-    metric: Literal[METRICS] = "original"
+    metric: Literal["original", "within-word-l2r"] = "original"
     """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
     the later tokens of its word (Kauf and Ivanova 2023)."""
     paradigms: tuple[str, ...] = ()

@@ -97,10 +97,10 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
 
 
 def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:
-    """Those that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
+    """The paradigms that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(
-            f"--paradigms {unknown[0]} is no paradigm or phenomenon of BLiMP."
+            f"--paradigms {unknown[0]} is neither a paradigm nor a phenomenon of BLiMP."
             + "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], [*PARADIGMS, *PHENOMENA], 1))
             + f" The phenomena: {', '.join(PHENOMENA)}."
         )
@@ -122,10 +122,10 @@ def _rank(pair: tuple[str, str]) -> bytes:
 
 
 def _files(directory: Path) -> list[Path]:
-    """The 67 files. BlimpError where some are not there."""
+    """The 67 files. BlimpError where some are missing."""
     expected = f"BLiMP's {len(PARADIGMS)} files <paradigm>.jsonl (github.com/alexwarstadt/blimp, directory data)"
     if not directory.is_dir():
-        raise BlimpError(f"--data-dir {directory} is no directory. Expected one with {expected}.")
+        raise BlimpError(f"--data-dir {directory} is not a directory. Expected one with {expected}.")
     if not any(directory.glob("*.jsonl")) and (directory / "data").is_dir():
         directory = directory / "data"
     files = [directory / f"{name}.jsonl" for name in PARADIGMS]
@@ -142,8 +142,8 @@ def _parse(file: Path, raw: bytes) -> Paradigm:
             values = json.loads(line)
             pair = values["sentence_good"], values["sentence_bad"]
         except (ValueError, KeyError, TypeError):
-            pair = ()
-        if not pair or not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
+            pair = None
+        if pair is None or not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
             raise BlimpError(
                 f"{file}, line {number}: expected a JSON object with the sentences sentence_good and sentence_bad,"
                 f" found {line[:60].decode(errors='replace')!r}. Fetch the file again."
@@ -162,10 +162,10 @@ def _from_hub() -> list[Paradigm]:
     disable_progress_bars()
     try:
         tables = [load_dataset(HUB, name, split="train", revision=REVISION) for name in PARADIGMS]
-    except Exception as error:  # of three libraries, which change their classes with their versions
+    except Exception as error:  # three libraries raise, whose classes change with their versions
         raise BlimpError(
-            f"BLiMP is neither in the cache nor to be had from the Hub ({HUB}: {type(error).__name__}). See to the"
-            f" network, or fetch github.com/alexwarstadt/blimp and give its directory:  --data-dir blimp/data"
+            f"BLiMP is not in the cache and cannot be fetched from the Hub ({HUB}: {type(error).__name__}). Check"
+            f" the network, or fetch github.com/alexwarstadt/blimp and give its directory:  --data-dir blimp/data"
         ) from error
     finally:
         if shown:

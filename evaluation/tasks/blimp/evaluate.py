@@ -6,18 +6,19 @@ A sentence's score is the sum of ln p of its tokens (scoring.py). A pair is righ
 strictly higher; equal scores are wrong, and are counted as ties. The headline is the unweighted mean of the paradigms'
 accuracies, a phenomenon's that of its own.
 
-Every paradigm is a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz with
-the scores of all its sentences, so an interrupted command goes on behind the last of them; the record comes at the
-end. A task is `blimp`, or `blimp-100`, `blimp-within-word-l2r`, `blimp-of-2-<digits>` and so on where a part is scored,
-or in another way.
+Every paradigm becomes a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz
+with the scores of all its sentences, so an interrupted command continues after the last of them; the record is written
+at the end. A task is `blimp`, or, where only a part is scored or in another way, `blimp-100`, `blimp-within-word-l2r`,
+`blimp-of-2-<digits>` and so on.
 """
 
 import math
 import statistics
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from evaluation.tasks.blimp.models import check_family, load
 from evaluation.tasks.blimp.scoring import Scorer
 from shards.manifest import fingerprint
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Scores(NamedTuple):
     """Scores of a paradigm's sentences, in nats, pair by pair."""
@@ -48,25 +52,25 @@ class Scores(NamedTuple):
         return {"metric": paradigm, "value": right / len(self.good_N), "n": len(self.good_N), "ties": ties}
 
 
-def evaluate(config: BlimpConfig, progress=silent) -> dict:
-    """Score every model, or find that this was done.
+def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
+    """Score every model that has not been scored in this way before.
 
-    Returns  records: one for every model, with `averages` added to what records.py says; already_finished, paths: of
-             each record
+    Returns  records: one for every model, with `averages` added to what records.py says; of each record
+             already_finished (whether an earlier command scored it) and paths
     Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model
              cannot be used
     """
     device = choose_device(config.device)
-    places = _directories(config)
+    places = _find_models(config)
     paradigms, files = read(config.data_dir)
     paradigms = select(paradigms, config.paradigms)
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
-    headings = [_heading(directory, config, paradigms, files) for directory in places]
-    known = [_finished(heading, config) for heading in headings]
+    headings = [_begin_record(directory, config, paradigms, files) for directory in places]
+    known = [_find_finished(heading, config) for heading in headings]
     waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
     if len(waiting) > 1:
-        for heading in waiting:  # before hours are spent on the first
+        for heading in waiting:  # a model that cannot be loaded is found before hours are spent on the first
             load(Path(heading["path"]), device)
     found = []
     for number, (heading, there) in enumerate(zip(headings, known, strict=True), 1):
@@ -88,7 +92,7 @@ def averages(figures: list[dict]) -> dict:
     return {"headline": statistics.fmean(accuracy.values()), "phenomena": phenomena, "ties": ties}
 
 
-def _directories(config: BlimpConfig) -> list[Path]:
+def _find_models(config: BlimpConfig) -> list[Path]:
     if not config.models:
         raise BlimpError(f"no model to score. Give one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
     found = directories(config.models, config.step)
@@ -97,10 +101,10 @@ def _directories(config: BlimpConfig) -> list[Path]:
     return found
 
 
-def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
-    """What a record says before anything is scored."""
-    settings = {"metric": config.metric, "per_paradigm": config.per_paradigm}
-    parts = [config.metric if config.metric != "original" else None, config.per_paradigm]
+def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
+    """The fields of a record that are known before anything is scored."""
+    settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
+    parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.paradigms:  # a record of all 67 does not say so: those of 1837c65 do not
         names = [paradigm.name for paradigm in paradigms]
         settings |= {"paradigms": names}
@@ -118,8 +122,8 @@ def _heading(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], fi
     } | records.describe(directory)
 
 
-def _finished(record: dict, config: BlimpConfig):
-    """Path and record of an earlier command that scored the same; None where there is none."""
+def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
+    """Path and record of an earlier command with the same model, settings and data; None where there is none."""
     path = records.path_of(config.output, record)
     if not path.is_file():
         return None
@@ -128,8 +132,15 @@ def _finished(record: dict, config: BlimpConfig):
     return (path, there) if same else None
 
 
-def _evaluate(record: dict, paradigms: list[Paradigm], config: BlimpConfig, device, stage: str, progress):
-    """Path and record of a model, scored now."""
+def _evaluate(
+    record: dict,
+    paradigms: list[Paradigm],
+    config: BlimpConfig,
+    device: "torch.device",
+    stage: str,
+    progress: Callable[..., None],
+) -> tuple[Path, dict]:
+    """Score a model, writing each paradigm's scores and then the record. Returns its path and the record."""
     place = records.directory_of(config.output, record) / f"{record['task']}-scores"
     make_directories(place)
     total = 2 * record["data"]["n_eval"]
@@ -171,7 +182,7 @@ def _write(file: Path, identity: str, scores: Scores) -> None:
 
 
 def _read(file: Path, identity: str) -> Scores | None:
-    """The scores in a file; None where there are none, or of other pairs, weights or metric."""
+    """The scores in a file; None where it has none, or those of other pairs, weights or another metric."""
     try:
         with np.load(file) as arrays:
             if str(arrays["identity"]) != identity:

@@ -3,34 +3,41 @@
     model, tokenizer = load(Path("runs/students/<run>/export"), torch.device("cpu"))
 
 Stock masked language models, exports with a masked-LM head (objectives mlm, kd and mtl, and logits probes), and softmax
-probes of an MLSM student. All in float32, in evaluation mode. Left out: where they
-lie (evaluation/models.py), what is asked of them (scoring.py).
+probes of an MLSM student. All in float32, in evaluation mode. Left out: where they lie
+(evaluation/models.py), what is asked of them (scoring.py).
 """
 
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from common.errors import BlimpError, describe
 from common.invocation import program
 from common.model_checks import describe_foreign_settings, describe_unused_weights
-from evaluation.tasks.blimp.scoring import ProbedMaskedLm, StockMaskedLm
+from evaluation.tasks.blimp.scoring import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
 from student.lsp_model import HEAD_FILE, quiet_transformers
 from student.probe import ProbedLspModel
 
 
-def load(directory: Path, device: torch.device):
+def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
     """What scoring.Scorer takes, and its tokenizer.
 
-    Raises  BlimpError where it is no masked language model, which says how an MLSM student becomes one
+    Raises  BlimpError where it is not a masked language model; the message says how an MLSM student becomes one
     """
+    model: MaskedLm
     if (directory / PROBE_FILE).is_file():
         model = ProbedMaskedLm(ProbedLspModel.from_pretrained(directory).to(device))
     else:
-        model = StockMaskedLm(_stock(directory).to(device))
+        model = StockMaskedLm(_load_stock(directory).to(device))
     tokenizer = load_tokenizer(directory)
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocabulary:
@@ -41,23 +48,23 @@ def load(directory: Path, device: torch.device):
     return model, tokenizer
 
 
-def check_family(directory: Path):
-    """The configuration of a model. Raises BlimpError where it is of no masked language model that transformers has."""
+def check_family(directory: Path) -> PretrainedConfig:
+    """The configuration of a model. Raises BlimpError where transformers has no masked language model of its type."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of a damaged one transformers raises many classes
+    except Exception as error:  # transformers raises many classes for a damaged one
         raise BlimpError(f"{directory} holds no model: {describe(error)}. Give the directory of a model.") from None
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
         raise BlimpError(
-            f"{directory} is a model of type {config.model_type}, no masked language model of transformers. Give one"
-            f" that AutoModelForMaskedLM loads."
+            f"{directory} is a model of type {config.model_type}, for which transformers has no masked language"
+            f" model. Give one that AutoModelForMaskedLM loads."
         )
     if trouble := describe_foreign_settings(config):
         raise BlimpError(f"{directory}: {trouble}")
     return config
 
 
-def _stock(directory: Path):
+def _load_stock(directory: Path) -> PreTrainedModel:
     """The *ForMaskedLM of a directory, float32, every weight from its files."""
     config = check_family(directory)
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
@@ -76,13 +83,13 @@ def _stock(directory: Path):
             f"{directory}: its weights cannot be loaded: {describe(error)}. Give a model saved as safetensors."
         ) from error
     if missing := sorted(report["missing_keys"]):
-        raise BlimpError(_without_head(directory, missing))
+        raise BlimpError(_explain_missing_head(directory, missing))
     if trouble := describe_unused_weights(report["unexpected_keys"], model):
         raise BlimpError(f"{directory}: {trouble}")
     return model
 
 
-def _without_head(directory: Path, missing: list[str]) -> str:
+def _explain_missing_head(directory: Path, missing: list[str]) -> str:
     """Why a model whose weights are missing predicts no words, and what to do."""
     if (directory / HEAD_FILE).is_file():
         run = directory.parent if directory.name == "export" else directory

@@ -4,13 +4,13 @@
     scores = scorer.score(["Cats sleep."])      # one float32 array of ln p, in nats, per sentence
 
 `original` is Salazar et al. 2020 (arXiv:1910.14659); `within-word-l2r` also hides the later tokens of the same word
-(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What is saved, none of it changing a
+(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What saves time, without changing a
 score: equal sentences, and equal masked rows of different sentences (a pair that differs in one word shares the row in
 which that word is hidden), are computed once; a batch holds rows of one length, so nothing is padded; the last layer,
 the head and the softmax see the masked position alone. On a CPU every thread has batches of its own and a twin of the
-model, which shares its weights: two threads on one product of this size wait for each other, above all on a busy
-machine, and so the scores do not depend on their number. A sentence's beginning is never shared with another's: the
-model reads both ways.
+model, which shares its weights. Two threads on one product of this size would wait for each other, above all on a busy
+machine; with one thread a batch, the scores do not depend on the number of threads. The beginning of a sentence is not
+shared with other sentences, as the model reads in both directions.
 
 Left out: finding and loading models (models.py), what is compared with what (evaluate.py).
 
@@ -19,11 +19,13 @@ Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and
 
 import copy
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.errors import BlimpError
 from pipeline.solvers.onednn import one_thread
@@ -31,6 +33,11 @@ from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
 from student.onednn import use_onednn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from student.probe import ProbedLspModel
 
 # Of a batch. On a CPU more tokens are no faster. The logits are float32, and their exponentials take as much again.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
@@ -56,26 +63,26 @@ class StockMaskedLm:
     position; whether this model's does is tried once, and otherwise the logits of all positions are computed.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: "PreTrainedModel"):
         self._model = model.eval()
         self.device = model.device
         self.room = max_positions(model)
         rows = model.get_input_embeddings().num_embeddings
         ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
         where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
-        expected_WV = self._whole(ids_WL, where_W)
+        expected_WV = self._compute_whole(ids_WL, where_W)
         self.vocabulary = expected_WV.shape[1]
         self._make_fast()
         self.is_gathered = True
         self.is_gathered = self._agrees(ids_WL, where_W, expected_WV)
 
-    def logits(self, ids_WL, where_W):
+    def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids; no row is padded."""
-        return self._gathered(ids_WL, where_W) if self.is_gathered else self._whole(ids_WL, where_W)
+        return self._compute_gathered(ids_WL, where_W) if self.is_gathered else self._compute_whole(ids_WL, where_W)
 
-    def twin(self):
+    def twin(self) -> "StockMaskedLm":
         """Another one with the same weights, for another thread."""
-        return _sharing_weights(self, self._model)
+        return _copy_sharing_weights(self, self._model)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
@@ -95,7 +102,7 @@ class StockMaskedLm:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
         return output
 
-    def _gathered(self, ids_WL, where_W):
+    def _compute_gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         if self._last_layer.restricted:
@@ -106,7 +113,7 @@ class StockMaskedLm:
         finally:
             self._where = None
 
-    def _whole(self, ids_WL, where_W):
+    def _compute_whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():
             logits_WLV = self._model(input_ids=ids_WL).logits
         return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
@@ -114,7 +121,7 @@ class StockMaskedLm:
     def _agrees(self, ids_WL, where_W, expected_WV) -> bool:
         with torch.inference_mode():
             try:
-                found_WV = self._gathered(ids_WL, where_W)
+                found_WV = self._compute_gathered(ids_WL, where_W)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 return False
         within = _AGREEMENT * expected_WV.abs().max()
@@ -124,29 +131,32 @@ class StockMaskedLm:
 class ProbedMaskedLm:
     """A ProbedLspModel (student/probe.py), asked in the same way."""
 
-    def __init__(self, model):
+    def __init__(self, model: "ProbedLspModel"):
         self._probed = model.probed.eval()
         self.device = model.probed.probe_Vk.device
         self.vocabulary = len(model.probed.probe_Vk)
         self.room = max_positions(model.probed.encoder)
 
-    def logits(self, ids_WL, where_W):
+    def logits(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         """Logits (W, V) at position where_W of every row of ids."""
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         return self._probed(ids_WL, None, flat_W, most_masked=1)
 
-    def twin(self):
+    def twin(self) -> "ProbedMaskedLm":
         """Another one with the same weights, for another thread."""
-        return _sharing_weights(self, self._probed, self._probed.student)
+        return _copy_sharing_weights(self, self._probed, self._probed.student)
 
     def logits_of_a_row(self, length: int) -> int:
         """How many logits a row of a length takes."""
         return self.vocabulary
 
 
-def _sharing_weights(owner, *modules):
-    """A copy of what owns some modules, but for their weights and buffers."""
+MaskedLm = StockMaskedLm | ProbedMaskedLm
+
+
+def _copy_sharing_weights(owner, *modules):
+    """A copy of an object that owns some modules; the modules' weights and buffers are shared, not copied."""
     tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
 
@@ -160,7 +170,13 @@ class Scorer:
     batch_tokens  most tokens in a forward pass; BATCH_TOKENS of the model's device when not given
     """
 
-    def __init__(self, model, tokenizer, metric="original", batch_tokens=None):
+    def __init__(
+        self,
+        model: MaskedLm,
+        tokenizer: "PreTrainedTokenizerFast",
+        metric: str = "original",
+        batch_tokens: int | None = None,
+    ):
         lanes = torch.get_num_threads() if model.device.type == "cpu" else 1
         self._models = [model, *(model.twin() for _ in range(lanes - 1))]
         self._tokenizer = tokenizer
@@ -172,7 +188,7 @@ class Scorer:
     def score(self, sentences: list[str]) -> list[np.ndarray]:
         """ln p of the tokens of every sentence, float32, in nats; their sum is the sentence's score."""
         distinct = list(dict.fromkeys(sentences))
-        scores = dict(zip(distinct, self._token_scores(self.encode(distinct)), strict=True))
+        scores = dict(zip(distinct, self._score_tokens(self.encode(distinct)), strict=True))
         return [scores[sentence] for sentence in sentences]
 
     def encode(self, sentences: list[str]) -> list[Encoded]:
@@ -181,7 +197,7 @@ class Scorer:
         rows = zip(
             batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))), strict=True
         )
-        encoded = [self._framed(*row) for row in rows]
+        encoded = [self._encode_one(*row) for row in rows]
         longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
         if longest is not None and len(longest.ids) > self._models[0].room:
             raise BlimpError(
@@ -190,24 +206,25 @@ class Scorer:
             )
         return encoded
 
-    def _framed(self, ids, added, words) -> Encoded:
+    def _encode_one(self, ids, added, words) -> Encoded:
         if not any(added):
             ids, words = [self._special["cls"], *ids, self._special["sep"]], [None, *words, None]
             added = [1, *added, 1]
         return Encoded(ids, [place for place, extra in enumerate(added) if not extra], words)
 
-    def _masked(self, sentence: Encoded, place: int) -> tuple[int, ...]:
+    def _mask(self, sentence: Encoded, place: int) -> tuple[int, ...]:
         """The row in which one token, or what the metric hides with it, is masked."""
         stop, word = place + 1, sentence.words[place]
         while self._hides_rest_of_word and word is not None and sentence.words[stop] == word:
             stop += 1
         return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
 
-    def _token_scores(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        numbers, requests = {}, []  # (row, place) -> its number;  (number of a row, token) of every token
+    def _score_tokens(self, encoded: list[Encoded]) -> list[np.ndarray]:
+        numbers: dict[tuple, int] = {}  # (row, place) -> its number
+        requests = []  # of every token: the number of its row, the token
         for sentence in encoded:
             for place in sentence.places:
-                row = numbers.setdefault((self._masked(sentence, place), place), len(numbers))
+                row = numbers.setdefault((self._mask(sentence, place), place), len(numbers))
                 requests.append((row, sentence.ids[place]))
         found_R = self._log_probabilities(list(numbers), np.array(requests, np.int64).reshape(-1, 2))
         return np.split(found_R, np.cumsum([len(sentence.places) for sentence in encoded])[:-1])
@@ -243,7 +260,7 @@ class Scorer:
             finally:
                 spans.clear()  # after an error or Ctrl-C the other lanes end with the batch at hand
 
-    def _batches(self, lengths):
+    def _batches(self, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
         """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""
         start = 0
         while start < len(lengths):
@@ -269,7 +286,7 @@ def _work(compute, model, spans: deque) -> None:
         compute(model, *span)
 
 
-def _scores(model, rows, row_R, token_R) -> np.ndarray:
+def _scores(model: MaskedLm, rows, row_R, token_R) -> np.ndarray:
     """ln p of requests in rows of one length."""
     ids_WL = torch.tensor([ids for ids, _ in rows], device=model.device)
     where_W = torch.tensor([place for _, place in rows], device=model.device)

@@ -10,11 +10,18 @@ Shapes: N examples, W of a batch, L positions, T tokens of all examples.
 import bisect
 import hashlib
 import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from evaluation.tasks.finetuning.formats import Example
 from shards.counter import permutation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _ORDER_PURPOSE = 0x66744F72  # "ftOr"
 _CHOICE_PURPOSE = 0x66744368  # "ftCh"
@@ -26,49 +33,53 @@ WIDTHS = 8  # batches are padded to a multiple: few shapes, so that the memory o
 class Encoded:
     """The examples of one part of a task as one model reads them.
 
-    labels_N   float32 scores or int64 labels; None where words have labels
-    labels_T   int64, the label of each word at its first token, IGNORED elsewhere; None where examples have labels
-    words_N    where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
-               was cut off or has no token
-    pad_id     token that fills batches up
-    cut        share of the examples that were longer than max_length
+    words_N  where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
+             was cut off or has no token; None where examples have labels
+    labels   of the examples (N), float32 scores or int64 labels; where words have labels (T), int64, the label of each
+             word at its first token, IGNORED elsewhere
+    pad_id   token that fills batches up
+    cut      share of the examples that were longer than max_length
     """
 
-    def __init__(self, lengths_N, ids_T, types_T, words_N, labels, pad_id, cut):
+    def __init__(
+        self,
+        lengths_N: Sequence[int],
+        ids_T: np.ndarray,
+        types_T: np.ndarray | None,
+        words_N: list[np.ndarray] | None,
+        labels: Sequence,
+        pad_id: int,
+        cut: float,
+    ):
         """labels: of every example a number, or the list of its words' labels."""
         self.pad_id, self.cut = pad_id, cut
         self.starts = np.concatenate(([0], np.cumsum(lengths_N)))
         self.ids_T, self.types_T, self.words_N = ids_T, types_T, words_N
-        self.labels_N = self.labels_T = None
         if words_N is None:
             labels_N = np.array(labels)
-            self.labels_N = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
+            self.labels = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
         else:
-            self.labels_T = self._spread(labels)
+            self.labels = np.full(len(ids_T), IGNORED)
+            for start, first_tokens, of_words in zip(self.starts, words_N, labels, strict=False):
+                has_token = first_tokens >= 0
+                self.labels[start + first_tokens[has_token]] = np.asarray(of_words)[has_token]
 
     def __len__(self):
         return len(self.starts) - 1
 
     @property
-    def unread(self):
+    def unread(self) -> float | None:
         """Where words have labels: the share of all words that were cut off or have no token. None elsewhere."""
         if self.words_N is None:
             return None
         return float(np.mean(np.concatenate(self.words_N) < 0))
 
     @property
-    def lengths_N(self):
+    def lengths_N(self) -> np.ndarray:
         """Tokens of every example."""
         return np.diff(self.starts)
 
-    def _spread(self, labels_N):
-        labels_T = np.full(len(self.ids_T), IGNORED)
-        for start, words, labels in zip(self.starts, self.words_N, labels_N, strict=False):
-            has_token = words >= 0
-            labels_T[start + words[has_token]] = np.asarray(labels)[has_token]
-        return labels_T
-
-    def batch(self, rows, device="cpu"):
+    def batch(self, rows: np.ndarray, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
         """Some examples as a model's inputs, padded to about the longest, and their labels.
 
         rows     int array of W examples
@@ -82,15 +93,23 @@ class Encoded:
         if self.types_T is not None:
             inputs["token_type_ids"] = np.where(real_WL, self.types_T[where_WL], 0)
         inputs = {name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in inputs.items()}
-        labels = self.labels_N[rows] if self.labels_T is None else np.where(real_WL, self.labels_T[where_WL], IGNORED)
+        labels = self.labels[rows] if self.words_N is None else np.where(real_WL, self.labels[where_WL], IGNORED)
         return inputs, torch.from_numpy(labels).to(device)
 
 
-def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_target=False):
+def encode(
+    tokenizer: "PreTrainedTokenizerFast",
+    examples: Sequence[Example],
+    labels_words: bool,
+    *,
+    max_length: int,
+    takes_types: bool,
+    mark_target: bool = False,
+) -> Encoded:
     """Tokenise examples, cutting pairs at the longer sentence.
 
     tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
-    takes_types  whether the model is told which sentence of a pair a token is of
+    takes_types  whether the model sees which sentence of a pair a token belongs to
     mark_target  whether the target word of a pair is put into quotation marks
     Returns      Encoded
     """
@@ -104,8 +123,8 @@ def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_t
             encodings = inner.encode_batch([_text(example, mark_target) for example in part])
             lengths_N += [len(encoding) for encoding in encodings]
             cut += sum(bool(encoding.overflowing) for encoding in encodings)
-            ids.append(_joined(encoding.ids for encoding in encodings))
-            types.append(_joined(encoding.type_ids for encoding in encodings))
+            ids.append(_join(encoding.ids for encoding in encodings))
+            types.append(_join(encoding.type_ids for encoding in encodings))
             if labels_words:
                 words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
     finally:
@@ -121,19 +140,19 @@ def encode(tokenizer, examples, labels_words, *, max_length, takes_types, mark_t
     )
 
 
-def order(task, epoch, count):
+def order(task: str, epoch: int, count: int) -> np.ndarray:
     """The order of a task's training examples in an epoch: int64 (N)."""
     return permutation(count, _ORDER_PURPOSE, task_number(task), epoch)
 
 
-def choose(task, examples, count):
+def choose(task: str, examples: list[Example], count: int | None) -> list[Example]:
     """`count` of a task's training examples, always the same ones, in their order; all where that is None or more."""
     if count is None or count >= len(examples):
         return examples
     return [examples[row] for row in sorted(permutation(len(examples), _CHOICE_PURPOSE, task_number(task))[:count])]
 
 
-def order_digest(task, epochs, count):
+def order_digest(task: str, epochs: int, count: int) -> str:
     """SHA-256 of the orders of all epochs: equal where the batches are."""
     digest = hashlib.sha256()
     for epoch in range(epochs):
@@ -141,18 +160,18 @@ def order_digest(task, epochs, count):
     return digest.hexdigest()
 
 
-def task_number(task):
+def task_number(task: str) -> int:
     """A number for a task's name, the same everywhere."""
     return zlib.crc32(task.encode())
 
 
-def batches_by_length(encoded, size):
+def batches_by_length(encoded: Encoded, size: int) -> list[np.ndarray]:
     """Rows of evaluation batches, long examples first, so that memory runs out at once or never."""
     rows_N = np.argsort(-encoded.lengths_N, kind="stable")
     return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
 
 
-def _joined(lists):
+def _join(lists):
     return np.concatenate([np.asarray(values, dtype=np.int32) for values in lists])
 
 
@@ -161,12 +180,11 @@ def _text(example, mark_target):
         return " ".join(example.first)
     sentences = (example.first,) if example.second is None else example[:2]
     if mark_target and example.targets is not None:
-        sentences = [_marked(text, *span) for text, span in zip(sentences, example.targets, strict=True)]
+        sentences = [
+            f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
+            for text, (begin, end) in zip(sentences, example.targets, strict=True)
+        ]
     return sentences[0] if example.second is None else tuple(sentences)
-
-
-def _marked(text, begin, end):
-    return f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
 
 
 def _first_tokens(encoding, words):

@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from common.invocation import program
 from common.settings import Positional, check
 
-TASKS = ("cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic")
+TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic"]
+TASKS: tuple[str, ...] = get_args(TaskName)
 SMOKE_MODEL = "bundled"
 
 
@@ -25,7 +26,7 @@ class FinetuneConfig:
     `bundled`."""
     step: str | None = None
     """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
-    tasks: tuple[Literal["all", *TASKS], ...] = ("all",)
+    tasks: tuple[Literal["all", TaskName], ...] = ("all",)
     """Which tasks."""
     seeds: int = 5
     """How many trainings of each task and model; seed n has the same head and the same dropout seed for all models."""
@@ -51,15 +52,15 @@ class FinetuneConfig:
     students read positions that their windows never trained."""
     dropout: float = 0.1
     """Probability of every dropout in the encoder, for all models alike and whatever their config.json says (a student
-    that was pre-trained without dropout says 0). 0.1 is the own of BERT, RoBERTa and DeBERTa, 0 that of ModernBERT.
-    Dropouts of the head stay the family's own."""
+    that was pre-trained without dropout says 0). 0.1 is what BERT, RoBERTa and DeBERTa themselves have, 0 what
+    ModernBERT has. The dropouts of the head stay those of the family."""
     segments: Literal["auto", "never", "always"] = "auto"
-    """Whether encoders with segment embeddings (token_type_ids) are told which sentence of a pair a token is of. auto:
-    all models are where the lineage of every one says that its second segment was trained, otherwise none is. always:
-    all that have them, trained or not. never: none."""
+    """Whether encoders with segment embeddings (token_type_ids) see which sentence of a pair a token belongs to.
+    auto: all models do if the lineage of each says that its second segment was trained; otherwise none does. always:
+    all that have segments do, trained or not. never: none does."""
     split: Literal["validation", "test"] = "validation"
     """Which examples the figures are of: the development sets, or `test`: the labelled test sets of the tasks that have
-    one in files of --data-dir (conll2003, qqp). Records of `test` go to <output>/test."""
+    one in files of --data-dir (conll2003, qqp). Records of `test` are written to <output>/test."""
     limit_train: int | None = None
     """Train on so many examples of a task, always the same ones; on all when not given."""
     max_steps: int | None = None
@@ -83,19 +84,19 @@ class FinetuneConfig:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr must be a positive number, found {self.lr}")
 
-    def chosen_tasks(self):
+    def chosen_tasks(self) -> list[str]:
         """The tasks' names, in the table's order."""
         return [task for task in TASKS if "all" in self.tasks or task in self.tasks]
 
-    def recipe(self):
+    def recipe(self) -> dict:
         """The settings that decide the outcome of every training alike, as a record keeps them.
 
         `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
         """
         return {name: getattr(self, name) for name in ("epochs", "lr", "batch", "max_length", "mark_target", "dropout")}
 
-    def smoked(self):
-        """The settings that --smoke stands for; without it, these. ValueError where no model is given."""
+    def apply_smoke(self) -> "FinetuneConfig":
+        """These settings with what --smoke and --split imply. ValueError without a model, or where these contradict."""
         if not self.smoke and not self.models:
             raise ValueError(
                 f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."

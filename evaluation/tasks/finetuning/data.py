@@ -12,6 +12,7 @@ from typing import NamedTuple
 from common.disk import file_sha256
 from common.errors import DataError, describe
 from evaluation.tasks.finetuning.formats import Example
+from evaluation.tasks.finetuning.tasks import TASKS, File, Task
 
 
 class TaskData(NamedTuple):
@@ -25,13 +26,13 @@ class TaskData(NamedTuple):
     evaluation: dict[str, list[Example]]
     """development set -> examples"""
 
-    def facts(self):
+    def facts(self) -> dict:
         """The `data` of a record."""
         n_eval = sum(map(len, self.evaluation.values()))
         return {"name": self.name, "files": self.files, "n_train": len(self.train), "n_eval": n_eval}
 
 
-def load_task(task, data_dir=None, split="validation"):
+def load_task(task: Task, data_dir: Path | str | None = None, split: str = "validation") -> TaskData:
     """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
 
     data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
@@ -41,7 +42,7 @@ def load_task(task, data_dir=None, split="validation"):
     directory = None if data_dir is None else _directory(task, Path(data_dir))
     if split == "test" and (directory is None or not task.test):
         raise DataError(
-            f"--split test: {task.name} has no labelled test set here. {_tests_there_are()} Choose others with "
+            f"--split test: {task.name} has no labelled test set here. {_describe_test_sets()} Choose others with "
             "--tasks, or leave --split at validation."
         )
     if directory is None:
@@ -49,10 +50,8 @@ def load_task(task, data_dir=None, split="validation"):
     return _from_files(task, directory, task.test if split == "test" else task.evaluation)
 
 
-def _tests_there_are():
+def _describe_test_sets():
     """Which tasks have a labelled test set, in which files, for an error."""
-    from evaluation.tasks.finetuning.tasks import TASKS
-
     known = [
         f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
         for name, task in TASKS.items()
@@ -61,19 +60,19 @@ def _tests_there_are():
     return f"Those are read from files of --data-dir, of {' and '.join(known)}; other test sets have no public labels."
 
 
-def _directory(task, data_dir):
+def _directory(task: Task, data_dir: Path) -> Path | None:
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir} is not a directory. Give one that holds CoLA, MRPC, wic, ...")
     places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
     return next((place for place in places if place.is_dir()), None)
 
 
-def _from_files(task, directory, parts):
-    """parts  development or test sets: name -> File"""
-    files = {}
+def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]]) -> TaskData:
+    """Read the training part and `parts`: of each development or test set the ways in which its files may lie."""
+    files: dict[str, str] = {}
 
     def read(alternatives):
-        chosen = _chosen(task, directory, alternatives)
+        chosen = _choose_file(task, directory, alternatives)
         paths = [directory / name for name in chosen.names]
         files.update((path.relative_to(directory).as_posix(), file_sha256(path)) for path in paths)
         examples = chosen.read(paths, task.labels)
@@ -90,7 +89,7 @@ def _from_files(task, directory, parts):
     return TaskData(f"{task.name}, local", files, train, evaluation)
 
 
-def _chosen(task, directory, alternatives):
+def _choose_file(task: Task, directory: Path, alternatives: tuple[File, ...]) -> File:
     """The first of the alternatives whose files are all there."""
     for file in alternatives:
         if all((directory / name).is_file() for name in file.names):
@@ -99,28 +98,28 @@ def _chosen(task, directory, alternatives):
     raise DataError(f"{directory} is not complete: {task.name} needs {expected}. Fetch it, or give another --data-dir.")
 
 
-def _from_hub(task, data_dir):
+def _from_hub(task: Task, data_dir: Path | str | None) -> TaskData:
     (dataset, revision), config = task.hub.dataset, task.hub.config
     try:
         from datasets import load_dataset
     except ImportError:
         raise DataError(
-            f'{_looked_for(task, data_dir)}, and the Hub needs the package datasets: pip install "mlsm[eval]"'
+            f'{_describe_search(task, data_dir)}, and the Hub needs the package datasets: pip install "mlsm[eval]"'
         ) from None
     try:
         parts = load_dataset(dataset, config, revision=revision)
         commit = _commit(parts, revision)
-        train, *evaluation = ([_example(task, row) for row in parts[name]] for name in ("train", *task.evaluation))
-    except Exception as error:  # of datasets, huggingface_hub and whatever HTTP library these have
+        train, *evaluation = ([_convert_row(task, row) for row in parts[name]] for name in ("train", *task.evaluation))
+    except Exception as error:  # datasets, huggingface_hub and their HTTP library raise many classes
         raise DataError(
-            f"{_looked_for(task, data_dir)}, and not to be had from the Hub ({dataset}, {config or 'default'}, at"
-            f" {revision[:12]}: {describe(error)}). Give --data-dir, or see to the network."
+            f"{_describe_search(task, data_dir)}, and it cannot be fetched from the Hub ({dataset},"
+            f" {config or 'default'}, at {revision[:12]}: {describe(error)}). Give --data-dir, or check the network."
         ) from error
     name = "/".join(filter(None, (dataset, config)))
     return TaskData(f"{name}@{commit}", {}, train, dict(zip(task.evaluation, evaluation, strict=True)))
 
 
-def _example(task, row):
+def _convert_row(task: Task, row: dict) -> Example:
     hub = task.hub
     second = None if hub.second is None else row[hub.second]
     targets = tuple((row[f"start{n}"], row[f"end{n}"]) for n in (1, 2)) if "start1" in row else None
@@ -134,6 +133,6 @@ def _commit(parts, revision):
     return next(filter(None, commits), revision)
 
 
-def _looked_for(task, data_dir):
+def _describe_search(task, data_dir):
     places = " or ".join(task.directories)
     return f"no {task.name}: no --data-dir" if data_dir is None else f"no {task.name}: no {places} in {data_dir}"

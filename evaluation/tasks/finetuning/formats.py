@@ -6,6 +6,7 @@ Left out: which files a task has (tasks.py), where they lie, the Hub (data.py).
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ class Example(NamedTuple):
     """WiC: the target's (begin, end) in characters of either sentence"""
 
 
-class Tsv(NamedTuple):
+@dataclass(frozen=True)
+class Tsv:
     """Tab-separated lines without quoting: a quotation mark is text (csv.QUOTE_NONE).
 
     first, second, label  columns: their names in the header, or numbers from 0 where there is no header
@@ -39,11 +41,12 @@ class Tsv(NamedTuple):
     width: int | None = None
     skips_short: bool = False
 
-    def __call__(self, paths, labels):
+    def __call__(self, paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
         (path,) = paths
         lines = enumerate(numbered_lines(path), 1)
-        header = None if self.width else next(lines, (1, ""))[1].split("\t")
-        width, columns = self.width or len(header), self._columns(path, header)
+        header = [] if self.width else next(lines, (1, ""))[1].split("\t")
+        width = self.width or len(header)
+        first, second, label = self._columns(path, header)
         examples = []
         for number, line in lines:
             fields = line.split("\t")
@@ -51,22 +54,23 @@ class Tsv(NamedTuple):
                 continue
             if len(fields) != width:
                 raise malformed(path, number, f"{width} tab-separated columns", f"{len(fields)}: {line[:60]!r}")
-            first, second, label = (None if column is None else fields[column] for column in columns)
-            examples.append(Example(first, second, label_of(label, labels, path, number)))
+            other = None if second is None else fields[second]
+            examples.append(Example(fields[first], other, label_of(fields[label], labels, path, number)))
         return examples
 
-    def _columns(self, path, header):
+    def _columns(self, path: Path, header: list[str]) -> tuple[int, int | None, int]:
         """The three columns as numbers, None for a second that is not there."""
-        wanted = (self.first, self.second, self.label)
-        if header is None:
-            return wanted
-        missing = [name for name in wanted if name is not None and name not in header]
-        if missing:
-            raise malformed(path, 1, f"a header with the columns {_listed(wanted)}", f"{header[:12]}")
-        return tuple(None if name is None else header.index(name) for name in wanted)
+        names = [name for name in (self.first, self.second, self.label) if isinstance(name, str)]
+        if any(name not in header for name in names):
+            raise malformed(path, 1, f"a header with the columns {', '.join(names)}", f"{header[:12]}")
+
+        def number_of(column: str | int) -> int:
+            return header.index(column) if isinstance(column, str) else column
+
+        return number_of(self.first), None if self.second is None else number_of(self.second), number_of(self.label)
 
 
-def json_pairs(paths, labels):
+def json_pairs(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
     """{"0": {"text_a", "text_b", "label"}, ...}"""
     (path,) = paths
     try:
@@ -78,14 +82,15 @@ def json_pairs(paths, labels):
         raise malformed(path, 1, expected, type(entries).__name__)
     examples = []
     for key, entry in entries.items():
-        if not isinstance(entry, dict) or not entry.keys() >= {"text_a", "text_b", "label"}:
+        fields = ("text_a", "text_b", "label")
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(field), str) for field in fields):
             raise DataError(f"{path}: entry {key}: expected {expected}, found {entry!r:.80}.")
         label = label_of(entry["label"], labels, path, f"of entry {key}")
         examples.append(Example(entry["text_a"], entry["text_b"], label))
     return examples
 
 
-def wic(paths, labels):
+def wic(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
     """<part>.data.txt: word, part of speech, i-j, two tokenised sentences; <part>.gold.txt: T or F."""
     data, gold = paths
     lines, answers = list(numbered_lines(data)), list(numbered_lines(gold))
@@ -106,10 +111,12 @@ def wic(paths, labels):
     return examples
 
 
-def conll(paths, labels):
+def conll(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
     """A word a line, its label last, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2."""
     (path,) = paths
-    examples, words, tags = [], [], []
+    examples = []
+    words: list[str] = []
+    tags: list[int] = []
     for number, line in enumerate([*numbered_lines(path), ""], 1):
         fields = line.split()
         if not fields or fields[0] == "-DOCSTART-":
@@ -121,11 +128,11 @@ def conll(paths, labels):
             raise malformed(path, number, "4 columns: word, part of speech, chunk, entity", f"{len(fields)}: {line!r}")
         previous = labels[tags[-1]] if tags else "O"
         words.append(fields[0])
-        tags.append(label_of(_as_iob2(fields[3], previous), labels, path, number))
+        tags.append(_number_of(_as_iob2(fields[3], previous), labels, path, number))
     return examples
 
 
-def numbered_lines(path):
+def numbered_lines(path: Path) -> list[str]:
     """The lines of a file, without their ends; only \\n ends one, since texts hold other separators."""
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
@@ -138,12 +145,10 @@ def numbered_lines(path):
     return [line.removesuffix("\r") for line in lines]
 
 
-def label_of(text, labels, path, line):
+def label_of(text: str, labels: tuple[str, ...], path: Path, line: int | str) -> int | float:
     """The number of a label; without labels a score from 0 to 5."""
     if labels:
-        if text not in labels:
-            raise malformed(path, line, f"a label, one of {', '.join(labels)}", repr(text))
-        return labels.index(text)
+        return _number_of(text, labels, path, line)
     try:
         score = float(text)
     except ValueError:
@@ -153,7 +158,13 @@ def label_of(text, labels, path, line):
     return score
 
 
-def malformed(path, line, expected, found):
+def _number_of(label: str, labels: tuple[str, ...], path: Path, line: int | str) -> int:
+    if label not in labels:
+        raise malformed(path, line, f"a label, one of {', '.join(labels)}", repr(label))
+    return labels.index(label)
+
+
+def malformed(path: Path, line: int | str, expected: str, found: str) -> DataError:
     """A DataError that says where."""
     return DataError(f"{path}, line {line}: expected {expected}, found {found}. Fetch the file again.")
 
@@ -168,7 +179,3 @@ def _word_span(text, place):
     words = text.split(" ")
     begin = sum(len(word) + 1 for word in words[:place])
     return begin, begin + len(words[place])
-
-
-def _listed(columns):
-    return ", ".join(str(column) for column in columns if column is not None)

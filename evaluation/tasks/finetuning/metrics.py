@@ -13,11 +13,13 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from common.errors import DataError
 from evaluation.records import METRICS
+from evaluation.tasks.finetuning.tasks import Task
 
+Predictions = np.ndarray | list[list[int]]  # of every example; where words have labels, of every example's words
 UNREAD = -1  # instead of a label, of a word that the model did not read
 
 
-def figures(task, gold, predicted):
+def figures(task: Task, gold: dict[str, list], predicted: dict[str, Predictions]) -> list[dict]:
     """A record's figures of a task.
 
     gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words; of words that the
@@ -33,7 +35,7 @@ def figures(task, gold, predicted):
     return [{"metric": metric} | found[metric] for metric in METRICS[task.name]]
 
 
-def constant(task, predicted):
+def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
     """What all predictions are, as a sentence, where they are all the same; otherwise None."""
     parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
     values = np.unique(np.concatenate(parts))

@@ -4,6 +4,7 @@ Sentences of a small grammar of our own, with labels that follow from them. The 
 Left out: any claim about language; a model that learns these tasks has shown that the machinery works.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shards.counter import hash_u64
@@ -18,13 +19,14 @@ GOOD, BAD = ("charming", "bright", "warm", "witty"), ("dull", "clumsy", "tired",
 NOUNS = ("film", "story", "scene", "play")
 
 
-def write_miniatures(directory):
+def write_miniatures(directory: Path | str) -> Path:
     """Write all tasks below a directory, which then serves as --data-dir. Returns it."""
     directory = Path(directory)
-    for name, (header, row) in _TABLES.items():
+    for name, header in _HEADERS.items():
         for part in ("train", "dev"):
-            lines = [row(Dice(name, part, number)) for number in range(_count(part))]
-            _write(directory / "glue" / name / f"{part}.tsv", ["\t".join(fields) for fields in [*header, *lines]])
+            rows = [_row(name, part, number) for number in range(_count(part))]
+            lines = ["\t".join(fields) for fields in ([header, *rows] if header else rows)]
+            _write(directory / "glue" / name / f"{part}.tsv", lines)
     _write_mnli(directory / "glue" / "MNLI")
     _write_wic(directory / "wic")
     _write_conll(directory / "conll2003")
@@ -34,16 +36,16 @@ def write_miniatures(directory):
 class Dice:
     """Choices that follow from a task, a part and the number of an example."""
 
-    def __init__(self, task, part, number):
+    def __init__(self, task: str, part: str, number: int):
         self.number, self._thrown = number, 0
         self._keys = (*task.encode(), *part.encode(), number)
 
-    def one(self, choices):
+    def one(self, choices: Sequence[str]) -> str:
         """One of some choices."""
         self._thrown += 1
         return choices[int(hash_u64(*self._keys, self._thrown) % len(choices))]
 
-    def two(self, choices):
+    def two(self, choices: Sequence[str]) -> tuple[str, str]:
         """Two different ones."""
         first = self.one(choices)
         return first, self.one([choice for choice in choices if choice != first])
@@ -58,71 +60,53 @@ def _write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _says(dice):
-    return f"{dice.one(NAMES)} {dice.one(VERBS)} {dice.one(CITIES)} ."
-
-
 def _pair(dice, same):
     """A sentence, and the same with another word order or another city."""
     name, verb, (city, other) = dice.one(NAMES), dice.one(VERBS), dice.two(CITIES)
     return f"{name} {verb} {city} .", f"It is {city if same else other} that {name} {verb} ."
 
 
-def _cola(dice):
-    words, fine = _says(dice).split(), dice.number % 2
-    return "mini", str(fine), "" if fine else "*", " ".join(words if fine else words[::-1])
-
-
-def _sst2(dice):
-    fine = dice.number % 2
-    return f"a {dice.one(GOOD if fine else BAD)} {dice.one(NOUNS)} . ", str(fine)
-
-
-def _mrpc(dice):
-    same = dice.number % 2
-    return str(same), str(dice.number), str(dice.number + 1), *_pair(dice, same)
-
-
-def _qqp(dice):
-    same = dice.number % 2
-    first, second = (text.replace(" .", " ?") for text in _pair(dice, same))
-    return str(dice.number), "1", "2", f"Why: {first}", f"Why: {second}", str(same)
-
-
-def _qnli(dice):
-    same, name, verb = dice.number % 2, dice.one(NAMES), dice.one(VERBS)
-    answer = f"{name if same else 'Nobody'} {verb} {dice.one(CITIES)} ."
-    return str(dice.number), f"What is it that {name} {verb} ?", answer, _entails(same)
-
-
-def _rte(dice):
-    same = dice.number % 2
-    return str(dice.number), *_pair(dice, same), _entails(same)
-
-
-def _entails(same):
-    return "entailment" if same else "not_entailment"
-
-
-def _stsb(dice):
-    score = dice.number % 3
-    first, same = _pair(dice, True)
-    second = (f"A {dice.one(BAD)} {dice.one(NOUNS)} .", _pair(dice, False)[1], same)[score]
-    return str(dice.number), "g", "f", "y", "0", "s", "s", first, second, f"{2.5 * score:.3f}"
-
-
-_TABLES = {
-    "CoLA": ([], _cola),
-    "SST-2": ([("sentence", "label")], _sst2),
-    "MRPC": ([("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")], _mrpc),
-    "QQP": ([("id", "qid1", "qid2", "question1", "question2", "is_duplicate")], _qqp),
-    "QNLI": ([("index", "question", "sentence", "label")], _qnli),
-    "RTE": ([("index", "sentence1", "sentence2", "label")], _rte),
+_HEADERS: dict[str, tuple[str, ...]] = {  # of the tasks whose train.tsv and dev.tsv have one format; CoLA has none
+    "CoLA": (),
+    "SST-2": ("sentence", "label"),
+    "MRPC": ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+    "QQP": ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"),
+    "QNLI": ("index", "question", "sentence", "label"),
+    "RTE": ("index", "sentence1", "sentence2", "label"),
     "STS-B": (
-        [("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")],
-        _stsb,
+        *("index", "genre", "filename", "year", "old_index", "source1", "source2"),
+        *("sentence1", "sentence2", "score"),
     ),
 }
+
+
+def _row(task: str, part: str, number: int) -> tuple[str, ...]:
+    """The columns of one example; every second example has the positive label."""
+    dice, positive = Dice(task, part, number), number % 2
+    entailment = "entailment" if positive else "not_entailment"
+    match task:
+        case "CoLA":
+            words = [dice.one(NAMES), dice.one(VERBS), dice.one(CITIES), "."]
+            return "mini", str(positive), "" if positive else "*", " ".join(words if positive else words[::-1])
+        case "SST-2":
+            return f"a {dice.one(GOOD if positive else BAD)} {dice.one(NOUNS)} . ", str(positive)
+        case "MRPC":
+            return str(positive), str(number), str(number + 1), *_pair(dice, positive)
+        case "QQP":
+            first, second = (text.replace(" .", " ?") for text in _pair(dice, positive))
+            return str(number), "1", "2", f"Why: {first}", f"Why: {second}", str(positive)
+        case "QNLI":
+            name, verb = dice.one(NAMES), dice.one(VERBS)
+            answer = f"{name if positive else 'Nobody'} {verb} {dice.one(CITIES)} ."
+            return str(number), f"What is it that {name} {verb} ?", answer, entailment
+        case "RTE":
+            return str(number), *_pair(dice, positive), entailment
+        case "STS-B":
+            score = number % 3
+            first, same = _pair(dice, True)
+            second = (f"A {dice.one(BAD)} {dice.one(NOUNS)} .", _pair(dice, False)[1], same)[score]
+            return str(number), "g", "f", "y", "0", "s", "s", first, second, f"{2.5 * score:.3f}"
+    raise KeyError(task)
 
 
 def _write_mnli(directory):

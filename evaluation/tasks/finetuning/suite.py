@@ -7,21 +7,25 @@ unbroken one, and several processes may share the work (--tasks) and an output. 
 that a task's data is read once.
 
 What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
-and whether segments are told (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
-unread words; what that version did with the model is known, so such a record is kept where the settings of now are the
-same, and is then written again with what it lacked.
+and whether segments are used (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
+unread words. What that version did with the model is known, so such a record is kept where the present settings are
+the same, and is then written again with what it lacked.
 
 Left out: a training (training.py), comparing models (evaluation/comparison).
 """
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from common.device import choose_device
 from common.errors import ModelError, StudyError
@@ -31,10 +35,10 @@ from evaluation.models import directories
 from evaluation.tasks.finetuning import metrics, training
 from evaluation.tasks.finetuning.batches import choose, encode, order_digest
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.data import TaskData, load_task
 from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.tasks.finetuning.miniature import write_miniatures
-from evaluation.tasks.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.tasks import TASKS, Task
 from pipeline.teacher import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,17 +52,16 @@ class Candidate(NamedTuple):
     directory: Path
     facts: dict
     """what its records say of it: records.describe"""
-    config: object
-    """of transformers"""
+    config: PretrainedConfig
 
     @property
-    def trained_length(self):
+    def trained_length(self) -> int:
         """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
         known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
         return known or min(LONGEST, positions_of(self.config))
 
     @property
-    def has_trained_segments(self):
+    def has_trained_segments(self) -> bool:
         """Whether its lineage says that its second segment was trained."""
         return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
 
@@ -67,37 +70,40 @@ class Trial(NamedTuple):
     """What one record is made from, but for the seed."""
 
     candidate: Candidate
-    task: NamedTuple
-    data: NamedTuple
+    task: Task
+    data: TaskData
 
-    def facts(self, settings):
-        """Fields of its record that say what was trained: an older record must have the same.
+    def facts(self, settings: FinetuneConfig) -> dict:
+        """Fields of its record that say what was trained; a record that is kept must have the same.
 
         settings  as `settle` gives them
         """
         order = order_digest(self.task.name, settings.epochs, len(self.data.train))
-        told = {"weight_decay": training.WEIGHT_DECAY, "segments": self.gets_segments(settings.segments)}
+        more: dict[str, Any] = {
+            "weight_decay": training.WEIGHT_DECAY,
+            "segments": self.gets_segments(settings.segments),
+        }
         steps = training.steps_of(len(self.data.train), settings)
         if steps < training.steps_of(len(self.data.train), replace(settings, max_steps=None)):
-            told |= {"max_steps": steps}
+            more |= {"max_steps": steps}
         if settings.split != "validation":
-            told |= {"split": settings.split}
+            more |= {"split": settings.split}
         return {
             "weights": self.candidate.facts["weights"],
             "data": self.data.facts() | {"order": order},
-            "settings": settings.recipe() | told | (UNREAD_WORDS if self.task.labels_words else {}),
+            "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
         }
 
-    def gets_segments(self, segments):
-        """Whether the model is told the segments of this task's pairs; of single sentences all is segment 0 anyway."""
+    def gets_segments(self, segments: str) -> bool:
+        """Whether the model sees the segments of this task's pairs; a single sentence is segment 0 anyway."""
         return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
 
-    def key(self, seed):
+    def key(self, seed: int) -> dict:
         """Fields that name its record's file."""
         return self.candidate.facts | {"suite": "finetune", "task": self.task.name, "seed": seed}
 
 
-def finetune(settings: FinetuneConfig, progress=silent):
+def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -> dict:
     """Train what has no record yet.
 
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
@@ -108,18 +114,18 @@ def finetune(settings: FinetuneConfig, progress=silent):
               was nothing to do
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
     """
-    settings = settings.smoked()
+    settings = settings.apply_smoke()
     device = choose_device(settings.device)
-    candidates = _candidates(settings)
+    candidates = _find_candidates(settings)
     settings = settle(settings, candidates)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
         # all that can be wrong with data, older records and models is said before hours are spent
         plan = {}
         for name in settings.chosen_tasks():
-            data = _data(TASKS[name], data_dir, settings)
+            data = _load_data(TASKS[name], data_dir, settings)
             trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
-            plan[name] = [_seeds_to_do(trial, settings, tally) for trial in trials]
+            plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
         for candidate in waiting if len(waiting) > 1 else ():
             load(candidate.directory)
@@ -143,8 +149,8 @@ def _data_dir(settings):
     return temporary
 
 
-def _candidates(settings):
-    found = []
+def _find_candidates(settings):
+    found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
@@ -153,11 +159,11 @@ def _candidates(settings):
     return found
 
 
-def settle(settings, candidates):
+def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
     """The settings with what must be alike for all models: a number for max_length, never or always for segments.
 
-    Says in the log where inputs reach positions that a model's pre-training did not, and where no segments are told
-    although the model has them.
+    The log says where inputs reach positions that a model's pre-training did not, and where segments are not used
+    although a model has them.
     """
     trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
     length = settings.max_length or min(trained.values())
@@ -175,14 +181,14 @@ def settle(settings, candidates):
         if segments == "never" and paired and any(takes_types(candidate.config) for candidate in candidates):
             untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
             logger.info(
-                "no model is told which sentence of a pair a token is of: no lineage says that the second segment was "
-                "trained of %s. To tell all that have segments:  --segments always",
+                "segments are used for no model, as no lineage says that the second segment of %s was trained. To use "
+                "them for all models that have them:  --segments always",
                 ", ".join(untrained),
             )
     return replace(settings, max_length=length, segments=segments)
 
 
-def _data(task, data_dir, settings):
+def _load_data(task, data_dir, settings):
     """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
     data = load_task(task, data_dir, settings.split)
     return data._replace(train=choose(task.name, data.train, settings.limit_train))
@@ -193,7 +199,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
     wanted  (candidate, its seeds) of every candidate
     """
-    data = _data(task, data_dir, settings)
+    data = _load_data(task, data_dir, settings)
     wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
     steps = training.steps_of(len(data.train), settings)
     total, done = steps * sum(len(seeds) for _, seeds in wanted), 0
@@ -213,15 +219,18 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
             progress(task.name, done, total, **facts)
 
 
-def _seeds_to_do(trial, settings, tally):
-    """Seeds without a record, or all where records are to be made anew; counts the others."""
+def _find_missing(trial, settings, tally):
+    """The seeds without a record, or all where records are to be made anew; the others are counted in `tally`."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
 
     @cache
-    def unread_before(max_length):
-        return _unread_share(trial, max_length)
+    def unread_before(max_length: int) -> float:
+        tokenizer = load_tokenizer(trial.candidate.directory)
+        length = min(max_length, positions_of(trial.candidate.config))
+        parts = trial.data.evaluation.values()
+        return max(encode(tokenizer, p, True, max_length=length, takes_types=False).unread or 0.0 for p in parts)
 
     for seed in range(settings.seeds):
         file = records.path_of(settings.output, trial.key(seed))
@@ -232,12 +241,12 @@ def _seeds_to_do(trial, settings, tally):
         is_old = "dropout" not in record["settings"]
         if is_old:
             record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
-        if differing := _differing(record, facts):
+        if differing := _describe_differences(record, facts):
             if settings.overwrite == "missing":
                 raise StudyError(
-                    f"{file} was made otherwise: {differing}. Nothing was changed. Give the settings that it was made"
-                    f" with, another --output, --overwrite always to replace it, or --overwrite never to leave it and"
-                    f" go on."
+                    f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
+                    " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
+                    " to leave it and go on."
                 )
             tally["differing"].append(str(file))
             continue
@@ -250,7 +259,7 @@ def _seeds_to_do(trial, settings, tally):
 def _settings_of_1837c65(trial, record, settings, unread_before):
     """The settings that records of commit 1837c65 and before lack, as that version had them for this model and task.
 
-    unread_before  function from max_length to the share of words that were not read
+    unread_before  function from max_length to the share of the words of the development sets that were not read
     """
     config, task = trial.candidate.config, trial.task
     own = {name: getattr(config, name, None) for name in dropouts(config, settings.dropout)}
@@ -264,27 +273,19 @@ def _settings_of_1837c65(trial, record, settings, unread_before):
     return found
 
 
-def _unread_share(trial, max_length):
-    """The share of the words of the development sets that a model does not read."""
-    tokenizer = load_tokenizer(trial.candidate.directory)
-    length = min(max_length, positions_of(trial.candidate.config))
-    parts = trial.data.evaluation.values()
-    return max(encode(tokenizer, part, True, max_length=length, takes_types=False).unread for part in parts)
-
-
-def _differing(record, facts, prefix=""):
-    """What a record says otherwise, as text; empty where it agrees."""
+def _describe_differences(record, facts, prefix=""):
+    """In what a record differs from the facts of a training, as text; empty where it agrees."""
     said = []
     for name in facts | (record if prefix else {}):  # a record has more fields than these, but no other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
-            said.append(_differing(found, value, f"{full_name} "))
+            said.append(_describe_differences(found, value, f"{full_name} "))
         elif found != value:
             said.append(f"{full_name} (there {found}, now {value})")
     return ", ".join(filter(None, said))
 
 
-def load(directory):
+def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
     """The encoder of a directory and its tokenizer.
 
     Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
@@ -304,22 +305,23 @@ def load(directory):
 class Prepared:
     """A model and the examples of a task as it reads them, ready for any seed."""
 
-    def __init__(self, trial, settings):
+    def __init__(self, trial: Trial, settings: FinetuneConfig):
         self.trial, self.settings = trial, settings
         self.backbone, tokenizer = load(trial.candidate.directory)
         self.backbone.set_dropout(settings.dropout)
-        reading = {
-            "max_length": min(settings.max_length, self.backbone.room()),
-            "takes_types": trial.gets_segments(settings.segments),
-            "mark_target": settings.mark_target,
-        }
-        words = trial.task.labels_words
-        self.train = encode(tokenizer, trial.data.train, words, **reading)
-        self.evaluation = {
-            part: encode(tokenizer, examples, words, **reading) for part, examples in trial.data.evaluation.items()
-        }
+        room = self.backbone.room()
+        read = partial(
+            encode,
+            tokenizer,
+            labels_words=trial.task.labels_words,
+            max_length=min(settings.max_length or room, room),
+            takes_types=trial.gets_segments(settings.segments),
+            mark_target=settings.mark_target,
+        )
+        self.train = read(trial.data.train)
+        self.evaluation = {part: read(examples) for part, examples in trial.data.evaluation.items()}
 
-    def record(self, seed, device, report=silent):
+    def record(self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent) -> dict:
         """Train with a seed and evaluate; the record, which is not written."""
         began, task = time.monotonic(), self.trial.task
         model, head = self.backbone.with_head(task, seed, self.settings.output / "heads")
@@ -340,7 +342,7 @@ class Prepared:
             "wall": time.monotonic() - began,
         }
 
-    def cut(self):
+    def cut(self) -> dict[str, float]:
         """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
         examples = sum(map(len, self.evaluation.values()))
         cut = {
@@ -352,8 +354,10 @@ class Prepared:
 
 
 def _report(candidate, settings):
-    """Figures of a model in the records that there are, of the seeds and tasks that were asked for."""
-    figures, failed, cut = {}, {"diverged": [], "collapsed": []}, {}
+    """What the records say of a model, over the seeds and tasks that were asked for."""
+    figures: dict[str, list[float]] = {}
+    failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
+    cut = {}
     for task in settings.chosen_tasks():
         for seed in range(settings.seeds):
             key = candidate.facts | {"suite": "finetune", "task": task, "seed": seed}

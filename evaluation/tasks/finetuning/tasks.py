@@ -1,19 +1,20 @@
 """The ten tasks, as one table: labels, files, columns, and where the Hub has them.
 
-A task is evaluated on its development set: the labels of most test sets are not public. Where they are, in local files,
---split test evaluates on the test set. Local files are tried in the
-order given, upstream names first; the others are parts of them that circulate. Metrics are in records.METRICS.
+A task is evaluated on its development set, as the labels of most test sets are not public. Where they are public and
+in local files, --split test evaluates on the test set. Local files are tried in the order given: upstream's names
+first, then subsets of these files that circulate. Metrics are in records.METRICS.
 Left out: reading (formats.py), finding (data.py), scoring (metrics.py).
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from evaluation.tasks.finetuning.config import TASKS as NAMES
-from evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
+from evaluation.tasks.finetuning.formats import Example, Tsv, conll, json_pairs, wic
 
-# Commits of datasets on the Hub. CoNLL-2003 is a script there, which is not run; the Hub's copy of it has no fixed
-# commit, so the one that was read is in the record.
+# Commits of datasets on the Hub. There CoNLL-2003 is a script, which is not run; the Hub's conversion of it to Parquet
+# has no fixed commit, so the record holds the one that was read.
 GLUE = ("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 SUPERGLUE = ("aps/super_glue", "3de24cf8022e94f4ee4b9d55a6f539891524d646")
 CONLL = ("eriktks/conll2003", "refs/convert/parquet")
@@ -24,8 +25,8 @@ class File(NamedTuple):
 
     names: tuple[str, ...]
     """relative to the task's directory"""
-    read: Callable
-    """(paths, labels) -> list of Example"""
+    read: Callable[[list[Path], tuple[str, ...]], list[Example]]
+    """called with the paths of its files and the task's labels"""
     drops_seen: bool = False
     """whether examples that the training part holds, too, are left out"""
 
@@ -60,12 +61,12 @@ class Task(NamedTuple):
     """test sets whose labels are public, as `evaluation`; read from files only"""
 
     @property
-    def outputs(self):
+    def outputs(self) -> int:
         """Width of the head."""
         return max(1, len(self.labels))
 
     @property
-    def has_pairs(self):
+    def has_pairs(self) -> bool:
         """Whether an example has two sentences."""
         return self.hub.second is not None
 

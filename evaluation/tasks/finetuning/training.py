@@ -9,16 +9,23 @@ Shapes: N examples, W of a batch, L positions, C outputs.
 """
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from common.device import own_randomness
-from evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, task_number
-from evaluation.tasks.finetuning.metrics import UNREAD
+from evaluation.tasks.finetuning.batches import IGNORED, Encoded, batches_by_length, order, task_number
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.metrics import UNREAD, Predictions
+from evaluation.tasks.finetuning.tasks import Task
 from shards.counter import hash_u64
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHT_DECAY = 0.01
 EVALUATED_AT_ONCE = 64
@@ -26,7 +33,14 @@ _DROPOUT_PURPOSE = 0x66744470  # "ftDp"
 _SECONDS_BETWEEN_REPORTS = 0.5
 
 
-def train(model, encoded, task, seed, settings, report):
+def train(
+    model: "PreTrainedModel",
+    encoded: Encoded,
+    task: Task,
+    seed: int,
+    settings: FinetuneConfig,
+    report: Callable[[int, float], None],
+) -> int | None:
     """Train a model in place.
 
     encoded   the training part, an Encoded
@@ -56,13 +70,13 @@ def train(model, encoded, task, seed, settings, report):
     return None if all(finite) else finite.index(False) + 1
 
 
-def epoch_batches(task, epoch, encoded, settings):
+def epoch_batches(task: str, epoch: int, encoded: Encoded, settings: FinetuneConfig) -> list[np.ndarray]:
     """Rows of the batches of an epoch."""
     rows_N = order(task, epoch, len(encoded))
     return [rows_N[begin : begin + settings.batch] for begin in range(0, len(rows_N), settings.batch)]
 
 
-def steps_of(count, settings):
+def steps_of(count: int, settings: FinetuneConfig) -> int:
     """Optimiser steps of a training on `count` examples."""
     steps = settings.epochs * -(-count // settings.batch)
     return steps if settings.max_steps is None else min(steps, settings.max_steps)
@@ -76,7 +90,7 @@ def _loss(model, inputs, labels):
 
 
 @torch.inference_mode()
-def predict(model, encoded, task):
+def predict(model: "PreTrainedModel", encoded: Encoded, task: Task) -> Predictions:
     """What a model says of every example, in their order.
 
     Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,
@@ -84,20 +98,20 @@ def predict(model, encoded, task):
     """
     device = next(model.parameters()).device
     model.eval()
-    predictions = [None] * len(encoded)
+    predictions: list[Any] = [None] * len(encoded)
     for rows in batches_by_length(encoded, EVALUATED_AT_ONCE):
         logits = model(**encoded.batch(rows, device)[0]).logits.float().cpu().numpy()
         said = logits.argmax(-1) if task.labels else logits.squeeze(-1)
         for row, values in zip(rows, said, strict=True):
             predictions[row] = values
-    if not task.labels_words:
+    if encoded.words_N is None:
         return np.array(predictions)
     pairs = zip(predictions, encoded.words_N, strict=True)
     return [np.where(words >= 0, values[words], UNREAD).tolist() for values, words in pairs]
 
 
 @contextmanager
-def dropout_of(device, task, seed):
+def dropout_of(device: torch.device, task: str, seed: int) -> Iterator[None]:
     """torch's generators seeded by task and seed; given back as they were."""
     key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
     with own_randomness(device):

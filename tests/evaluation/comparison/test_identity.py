@@ -127,7 +127,7 @@ def test_the_mass_that_top_n_keeps_is_named_where_it_differs():
 def test_what_is_not_recorded_is_unknown_not_equal():
     found = named(old=None, new=identity())
     assert found.unknown == ["old"] and not found.alone
-    assert "Unknown is in what else old may differ" in found.sentence({"layer"})
+    assert "It is unknown in what else old may differ" in found.sentence({"layer"})
     stock = differences(models_of([a_record("bert", "rte", 0, [0.5], objective=None, encoder=None)])[0])
     assert stock.unknown == ["bert"] and stock.settings == {}
 
@@ -215,9 +215,9 @@ def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
 
 def test_old_records_are_compared_and_said_to_be_unknown(tmp_path):
     result, settings, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
-    assert "alone" not in figures[3]["caption"] and "Unknown" in figures[3]["caption"]
+    assert "alone" not in figures[3]["caption"] and "It is unknown" in figures[3]["caption"]
     said = comparison(result, settings)
-    assert "Whether dropout and segments of the fine-tuning agree is unknown of mlsm-l8, mlsm-l10" in said
+    assert "It is unknown whether dropout and segments of the fine-tuning agree for mlsm-l8, mlsm-l10" in said
 
 
 def test_the_tail_is_in_the_tables(tmp_path):

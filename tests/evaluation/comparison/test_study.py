@@ -15,7 +15,7 @@ from evaluation.comparison.models import (
     common_figures,
     common_paradigms,
     families,
-    matched,
+    match_trainings,
     models_of,
     out_of,
     scored_alike,
@@ -53,7 +53,7 @@ def test_averages_are_compared_over_what_all_have():
 def test_pairs_where_seeds_are_missing():
     theirs = [record for record in of_table("b", SCORES) if (record["task"], record["seed"]) != ("mrpc", 3)]
     models, _ = models_of(of_table("a", SCORES) + theirs)
-    pairs, left_out = matched(*models)
+    pairs, left_out = match_trainings(*models)
     assert len(pairs) == 49 and ("mrpc", 3) not in pairs and left_out == {}
     cells = matrices(models)[0]
     assert [cells[level]["n"][0][1] for level in ("scores", "trainings", "tasks")] == [68, 49, 10]
@@ -73,7 +73,7 @@ def test_what_does_not_agree_is_named_and_no_pair(fields, why):
     records = [a_record("a", "rte", seed, [0.5]) for seed in range(3)]
     records += [a_record("b", "rte", seed, [0.6], **fields if seed == 1 else {}) for seed in range(3)]
     models, _ = models_of(records)
-    assert matched(*models) == ([("rte", 0), ("rte", 2)], {why: [("rte", 1)]})
+    assert match_trainings(*models) == ([("rte", 0), ("rte", 2)], {why: [("rte", 1)]})
     cells, left_out = matrices(models)
     assert cells["scores"]["n"][0][1] == 2
     assert left_out == [{"model": "a", "against": "b", "why": why, "trainings": [("rte", 1)]}]
@@ -81,7 +81,7 @@ def test_what_does_not_agree_is_named_and_no_pair(fields, why):
 
 def test_heads_that_neither_recorded_are_no_pair():
     models, _ = models_of([a_record(name, "rte", 0, [0.5], head=None) for name in "ab"])
-    assert matched(*models) == ([], {"head not recorded": [("rte", 0)]})
+    assert match_trainings(*models) == ([], {"head not recorded": [("rte", 0)]})
     cells = matrices(models)[0]["scores"]
     assert cells["n"][0][1] == 0 and cells["p"][0][1] is None
 
@@ -89,7 +89,7 @@ def test_heads_that_neither_recorded_are_no_pair():
 def test_data_agree_wherever_they_lay():
     data = {"name": "elsewhere", "files": {"dev/RTE.tsv": digest("rte")}, "n_train": 1000, "n_eval": 100}
     models, _ = models_of([a_record("a", "rte", 0, [0.5]), a_record("b", "rte", 0, [0.5], data=data)])
-    assert matched(*models) == ([("rte", 0)], {})
+    assert match_trainings(*models) == ([("rte", 0)], {})
 
 
 def test_a_record_given_twice_is_used_once_and_noted():
@@ -113,7 +113,7 @@ def test_the_same_weights_under_two_names_are_one_model():
     records += [a_record("a-step-1000", "rte", seed, [0.6], weights=digest("a")) for seed in range(3)]
     (model,), notes = models_of(records)
     assert model.label == "a" and list(model.scores.values()) == [0.5, 0.5, 0.6]
-    assert notes == ["a-step-1000 has the weights of a: of what both have, a's is used."]
+    assert notes == ["a-step-1000 has the same weights as a: where both have a record, a's is used."]
 
 
 def test_records_that_contradict_each_other_on_their_model():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data import ROOT
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -21,8 +22,6 @@ from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
 from student.trainer import train
 from terminal.finetuning import summary
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -130,7 +129,9 @@ def test_a_record_made_otherwise_is_not_taken_silently(settings):
     finetune(settings)
     changed = replace(settings, lr=2e-3)
     before = compared(settings.output)
-    with pytest.raises(StudyError, match=r"mrpc-seed0.json was made otherwise: settings lr \(there 0.001, now 0.002\)"):
+    with pytest.raises(
+        StudyError, match=r"mrpc-seed0.json was made with other.*: settings lr \(there 0.001, now 0.002\)"
+    ):
         finetune(changed)
     left = finetune(replace(changed, overwrite="never", seeds=3))
     assert len(left["differing"]) == 2 and left["made"] == 1
@@ -152,7 +153,7 @@ def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
     assert finetune(replace(settings, data_dir=data_dir))["finished_before"]  # a place is no content
     with open(data_dir / "MRPC" / "dev.tsv", "a") as file:
         file.write("1\t0\t0\tSo it is .\tIt is so .\n")
-    with pytest.raises(StudyError, match=r"otherwise: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):
+    with pytest.raises(StudyError, match=r"settings: data files dev.tsv \(there .*, data n_eval \(there 16, now 17\)"):
         finetune(replace(settings, data_dir=data_dir))
     (file,) = settings.output.glob("evaluations/*/finetune/*.json")
     record = json.loads(file.read_text())
@@ -201,7 +202,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, 
     nothing_is_trained(ModelError, "but the model knows 100 words", models=(*settings.models, str(smaller)))
     finetune(replace(settings, output=tmp_path / "out", tasks=("wic",), seeds=1))
     before = 1
-    nothing_is_trained(StudyError, "wic-seed0.json was made otherwise", lr=0.1, tasks=("mrpc", "wic"))
+    nothing_is_trained(StudyError, "wic-seed0.json was made with other settings", lr=0.1, tasks=("mrpc", "wic"))
 
 
 def test_one_model_twice_is_refused(settings):
@@ -260,7 +261,7 @@ def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):
 
 MISTAKES = [
     ({"models": ()}, "no model given"),
-    ({"data_dir": None}, "no conll2003: no --data-dir, and not to be had from the Hub"),
+    ({"data_dir": None}, "no conll2003: no --data-dir, and it cannot be fetched from the Hub"),
     ({"data_dir": Path("/nowhere")}, "/nowhere is not a directory"),
     ({"models": ("/nowhere/model",)}, "no such directory: /nowhere/model"),
     ({"models": (".",)}, "no safetensors"),

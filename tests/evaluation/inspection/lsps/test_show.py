@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from data import ROOT
 from http_store import serving
 from tiny_exports import exported
 
@@ -21,8 +21,6 @@ from pipeline.dictionary import Dictionary
 from shards.config import ShowConfig
 from student.objectives import Mlsm
 from terminal.lsps import summary
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def shown(**settings):

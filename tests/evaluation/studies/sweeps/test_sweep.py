@@ -22,7 +22,7 @@ from evaluation.studies.sweeps.sweep import sweep
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 from terminal.results import code_of_sweep
-from terminal.sweeps import swept
+from terminal.sweeps import summary
 
 VARYING = ("store", "run", "tokens_per_second", "finished_before")
 
@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_runs(result):
 
 
 def test_table_note_and_files(settings, result):
-    text = swept(result, settings)
+    text = summary(result, settings)
     assert "not comparable across layers or k" in text and "At full scale" in text and "is finished" in text
     directory = Path(result["directory"])
     assert {path.name for path in directory.iterdir()} == {"sweep.json", "sweep.csv", "sweep.svg", "sweep.png"}
@@ -91,7 +91,7 @@ def test_the_mass_that_top_n_keeps_stands_beside_each_student(settings, tmp_path
     assert [row["mass_kept"] for row in result["rows"]] == kept and kept[0] - kept[1] > 0.01
     with open(Path(result["directory"]) / "sweep.csv") as file:
         assert [float(row["mass_kept"]) for row in csv.DictReader(file)] == kept
-    text = swept(result, cut)
+    text = summary(result, cut)
     assert f"and in how much of the targets' mass --top-n 2 keeps: {kept[0]:.1%} at 8, {kept[1]:.1%} at 200" in text
     assert "--top-n 2 keeps" in (Path(result["directory"]) / "sweep.svg").read_text()
     rows = [row | {"mass_kept": 1.0} for row in result["rows"]]
@@ -119,7 +119,7 @@ def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, res
     assert again["finished_before"] and again["directory"] == result["directory"]
     assert [row["f1"] for row in again["rows"]] == [0.61, 0.63]
     assert [row | {"f1": None} for row in figures(again)] == figures(result)
-    text = swept(again, settings)
+    text = summary(again, settings)
     assert "63.0%" in text and "was finished already" in text
 
 
@@ -202,7 +202,7 @@ def test_full_scale_by_hand():
 
 
 def test_a_dry_run_does_nothing_but_say_it(settings, tmp_path):
-    text = swept(sweep(replace(settings, dry_run=True, output=tmp_path)), settings)
+    text = summary(sweep(replace(settings, dry_run=True, output=tmp_path)), settings)
     assert "Nothing was done" in text and "At full scale" in text and not list(tmp_path.iterdir())
 
 

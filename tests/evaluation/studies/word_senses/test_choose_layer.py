@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data import ROOT
 from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
@@ -27,7 +28,6 @@ from terminal.layers import layers
 from terminal.settings import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,8 @@ MALFORMED = [
     (json_pairs, ("0",), '{"0": {"text_a": "x",', "line 1: expected a JSON object"),
     (json_pairs, ("0",), "[]", "line 1: expected an object"),
     (json_pairs, ("0",), '{"7": {"text_a": "x", "label": "0"}}', "entry 7: expected an object"),
+    (json_pairs, ("0",), '{"7": {"text_a": 7, "text_b": "y", "label": "0"}}', "entry 7: expected an object"),
+    (json_pairs, (), '{"7": {"text_a": "x", "text_b": "y", "label": null}}', "entry 7: expected an object"),
     (conll, ENTITIES, "A X X O\nB X X\n", "line 2: expected 4 columns"),
     (conll, ENTITIES, "A X X B-DATE\n", "line 1: expected a label"),
 ]
@@ -233,7 +235,7 @@ def test_a_task_without_test_labels_is_refused_and_the_hub_not_asked(miniatures,
 
 def test_records_of_test_sets_lie_apart():
     settings = FinetuneConfig(models=("m",), split="test")
-    assert settings.smoked().output == settings.output / "test"
-    assert FinetuneConfig(models=("m",)).smoked().output == settings.output
+    assert settings.apply_smoke().output == settings.output / "test"
+    assert FinetuneConfig(models=("m",)).apply_smoke().output == settings.output
     with pytest.raises(ValueError, match="without test sets"):
-        FinetuneConfig(smoke=True, split="test").smoked()
+        FinetuneConfig(smoke=True, split="test").apply_smoke()

@@ -79,13 +79,13 @@ def test_missing_and_empty_files_are_named(directory, tmp_path):
     shutil.move(directory / "wh_island.jsonl", directory / "island.jsonl")
     with pytest.raises(BlimpError, match="has no causative.jsonl and 1 more. Expected BLiMP's 67 files"):
         read(directory)
-    with pytest.raises(BlimpError, match="nowhere is no directory"):
+    with pytest.raises(BlimpError, match="nowhere is not a directory"):
         read(tmp_path / "nowhere")
 
 
 def test_without_a_network_the_hub_is_one_clear_line(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    with pytest.raises(BlimpError, match="neither in the cache nor to be had from the Hub.*--data-dir"):
+    with pytest.raises(BlimpError, match="not in the cache and cannot be fetched from the Hub.*--data-dir"):
         read(None)
 
 

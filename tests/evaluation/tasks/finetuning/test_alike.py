@@ -183,7 +183,7 @@ def test_an_old_record_that_does_not_agree_is_named_and_left(settings, teacher_d
     finetune(settings)
     make_old(settings)
     files = {file: file.read_bytes() for file in settings.output.rglob("*.json")}
-    with pytest.raises(StudyError, match=r"rte-seed0.json was made otherwise: .* segments \(there True, now False\)"):
+    with pytest.raises(StudyError, match=r"rte-seed0.json was made with other.* segments \(there True, now False\)"):
         finetune(settings)
     student = replace(settings, models=(copied(teacher_directory, tmp_path / "tiny", WITHOUT_DROPOUT),))
     with pytest.raises(StudyError, match=r"settings dropout \(there of config.json: .*0.0.*, now 0.1\)"):

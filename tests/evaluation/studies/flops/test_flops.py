@@ -24,7 +24,7 @@ from evaluation.studies.flops.pretraining import (
     teacher_flops,
 )
 from evaluation.studies.flops.solver import correlation_flops, fista_flops
-from terminal.flops import PAPER_TOTALS, counted
+from terminal.flops import PAPER_TOTALS, summary
 
 PAPER = {  # table 3; the totals apart
     "trained encoder": ("9.06e12", "9.06e12", "9.06e12", "9.06e12", "9.06e12"),
@@ -143,7 +143,7 @@ def test_others_are_measured(tmp_path):
     assert not encoder.is_analytic and encoder.vocabulary == 50_400
     assert encoder.forward(2, 16).total == encoder.measure(2, 16) > 0
     settings = CountFlopsConfig(**SMALL | {"teacher": str(tmp_path)}, layer=1, json=True)
-    assert "layers and (no formula) its attention, no solver" in counted(count_flops(settings), settings)
+    assert "layers and (no formula) its attention, no solver" in summary(count_flops(settings), settings)
     talking = DebertaConfig(**SIZE, **RELATIVE, talking_head=True, pos_att_type=["c2p"])
     assert not Encoder("talking", talking).is_analytic
 
@@ -177,7 +177,7 @@ def test_the_command_counts_tells_and_draws(tmp_path):
     settings = CountFlopsConfig(**SMALL, output=tmp_path)
     result = count_flops(settings)
     json.dumps(result)
-    text = counted(result, settings)
+    text = summary(result, settings)
     assert "MLSM12" in text and "The paper's totals" not in text and "8,192" in text
     assert all(row["formula"] in (None, row["measured"]) for row in result["measured"])
     assert sorted(path.name for path in (tmp_path / "flops").iterdir()) == [
@@ -196,7 +196,7 @@ def test_json_and_the_papers_words(tmp_path):
     assert result["percent_of_mlm"] == pytest.approx(
         {"kd": 131.2, "naive-mlsm": 133.3, "mlsm-12": 107.3, "mlsm-10": 103.2}, abs=0.05
     )
-    assert not list(tmp_path.iterdir()) and "1.49e13 (131.9 %)" in counted(result, CountFlopsConfig())
+    assert not list(tmp_path.iterdir()) and "1.49e13 (131.9 %)" in summary(result, CountFlopsConfig())
     saving = 1 - result["table3"]["mlsm-10"]["total"] / result["table3"]["naive-mlsm"]["total"]
     assert round(saving, 3) == 0.226
 
@@ -206,5 +206,5 @@ def test_small_counts_are_not_rounded_to_nothing():
     assert shown == ["3.02e12", "0.01e12", "9.99e9", "4.20e6", "", ""]
     small = {"student": "bert-2x128", "teacher": "bert-2x128", "layer": 1, "vocabulary": 100}
     tiny = CountFlopsConfig(windows=1, length=8, k=16, **small)
-    text = counted(count_flops(tiny), tiny)
+    text = summary(count_flops(tiny), tiny)
     assert "0.00e12" not in text and "e6" in text

@@ -1,0 +1,173 @@
+"""Seconds of a whole pre-training run: encode once and train E epochs, against stock training and the official way.
+
+    python -m benchmarks.whole_run [--quick]
+
+Real text (English Wikipedia), MiniLM cut after layer 5 as teacher, a student BERT of 6 x 256 with batches of 32 windows
+of 128 tokens, all in one process on a CPU. Timed, one after the other:
+
+    encode      `encode_lsp` as a user calls it: reading text, learning the dictionary, teacher, solver, shards
+    mlsm        one epoch of `train_student` from that store, start, checkpoint and export included
+    stock_mlm   one epoch of stock masked-LM training of the same encoder on the same windows: transformers' own
+                modules with logits at every position, as they are or with linear layers through oneDNN, whichever is
+                faster here
+    official    the official way online: teacher and 100 FISTA steps of the masked positions at every step
+
+A run of E epochs takes encode + E x mlsm, E x stock_mlm or E x official: one epoch is measured and multiplied. Stock
+and official batches are read from the same store, with the same order and masks. The official way's epoch is the
+median of OFFICIAL_STEPS steps, multiplied. `--quick` takes an eighth of the text, of which the dictionary, a fixed
+cost, is a larger part. Compared is time alone: what the students have learned by then is not (docs/results.md).
+
+Prints lines for people, then one of JSON.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel, BertForMaskedLM
+
+from benchmarks.data import conditions, data_file, minilm_directory
+from benchmarks.official_step import StockStudent, online_targets, stock_head
+from benchmarks.student_step import loader_of
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import Dictionary
+from pipeline.encode import encode_lsp
+from shards.reader import Store
+from student.config import StudentConfig
+from student.encoders import encoder_config
+from student.model import build_student
+from student.objectives import OBJECTIVES
+from student.onednn import use_onednn
+from student.step import build_optimizer
+from student.trainer import train
+
+TEXT = "text/wiki_en_2014/wiki_en_2014_small.txt.xz"
+TOKENS, LAYER, K = 1_000_000, 5, 768
+EPOCHS = (1, 4, 10)
+RACE_STEPS, WARM_UP, OFFICIAL_STEPS = 12, 6, 40
+CONFIG = StudentConfig(encoder="bert-6x256", batch_windows=32, micro_batch=32, lr=5e-4, device="cpu", eval_every=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    with tempfile.TemporaryDirectory() as directory:
+        begun = time.perf_counter()
+        store = encode(Path(directory), TOKENS // 8 if quick else TOKENS)
+        seconds = {"encode": time.perf_counter() - begun}
+        steps = len(store.split("train")) // CONFIG.batch_windows
+        config = replace(CONFIG, max_steps=steps, store=str(store.path), output=Path(directory) / "student")
+        begun = time.perf_counter()
+        train(config)
+        seconds["mlsm"] = time.perf_counter() - begun
+        seconds["stock_mlm"], fastest = train_stock(config, store)
+        seconds["official"] = train_officially(config, store)
+    result = {"benchmark": "whole_run", "quick": quick, **figures(seconds), "best_stock_mlm": fastest, "steps": steps}
+    result |= {"tokens": steps * CONFIG.batch_windows * store.max_length, **conditions()}
+    for name, value in result.items():
+        print(f"{name:<28} {value}")
+    print(json.dumps(result))
+
+
+def figures(seconds: dict) -> dict:
+    """Seconds of one epoch of each, and the ratios of whole runs."""
+    found: dict = {"seconds": seconds}
+    for epochs in EPOCHS:
+        ours = seconds["encode"] + epochs * seconds["mlsm"]
+        found[f"mlsm_vs_stock_mlm_run_at_{epochs}"] = ours / (epochs * seconds["stock_mlm"])
+        found[f"vs_official_run_at_{epochs}"] = ours / (epochs * seconds["official"])
+    gained = seconds["stock_mlm"] - seconds["mlsm"]
+    return found | {"break_even_epochs": seconds["encode"] / gained if gained > 0 else None}
+
+
+def encode(directory: Path, tokens: int) -> Store:
+    config = EncodeConfig(
+        corpus=(str(data_file(TEXT)),),
+        teacher=str(minilm_directory()),
+        layer=(LAYER,),
+        k=(K,),
+        max_tokens=tokens,
+        device="cpu",
+        output=directory,
+    )
+    (report,) = encode_lsp(config)
+    return Store.open(report["store"])
+
+
+def train_stock(config: StudentConfig, store) -> tuple[float, str]:
+    """Seconds of an epoch of the faster kind of stock training, and which that is."""
+    steps = {name: stock_step(config, store, name == "stock_mlm_onednn") for name in ("stock_mlm", "stock_mlm_onednn")}
+    race = {name: sum(sorted(timed(step, range(RACE_STEPS)))[: RACE_STEPS // 2]) for name, step in steps.items()}
+    fastest = min(race, key=lambda name: race[name])
+    return sum(timed(steps[fastest], range(config.max_steps))), fastest
+
+
+def stock_step(config: StudentConfig, store, onednn: bool):
+    """A step of transformers' model by torch's AdamW, reading included."""
+    model = BertForMaskedLM(encoder_config(config, store)).train()
+    if onednn:
+        use_onednn(model)
+    optimizer = build_optimizer(model, config)
+    loader = loader_of(store, config, OBJECTIVES["mlm"](store))
+
+    def step(number):
+        (micro,) = loader.step(config.seed, number, config.batch_windows).micro
+        labels_WL = torch.full((micro.input_WL.numel(),), -100).index_copy(0, micro.where_M, micro.targets.labels_M)
+        labels_WL = labels_WL.view_as(micro.input_WL)
+        loss = model(input_ids=micro.input_WL, attention_mask=micro.attention_WL, labels=labels_WL).loss
+        update(model, optimizer, loss)
+
+    return step
+
+
+def train_officially(config: StudentConfig, store) -> float:
+    """Seconds of an epoch with teacher and solver online, extrapolated from its first steps."""
+    ours = build_student(config, store, OBJECTIVES["mlsm"](store))
+    encoder = AutoModel.from_config(ours.encoder.config, add_pooling_layer=False)
+    student = StockStudent(encoder, stock_head(ours), store.k).train()
+    optimizer = build_optimizer(student, config)
+    loader = loader_of(store, config, OBJECTIVES["mlm"](store))
+    teacher = AutoModel.from_pretrained(minilm_directory(), num_hidden_layers=LAYER, add_pooling_layer=False).eval()
+    atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms)
+    step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
+
+    def step(number):
+        (micro,) = loader.step(config.seed, number, config.batch_windows).micro
+        ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M)
+        with torch.no_grad():
+            read = teacher(input_ids=ids_WL.view_as(micro.input_WL), attention_mask=micro.attention_WL)
+            hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
+            target_MK = online_targets(hidden_Md, atoms_Kd, step_size)
+        logits_MK = student(micro.input_WL, micro.where_M)
+        update(student, optimizer, F.kl_div(F.log_softmax(logits_MK, dim=1), target_MK, reduction="batchmean"))
+
+    timed(step, range(WARM_UP))
+    return float(np.median(timed(step, range(WARM_UP, WARM_UP + OFFICIAL_STEPS)))) * config.max_steps
+
+
+def update(model, optimizer, loss) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    optimizer.step()
+
+
+def timed(step, numbers) -> list[float]:
+    """Seconds of every step."""
+    seconds = []
+    for number in numbers:
+        begun = time.perf_counter()
+        step(number)
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""How the product is written: annotations that mypy (`make lint`) can check, short files, few helpers of one use."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
+FILES = [ROOT / "cli.py", *(path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def public_functions(body, inside_class=False):
+    """Public functions and methods, `__init__` and `__call__` among them, each with its parameters but for self."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body, inside_class=True)
+        elif isinstance(node, FUNCTIONS) and (not node.name.startswith("_") or node.name in ("__init__", "__call__")):
+            arguments = node.args
+            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            parameters = [argument for argument in named if argument is not None]
+            yield (
+                node,
+                parameters[1:]
+                if inside_class and parameters[:1] and parameters[0].arg in ("self", "cls")
+                else parameters,
+            )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_public_functions_are_annotated(path):
+    missing = []
+    for function, parameters in public_functions(ast.parse(path.read_text(encoding="utf-8")).body):
+        missing += [f"{function.name}: {parameter.arg}" for parameter in parameters if parameter.annotation is None]
+        if function.returns is None and function.name != "__init__":
+            missing.append(f"{function.name}: its result")
+    assert not missing
+
+
+def test_files_are_short():
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert lines["cli.py"] <= 250 and max(lines.values()) <= 400
+
+
+def test_few_short_private_functions_are_called_once():
+    """Those of at most six lines whose name occurs twice in the product: a hop that a reader makes for little."""
+    texts = [path.read_text(encoding="utf-8") for path in FILES]
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    functions = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)]
+    private = [node for node in functions if node.name.startswith("_") and not node.name.startswith("__")]
+    short = [node.name for node in private if node.end_lineno - node.lineno < 6 and words[node.name] == 2]
+    assert len(short) <= 80, short
