@@ -163,7 +163,7 @@ def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
     reader = store.split(split)
     if not 0 <= number < len(reader):
         raise RequestError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
-    batch = reader.read([number])
+    batch = reader.read(np.array([number]))
     length = int(batch.lengths[0])
     rows = None
     if store.k:

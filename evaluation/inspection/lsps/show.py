@@ -21,6 +21,7 @@ from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
+from shards.tools import store_of
 
 OVERVIEW_ROWS = 16
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
@@ -33,7 +34,7 @@ def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
 
     Raises  InspectionError where what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
     """
-    kind = _kind(settings.store)
+    kind = _kind(store_of(settings))
     if kind == "dictionary":
         return _dictionary(settings)
     return _student(settings) if kind == "student" else _store(settings, progress)

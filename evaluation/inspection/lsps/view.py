@@ -260,7 +260,7 @@ class StoreView:
         reader = self.store.split("train")
         if not 0 <= window < len(reader):
             raise InspectionError(f"--similar-to {place}: the training split has {len(reader):,} windows, from 0 on")
-        batch = reader.read([window])
+        batch = reader.read(np.array([window]))
         if not 0 <= position < batch.lengths[0]:
             raise InspectionError(f"--similar-to {place}: that window has {batch.lengths[0]} tokens, from 0 on")
         rows = reader.targets(batch, np.zeros(1, np.int64), np.array([position]))

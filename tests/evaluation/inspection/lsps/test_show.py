@@ -16,7 +16,9 @@ from common.progress import silent
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import find_labels, require_labels
 from evaluation.inspection.lsps.show import show
+from evaluation.inspection.stores import show_shards
 from pipeline.dictionary import Dictionary
+from shards.config import ShowConfig
 from student.objectives import Mlsm
 from terminal.lsps import summary
 
@@ -112,6 +114,12 @@ def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels)
         assert "depository.n.01" in text and "NPMI 0.41" in text
     dictionary = str(coded_store.files.dictionary)
     assert "depository" in shown(store=dictionary, diagnostic=tmp_path, lsp=(3,))[1]
+
+
+def test_settings_without_a_store_say_so():
+    for look in (shown, lambda: show_shards(ShowConfig())):
+        with pytest.raises(ValueError, match="STORE is missing"):
+            look()
 
 
 def test_labels_beside_the_store_are_found(hostile_view):
