@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
     from evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
-    from mlsm.commands import choose_layer as choose_layer
-    from mlsm.commands import clean as clean
-    from mlsm.commands import compare as compare
-    from mlsm.commands import count_flops as count_flops
-    from mlsm.commands import derive_shards as derive_shards
-    from mlsm.commands import encode_ids as encode_ids
-    from mlsm.commands import encode_logits as encode_logits
-    from mlsm.commands import encode_lsp as encode_lsp
-    from mlsm.commands import evaluate_blimp as evaluate_blimp
-    from mlsm.commands import export_student as export_student
-    from mlsm.commands import finetune as finetune
-    from mlsm.commands import learn_dictionary as learn_dictionary
-    from mlsm.commands import read_records as read_records
-    from mlsm.commands import show_lsp as show_lsp
-    from mlsm.commands import show_shards as show_shards
-    from mlsm.commands import sweep as sweep
-    from mlsm.commands import train_probe as train_probe
-    from mlsm.commands import train_student as train_student
-    from mlsm.commands import train_tokenizer as train_tokenizer
-    from mlsm.commands import verify_shards as verify_shards
+    from mlsm.functions import choose_layer as choose_layer
+    from mlsm.functions import clean as clean
+    from mlsm.functions import compare as compare
+    from mlsm.functions import count_flops as count_flops
+    from mlsm.functions import derive_shards as derive_shards
+    from mlsm.functions import encode_ids as encode_ids
+    from mlsm.functions import encode_logits as encode_logits
+    from mlsm.functions import encode_lsp as encode_lsp
+    from mlsm.functions import evaluate_blimp as evaluate_blimp
+    from mlsm.functions import export_student as export_student
+    from mlsm.functions import finetune as finetune
+    from mlsm.functions import learn_dictionary as learn_dictionary
+    from mlsm.functions import read_records as read_records
+    from mlsm.functions import show_lsp as show_lsp
+    from mlsm.functions import show_shards as show_shards
+    from mlsm.functions import sweep as sweep
+    from mlsm.functions import train_probe as train_probe
+    from mlsm.functions import train_student as train_student
+    from mlsm.functions import train_tokenizer as train_tokenizer
+    from mlsm.functions import verify_shards as verify_shards
     from pipeline.config import EncodeConfig as EncodeConfig
     from pipeline.dictionary import Dictionary as Dictionary
     from pipeline.solvers import nonneg_lasso as nonneg_lasso
@@ -73,8 +73,8 @@ HOME = {
     "block_windows": "shards.codec",
     "gopen": "shards.remote",
     "nonneg_lasso": "pipeline.solvers",
-    "read_records": "mlsm.commands",
-} | dict.fromkeys(COMMANDS, "mlsm.commands")  # public name -> module
+    "read_records": "mlsm.functions",
+} | dict.fromkeys(COMMANDS, "mlsm.functions")  # public name -> module
 
 __all__ = sorted(HOME)
 

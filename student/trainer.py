@@ -3,7 +3,7 @@
 `Trainer.run_to_end` is the loop over the steps; step.py is a step, from loading to update. The batch, the mask, the
 learning rate and the dropout of step s follow from (seed, s). So a resumed run restores weights and optimiser and goes
 on with the next step: at once, and bit for bit on a CPU. Several processes share every step (ranks.py); the first of
-them writes and reports. Left out: what a step computes (step.py), what an export says of its run (summary.py).
+them writes and reports. Left out: what a step computes (step.py), what an export says of its run (outcome.py).
 """
 
 import logging
@@ -35,12 +35,12 @@ from student.held_out import HeldOut
 from student.masking import build_masking
 from student.memory import what_fits
 from student.meter import Meter, share_of_baseline
+from student.outcome import lineage, summary
 from student.ranks import Ranks, join
 from student.resolve import Resolved, resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
 from student.step import Loader, Stepper, learning_rate, resolve_dtype
-from student.summary import lineage, summary
 from student.task import Task, student_task
 from student.tracking import Trackers, check_trackers, start_trackers
 
