@@ -486,7 +486,8 @@ class Fuzzer:
                 faults.append(_choose_fault(random.Random(f"{self.seed}/{case}/{number}/fault")))
                 said.append(f"the server: {faults[-1][1]} for {faults[-1][0]}{', lasting' * faults[-1][2]}")
                 continue
-            what, is_damage = self._spoil(random.Random(f"{self.seed}/{case}/{number}"), place.subject, subject.name)
+            mutation = random.Random(f"{self.seed}/{case}/{number}")
+            what, is_damage = self._spoil(mutation, place.subject, subject.name, is_first=not said)
             damage &= is_damage
             said.append(what)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -502,13 +503,22 @@ class Fuzzer:
             outcomes["output"] = {"outcome": "finding", "what": f"a secret in {leaked[:3]}"}
         return {"uses": outcomes, "mutations": said, "damage": damage, "memory": memory}
 
-    def _spoil(self, dice, root, name):
-        """Apply a mutation that finds something to spoil. Returns what it did, and whether it is plain damage."""
+    def _spoil(self, dice, root, name, is_first):
+        """Apply a mutation that finds something to spoil. Returns what it did, and whether it is plain damage.
+
+        is_first  no mutation came before it, so that it finds what it expects
+        """
         scene = Scene(root, self.other / name, self.canary)
         while True:
             is_damage = dice.random() < 0.45
             spoil = dice.choice(DAMAGE if is_damage else CRAFTED)
-            if (what := spoil(dice, scene)) is not None:
+            try:
+                what = spoil(dice, scene)
+            except Exception as error:
+                if is_first:
+                    raise
+                what = f"not done, since something was spoilt before ({type(error).__name__})"
+            if what is not None:
                 return f"{spoil.__name__}: {what}", is_damage
 
     def _use_served(self, uses, place, faults, chosen):

@@ -644,11 +644,12 @@ def _change_groups(dice, scene, parts):
 def craft_atoms(dice, scene):
     """Change the atoms of a dictionary, with the fingerprint in dictionary.json; in a store, in the target too."""
     path = _choose(dice, scene, "atoms.npy")
+    beside = None if path is None else path.with_name("dictionary.json")
     try:
-        if path is None or not path.with_name("dictionary.json").is_file():
+        if beside is None or not beside.is_file() or beside.is_symlink():  # a link would carry the secret in
             return None
         payload, what = dice.choice([change_array, _change_header])(dice, path.read_bytes(), scene)
-        record = json.loads(path.with_name("dictionary.json").read_bytes())
+        record = json.loads(beside.read_bytes())
         target = scene.root / "target.json"
         values = json.loads(target.read_bytes()) if target.is_file() else None
         if not isinstance(record, dict) or not isinstance((values or {"settings": {}})["settings"], dict):
@@ -662,7 +663,7 @@ def craft_atoms(dice, scene):
         record |= {"fingerprint": dictionary_fingerprint(atoms), "shape": list(atoms.shape)}
     except Exception:  # whatever np.load makes of it
         pass
-    write_sealed(scene.root, path.with_name("dictionary.json"), record)
+    write_sealed(scene.root, beside, record)
     if values and dice.random() < 0.8:
         values["settings"]["dictionary"] = record["fingerprint"]
         write_sealed(scene.root, target, values, follow=True)
