@@ -4,14 +4,14 @@ import sysconfig
 from pathlib import Path
 
 from pipeline.corpus import TextFile
-from pipeline.corpus.docstrings import _docstrings
+from pipeline.corpus.docstring_reader import docstrings_of
 from pipeline.tokenizer import train_tokenizer
 
 
 def standard_text(directory, documents=2000):
     """A text file with docstrings of a few standard modules, a document each."""
     standard = Path(sysconfig.get_path("stdlib"))
-    texts = dict.fromkeys(t for path in sorted(standard.glob("*.py")) for t in _docstrings(path))
+    texts = dict.fromkeys(t for path in sorted(standard.glob("*.py")) for t in docstrings_of(path))
     path = Path(directory) / "text.txt"
     path.write_text("\n\n".join(list(texts)[:documents]) + "\n", encoding="utf-8")
     return path

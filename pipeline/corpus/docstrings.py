@@ -2,23 +2,27 @@
 
     path = collect_docstrings(directory)        # one text file, made once for the installed versions
 
-Read with `ast`, never imported. Left out: reading that file (text.py).
+Left out: reading one of their files (docstring_reader.py), and reading the text that comes out (source.py).
 """
 
-import ast
 import configparser
 import hashlib
 import json
+import os
 import platform
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, run
 
 from common.durable import replace_bytes
 from common.progress import silent
+from pipeline.corpus import docstring_reader
 
-_MINIMUM_DOCSTRING = 40  # characters; shorter ones are labels, not prose
+FILES_AT_ONCE = 250  # of one process: some seconds of work
 
 
 def collect_docstrings(directory: str | Path, progress: Callable[..., None] = silent) -> Path:
@@ -37,12 +41,24 @@ def collect_docstrings(directory: str | Path, progress: Callable[..., None] = si
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     texts: set[str] = set()
-    for number, source in enumerate(_python_files()):
-        texts.update(_docstrings(source))
-        progress("docstrings", number, None, unit="files", documents=len(texts))
+    files = [str(file) for file in _python_files()]
+    parts = [files[first : first + FILES_AT_ONCE] for first in range(0, len(files), FILES_AT_ONCE)]
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))  # each thread waits for a process
+    try:
+        for number, found in enumerate(pool.map(_read_elsewhere, parts), 1):
+            texts.update(found)
+            progress("docstrings", min(number * FILES_AT_ONCE, len(files)), len(files), unit="files")
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interruption waits for what is being read, not for all the rest
     ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
     replace_bytes(path, ("\n\n".join(ordered) + "\n").encode())
     return path
+
+
+def _read_elsewhere(files: list[str]) -> list[str]:
+    """The docstrings of some files, read by a process of its own."""
+    command = [sys.executable, "-I", str(Path(docstring_reader.__file__))]
+    return json.loads(run(command, input=json.dumps(files), stdout=PIPE, stderr=DEVNULL, text=True, check=True).stdout)
 
 
 def required_packages() -> list[str]:
@@ -67,31 +83,3 @@ def _python_files() -> Iterator[Path]:
     for name in required_packages():
         files = metadata.distribution(name).files or []
         yield from (Path(file.locate()) for file in files if file.suffix == ".py")
-
-
-def _docstrings(path):
-    """Docstrings of a Python file, inner empty lines closed up so that each stays one document."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in _definitions(tree):
-        text = ast.get_docstring(node)
-        if text and len(text) >= _MINIMUM_DOCSTRING and _is_text(text):
-            yield "\n".join(line for line in text.splitlines() if line.strip())
-
-
-def _definitions(tree):
-    """Module, classes and functions of a tree; expressions, most of its nodes, are not visited."""
-    nodes = [tree]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            found = getattr(node, block, ())
-            nodes += reversed(found) if isinstance(found, list) else ()
-
-
-def _is_text(text):
-    return text.isprintable() or not any(ord(c) < 32 and c not in "\n\t" or 0xD800 <= ord(c) < 0xE000 for c in text)

@@ -1,6 +1,7 @@
 """Resolving a corpus, pieces and windows, against plain readings of the same text (test_sources.py: of every kind)."""
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from kinds import documents
 
 from common.errors import CorpusError
-from pipeline.corpus import JsonLines, TextFile, docstrings, join_windows, open_corpus
+from pipeline.corpus import JsonLines, TextFile, docstring_reader, docstrings, join_windows, open_corpus
 from pipeline.corpus.source import PIECE_CHARACTERS
 from pipeline.corpus.windows import Window, packed_windows
 
@@ -183,12 +184,24 @@ class C:
 def test_docstrings_are_found_without_importing(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(MODULE)
-    assert list(docstrings._docstrings(path)) == [
+    assert list(docstring_reader.docstrings_of(path)) == [
         "A module docstring that is long enough to be kept as prose.",
         "A class docstring of several lines,\nkept as one document, without the gap.",
     ]
     (tmp_path / "bad.py").write_text("def (")
-    assert list(docstrings._docstrings(tmp_path / "bad.py")) == []
+    assert list(docstring_reader.docstrings_of(tmp_path / "bad.py")) == []
+
+
+def test_the_collected_text_is_what_one_process_would_read(tmp_path, monkeypatch):
+    files = sorted(Path(json.__file__).parent.glob("*.py")) + [tmp_path / "lacking.py"]
+    monkeypatch.setattr(docstrings, "_python_files", lambda: files)
+    monkeypatch.setattr(docstrings, "FILES_AT_ONCE", 2)
+    told = []
+    path = docstrings.collect_docstrings(tmp_path, lambda *args, **kinds: told.append(args[1:]))
+    texts = {text for file in files for text in docstring_reader.docstrings_of(file)}
+    in_order = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+    assert path.read_text() == "\n\n".join(in_order) + "\n" and len(texts) > 10
+    assert told[-1] == (len(files), len(files))
 
 
 # -- recipes ---------------------------------------------------------------------------------------------
