@@ -119,7 +119,8 @@ class Store:
     def split(self, name: str) -> WindowReader:
         """WindowReader over `train` or `held_out`."""
         if not any(unit.split == name for unit in self.plan.units):
-            raise StoreError(f"{self.path} has no {name} windows; the corpus is too small for a held-out part")
+            other = "its corpus is too small for a held-out part" if name == "held_out" else "all its text is held out"
+            raise StoreError(f"{self.path} has no {name} windows; {other}")
         return WindowReader(self, self.iter_records(name))
 
     def report(self) -> dict:

@@ -245,15 +245,18 @@ def _check_tokenizer(directory: Path, store: Store) -> None:
 
 def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
     """Extend the position table where it is too short for the store's windows."""
-    offset = 0  # the row of the table that belongs to the first token of a window
-    if hf_config.model_type == "mpnet":
-        offset = 2  # there the padding id is 1, whatever the configuration says
-    elif hf_config.model_type in _POSITIONS_BEHIND_PADDING:
-        offset = hf_config.pad_token_id + 1
+    offset = _first_position(hf_config)
     room = getattr(hf_config, "max_position_embeddings", None)
     if room is not None and room < max_length + offset:
         hf_config.max_position_embeddings = max_length + offset
         logger.info("position table extended from %d to %d", room, max_length + offset)
+
+
+def _first_position(hf_config: PretrainedConfig) -> int:
+    """The row of the position table that belongs to the first token of a window."""
+    if hf_config.model_type == "mpnet":
+        return 2  # there the padding id is 1, whatever the configuration says
+    return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
 
 
 def _dropout_names(hf_config: PretrainedConfig) -> list[str]:

@@ -534,3 +534,12 @@ def test_strays_beside_checkpoints_stay_and_do_no_harm(run, tmp_path):
     assert (place / "step-x").is_dir() and (tmp_path / "mine").exists()
     kept = models.directories([str(run.output)], step="all")
     assert [path.name for path in kept] == ["step-00000002", "step-00000004"]
+
+
+def test_a_store_whose_text_is_all_held_out_says_so(files):
+    path = next(files.plans.glob("*.json"))
+    plan = json.loads(path.read_text())
+    plan["units"] = [unit for unit in plan["units"] if unit["split"] == "held_out"]
+    write_sealed(files.path, path, plan)
+    with pytest.raises(StoreError, match="has no train windows; all its text is held out"):
+        Store.open(files.path).split("train")

@@ -33,7 +33,7 @@ from pipeline.kinds import KINDS
 from pipeline.learn import learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
-from pipeline.teacher.cut import torch_dtype
+from pipeline.teacher.cut import Teacher, torch_dtype
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
@@ -450,7 +450,14 @@ def test_the_dictionary_of_pairs_is_learned_with_segments(place, sentences, tmp_
         dictionary_epochs=1,
     )
     (with_segments,) = learn_dictionary(given)
-    monkeypatch.setattr("pipeline.teacher.cut._segments", lambda model: 1)
+    load = Teacher.load
+
+    def load_without_segments(*arguments, **options):
+        teacher = load(*arguments, **options)
+        teacher.segments = 1
+        return teacher
+
+    monkeypatch.setattr(Teacher, "load", load_without_segments)
     (without,) = learn_dictionary(given)
     assert with_segments["dictionary"] != without["dictionary"]
     assert with_segments["objective"] != without["objective"]
