@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from http_store import serving
+from preloaded import run_command
 from tiny_store import write_store
 
 import cli
@@ -26,8 +25,7 @@ def place(tmp_path):
 
 
 def mlsm(place, *arguments, code=0):
-    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
-    run = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    run = run_command(arguments, cwd=place)
     assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
     return run
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from minilm import minilm_dir
+from preloaded import run_command
 from safetensors.torch import load_file, save_file
 from stored import shards
 from tiny_families import LAYERS, edit_weights, tiny_model, windows
@@ -347,8 +348,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(place, report, tmp_path):
 
 
 def mlsm(*arguments, cwd, code=0):
-    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
-    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    run = run_command(arguments, cwd)
     assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
     return run
 

@@ -1,14 +1,11 @@
 """show-lsp as a person uses it: stores, dictionaries, students; labels; errors of one line."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from data import ROOT
 from http_store import serving
+from preloaded import run_command
 from tiny_exports import exported
 
 from common.errors import InspectionError
@@ -32,8 +29,7 @@ def shown(**settings):
 
 
 def mlsm(place, *arguments, code=0):
-    command = [sys.executable, str(ROOT / "cli.py"), "show-lsp", *map(str, arguments)]
-    run = subprocess.run(command, cwd=place, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    run = run_command(["show-lsp", *arguments], cwd=place)
     assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
     return run
 

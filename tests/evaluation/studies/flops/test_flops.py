@@ -1,12 +1,11 @@
 """Operations against the paper's printed table, torch's counter, and sums by hand."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from data import ROOT, data_path
+from data import data_path
+from preloaded import run_command
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
 from common.errors import FlopsError
@@ -191,8 +190,7 @@ def test_the_command_counts_tells_and_draws(tmp_path):
 
 
 def test_json_and_the_papers_words(tmp_path):
-    command = [sys.executable, str(ROOT / "cli.py"), "count-flops", "--json"]
-    result = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+    result = json.loads(run_command(["count-flops", "--json"], cwd=tmp_path).stdout)
     assert result["percent_of_mlm"] == pytest.approx(
         {"kd": 131.2, "naive-mlsm": 133.3, "mlsm-12": 107.3, "mlsm-10": 103.2}, abs=0.05
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from data import ROOT
+from preloaded import run_command
 from tiny_store import log_of
 
 from common.errors import EXIT_QUARANTINE, SweepError, WsdDataError
@@ -251,6 +252,6 @@ def test_students_that_cannot_be_trained_are_refused_before_encoding(settings, t
 
 @pytest.mark.parametrize("recipe", ["sweep-layers", "sweep_k"])
 def test_recipes_resolve(recipe):
-    command = [sys.executable, "cli.py", "sweep", "--recipe", recipe, "--print-config"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    run = run_command(["sweep", "--recipe", recipe, "--print-config"])
+    assert run.returncode == 0, run.stderr
     assert "max_steps: 300" in run.stdout and "max_tokens: 1000000" in run.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from data import ROOT
+from preloaded import run_command
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -250,8 +251,8 @@ def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
 
 def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):
     started = time.monotonic()
-    smoke = [sys.executable, str(ROOT / "cli.py"), "finetune", str(teacher_directory), "--smoke", "--json"]
-    run = subprocess.run([*smoke, "--output", str(tmp_path)], capture_output=True, text=True, check=True)
+    run = run_command(["finetune", teacher_directory, "--smoke", "--json", "--output", tmp_path])
+    assert run.returncode == 0, run.stderr
     assert time.monotonic() - started < 60 * max(1, os.getloadavg()[0] / os.cpu_count())
     result = json.loads(run.stdout)
     assert result["made"] == 10 and len(result["models"][0]["figures"]) == 14
@@ -281,6 +282,5 @@ def test_mistakes_give_one_clear_line(settings, monkeypatch, changes, message):
 
 
 def test_a_mistake_as_a_command(tmp_path):
-    flags = ["finetune", "bundled", "--tasks", "boolq"]
-    run = subprocess.run([sys.executable, str(ROOT / "cli.py"), *flags], capture_output=True, text=True)
+    run = run_command(["finetune", "bundled", "--tasks", "boolq"])
     assert run.returncode == 2 and run.stderr.count("error:") == 1 and "boolq" in run.stderr
