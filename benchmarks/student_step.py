@@ -133,7 +133,9 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool):
 
     def step(number):
         optimizer.zero_grad(set_to_none=True)
-        loss(model, *batch).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=device() == "cuda"):  # as ours does there
+            found = loss(model, *batch)
+        found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
         optimizer.step()
 

@@ -31,7 +31,12 @@ class MlsmError(Exception):
     def __str__(self) -> str:
         """The message; of a very long one the beginning and the end, which says what to do next."""
         message, half = super().__str__(), MOST_CHARACTERS // 2
-        return message if len(message) <= MOST_CHARACTERS else f"{message[:half]} ... {message[-half:]}"
+        if len(message) <= MOST_CHARACTERS:
+            return message
+        from common.text import redacted  # before the cut, after which the end of a URL is none that it recognises
+
+        message = redacted(message)
+        return f"{message[:half]} ... {message[-half:]}"
 
 
 # -- stores ------------------------------------------------------------------------------------------------

@@ -73,26 +73,41 @@ def check_token_ids(directory: Path) -> None:
         raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
 
 
-def check_size(model_class: Callable, config: "PretrainedConfig", directory: str | Path, **options: Any) -> None:
+def check_size(
+    model_class: type | tuple[type, ...], config: "PretrainedConfig", directory: str | Path, **options: Any
+) -> None:
     """Raise ValueError where a config.json describes more parameters than the files of weights have bytes.
 
     transformers would make room for them, and fill it with random numbers, before it says that they are missing.
 
     model_class, config, options  a class of transformers, and what it is built with
-    directory                     with *.safetensors; without any there is nothing to compare
+    directory                     with model.safetensors, an index of several files, or a checkpoint's
+                                  student.safetensors; without, there is nothing to compare
     """
     import torch  # here, since the rest of this file is light to import
 
-    size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    size = _bytes_of_weights(Path(directory))
     layers = getattr(config, "num_hidden_layers", 0)
     if not size:
         return
+    build: Callable = model_class[0] if isinstance(model_class, tuple) else model_class  # the largest of several
     if layers * _LEAST_BYTES_PER_LAYER > size:
         raise ValueError(f"config.json says {layers:,} layers, and the weights have {size:,} bytes")
     with torch.device("meta"):  # shapes without memory
-        parameters = sum(weight.numel() for weight in model_class(config, **options).parameters())
+        parameters = sum(weight.numel() for weight in build(config, **options).parameters())
     if parameters > size:
         raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
+
+
+def _bytes_of_weights(directory):
+    """Of the files that are loaded, by transformers or as a checkpoint; 0 where there are none."""
+    try:
+        names = {name for name in ("model.safetensors", "student.safetensors") if (directory / name).is_file()}
+        if not names:
+            names = set(json.loads(read_file(directory / "model.safetensors.index.json"))["weight_map"].values())
+        return sum((directory / name).stat().st_size for name in names)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return 0
 
 
 def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:

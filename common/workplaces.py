@@ -83,6 +83,12 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
     """
     try:
         lock = open(directory / LOCK, "r+b", buffering=0)  # noqa: SIM115 (closed below)
+    except PermissionError:  # somebody else's; where a lock may be read, it can be held on many file systems
+        try:
+            lock = open(directory / LOCK, "rb", buffering=0)  # noqa: SIM115 (closed below)
+        except OSError:
+            yield False
+            return
     except OSError as error:
         yield isinstance(error, FileNotFoundError)
         return

@@ -45,11 +45,15 @@ CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
 _PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
 EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # a dictionary that was being saved
+_HEX, _NUMBER = 32 * "[0-9a-f]", 5 * "[0-9]"
 EARLIER_PLACES = {  # work places without a mark: their paths, and the files that were written there
-    ".?*.learning": "learning.npz sample.npy raw.npy center.npy center.json .part-*.npy"
-    " .learning.npz.tmp .sample.npy.tmp .raw.npy.tmp .center.npy.tmp .center.json.tmp ..part-*.npy.tmp",
-    "diagnostics/*/vectors": "part-?????.npz .part-?????.npz.tmp",
+    ".?*.learning": (
+        f"learning.npz sample.npy raw.npy center.npy center.json .part-{_HEX}.npy .learning.npz.tmp .sample.npy.tmp"
+        f" .raw.npy.tmp .center.npy.tmp .center.json.tmp ..part-{_HEX}.npy.tmp"
+    ).split(),
+    "diagnostics/*/vectors": [f"part-{_NUMBER}.npz", f".part-{_NUMBER}.npz.tmp"],
 }
+PARTS_OF_WORKS = ("target.json", "log.jsonl")  # beside them, in a store or a run, nobody puts a work place
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -105,12 +109,12 @@ def _recognise(path):
         return None
     if match := TEMPORARY_NAME.fullmatch(path.name):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if not path.is_dir():
+    if not path.is_dir() or any((path.parent / name).exists() for name in PARTS_OF_WORKS):
         return None
     if EARLIER_TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", None)
     if (files := read_mark(path)) is None:
-        files = next((names.split() for place, names in EARLIER_PLACES.items() if path.match(place)), None)
+        files = next((names for place, names in EARLIER_PLACES.items() if path.match(place)), None)
     if files is None or not _holds_only(path, files):
         return None
     with lock_if_free(path) as is_free:

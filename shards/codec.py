@@ -145,8 +145,9 @@ def pack_block(
         "run_records": run_records.astype(np.uint32),
     }
     if meta.k:
-        if len(nnz) != len(ids):
-            raise ValueError(f"{len(nnz)} rows for {len(ids)} tokens")
+        if not len(nnz) == len(tail) == len(ids) or not len(indices) == len(weights) == nnz.sum():
+            found = f"{len(nnz)} rows, {len(tail)} tails, {len(indices)} atoms, {len(weights)} weights"
+            raise ValueError(f"{found} for {len(ids)} tokens and {nnz.sum()} entries")
         _check_rows(meta, nnz, indices, weights)
         block["nnz"] = nnz.astype(np.uint8)
         block["atoms"] = pack_indices(indices, meta.index_bits)

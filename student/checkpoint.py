@@ -161,17 +161,30 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
     try:
         load_weights(path, model)
         state = torch.load(path / "resume" / "optimizer.pt", map_location=device, weights_only=True)
+        options = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
-        for weight, moments in optimizer.state.items():
-            shapes = {name: moment.shape for name, moment in moments.items()}
-            if shapes != {"step": torch.Size([]), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}:
-                raise ValueError(f"AdamW's state of a weight of shape {tuple(weight.shape)} has {shapes}")
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group.update(own)  # the file's options are the same, unless somebody changed them
+        check_state(optimizer)
     except Exception as error:  # of torch, its unpickler and safetensors, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{path} is as it was written, but does not fit this run ({type(error).__name__}: {problem}). Nothing was"
             f" changed. Move it elsewhere: the same command continues from the one before it."
         ) from error
+
+
+def check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError where AdamW's state after some steps is none, or has moments that cannot be a weight's."""
+    known = {weight: moments for weight, moments in optimizer.state.items() if moments}
+    if not known:
+        raise ValueError("AdamW's state is empty")
+    for weight, moments in known.items():
+        shapes = {name: moment.shape for name, moment in moments.items()}
+        if shapes != {"step": torch.Size([]), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}:
+            raise ValueError(f"AdamW's state of a weight of shape {tuple(weight.shape)} has {shapes}")
+        if not moments["step"].item() >= 1:
+            raise ValueError(f"AdamW's state counts {moments['step'].item():g} steps")
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -17,20 +17,21 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from transformers import AutoConfig
+from transformers import MODEL_MAPPING, AutoConfig
 
 from common.disk import read_file
 from common.durable import publish_directory
 from common.errors import RunError, ShardError, StoreError, WriteError, describe
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
+from common.model_checks import check_size
 from common.progress import silent
 from shards.checked_json import is_number
 from shards.copies import write_files
 from shards.reader import Store
 from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig
-from student.encoders import build_encoder
+from student.encoders import build_encoder, without_pooler
 from student.export import EXPORT_FILES, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
 from student.hub import Revision, push
@@ -68,6 +69,10 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     if config.push_to_hub is not None:
         main = Revision("main", path if config.dry_run and _is_kept(path) else output, f"Step {state['step']}")
         kept = [path for path in checkpoints.find() if _is_kept(path)]
+        for path in kept:
+            if (found := checkpoints.whole(int(path.name[5:]))) is None:
+                raise RunError(f"{path} is damaged, so nothing was pushed. Put back a copy of it, or remove it.")
+            _exported_files(*found)  # raises RunError where its weights cannot be read
         branches = [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
         if config.dry_run:
             report |= _rehearse(config.push_to_hub, branches, main, write)
@@ -159,7 +164,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, store: str | 
         return lambda directory: write_files(directory, contents)
     with _belonging(run, path):
         store = _open_store(run, description, store)
-        task = _task(run, description, store)
+        task = _task(run, description, store, path)
         model = task.build()
         load_weights(path, model)
     lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
@@ -181,8 +186,9 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
                 raise RunError(f"{path / name} changed while it was read. Run the same command again.")
             if name.endswith(".safetensors"):
                 try:
-                    load_safetensors(contents[name])
-                except SafetensorError as error:
+                    if not load_safetensors(contents[name]):
+                        raise ValueError("it is empty")
+                except Exception as error:  # of safetensors, which raises KeyError, too
                     raise RunError(
                         f"{path / name} has the right hash, but holds no weights ({describe(error)}). Nothing was"
                         f" exported. Give the step of another checkpoint."
@@ -205,8 +211,8 @@ def _belonging(run: Path, path: Path):
         ) from error
 
 
-def _task(run: Path, description: dict, store) -> Task:
-    """What the run trains, by its own description; this needs neither initial weights nor the Hub."""
+def _task(run: Path, description: dict, store, path: Path) -> Task:
+    """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
     if "architecture" not in description:
         raise RunError(
             f"{run} was begun by an earlier version that did not write down the encoder's configuration:"
@@ -218,7 +224,9 @@ def _task(run: Path, description: dict, store) -> Task:
     objective = OBJECTIVES[settings["objective"]](store, untied="tied" not in settings)
 
     def build() -> Student:
-        encoder = build_encoder(AutoConfig.for_model(**architecture), settings["seed"])
+        hf_config = AutoConfig.for_model(**architecture)
+        check_size(MODEL_MAPPING[type(hf_config)], hf_config, path / "resume", **without_pooler(hf_config))
+        encoder = build_encoder(hf_config, settings["seed"])
         return Student(encoder, objective.outputs, tied=objective.tied, seed=settings["seed"])
 
     return Task("export-student", objective, architecture, build, export_student)

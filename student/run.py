@@ -65,11 +65,6 @@ class Run:
         self.result_file = self.directory / "result.json"
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
-        if self.checkpoint_directory.is_symlink():
-            raise RunError(
-                f"{self.checkpoint_directory} is a link: checkpoints would be written and removed in another place. Put"
-                f" the directory itself there, or give an --output where there is room for the run."
-            )
         place = Path(config.root) if config.output is None else self.directory
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         self.norm_in_blocks = True
@@ -109,6 +104,14 @@ class Run:
         Such a run keeps that sum to its end, so that clipping never changes within a run.
         """
         return {"gradient_norm": "blocks"} if self.norm_in_blocks else {}
+
+    def check_place(self) -> None:
+        """RunError where checkpoints would be written, and older ones removed, in another place."""
+        if self.checkpoint_directory.is_symlink():
+            raise RunError(
+                f"{self.checkpoint_directory} is a link, and checkpoints are written and removed in the run's own"
+                f" directory only. Move the directory that it leads to here, in the place of the link."
+            )
 
     def places(self) -> dict:
         """The directories of the run and of its export, for the user."""

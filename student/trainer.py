@@ -87,6 +87,7 @@ def train(
             run.clean()
         held.enter_context(own_randomness(ranks.device))
         signals = held.enter_context(StopSignals())
+        run.check_place()
         trainer = Trainer(resolved, store, task, run, ranks=ranks, progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"already_finished": False}
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, run
+from subprocess import run
 
 from common.durable import replace_bytes
+from common.errors import CorpusError
 from common.progress import silent
 from pipeline.corpus import docstring_reader
 
@@ -57,8 +58,13 @@ def collect_docstrings(directory: str | Path, progress: Callable[..., None] = si
 
 def _read_elsewhere(files: list[str]) -> list[str]:
     """The docstrings of some files, read by a process of its own."""
-    command = [sys.executable, "-I", str(Path(docstring_reader.__file__))]
-    return json.loads(run(command, input=json.dumps(files), stdout=PIPE, stderr=DEVNULL, text=True, check=True).stdout)
+    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []
+    command = [sys.executable, *utf8, "-P", "-W", "ignore", str(Path(docstring_reader.__file__))]
+    done = run(command, input=json.dumps(files), capture_output=True, text=True)
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise CorpusError(f"the docstrings of {files[0]} and the next files cannot be read: {why}")
+    return json.loads(done.stdout)
 
 
 def required_packages() -> list[str]:

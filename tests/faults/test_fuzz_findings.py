@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -438,18 +439,41 @@ def test_a_kept_checkpoint_whose_weights_are_none_is_not_exported(run, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("lost", ["exp_avg_sq", "step"])
-def test_an_optimiser_without_a_moment(run, lost):
+def change_optimiser(run, change):
+    """Change what the newest checkpoint keeps of the optimiser, under a right hash."""
     path = run.output / "checkpoints" / "step-00000003"
     file = path / "resume" / "optimizer.pt"
     kept = torch.load(file, weights_only=True)
-    kept["state"][3]["other"] = kept["state"][3].pop(lost)
+    change(kept)
     torch.save(kept, file)
     state = json.loads((path / "state.json").read_text())
     state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_sealed(run.output, path / "state.json", state)
+
+
+OPTIMISERS = {
+    "no second moment": lambda kept: kept["state"][3].update(other=kept["state"][3].pop("exp_avg_sq")),
+    "no step": lambda kept: kept["state"][3].update(other=kept["state"][3].pop("step")),
+    "no state": lambda kept: kept["state"].clear(),
+    "steps below zero": lambda kept: kept["state"][3].update(step=torch.tensor(-1.0)),
+}
+
+
+@pytest.mark.parametrize("change", OPTIMISERS)
+def test_an_optimiser_whose_state_cannot_be_after_three_steps(run, change):
+    change_optimiser(run, OPTIMISERS[change])
     with pytest.raises(RunError, match="step-00000003 is as it was written, but does not fit"):
         train(run)
+
+
+def test_the_options_of_the_optimiser_are_the_runs(run, tmp_path):
+    """Not those that somebody wrote into the checkpoint."""
+    shutil.copytree(run.output, tmp_path / "other", symlinks=True)
+    unbroken = train(replace(run, output=tmp_path / "other"))["held_out"]
+    change_optimiser(
+        run, lambda kept: [group.update(maximize=True, weight_decay=5.0) for group in kept["param_groups"]]
+    )
+    assert train(run)["held_out"] == unbroken
 
 
 def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
@@ -478,7 +502,9 @@ def test_a_baseline_in_the_log_that_holds_no_numbers_is_left_out_of_the_card(run
     assert json.loads((out / "lineage.json").read_text())["baseline"] == {}
 
 
-@pytest.mark.parametrize("value", [{"vocab_size": True}, {"num_hidden_layers": {}}, {"model_type": []}])
+@pytest.mark.parametrize(
+    "value", [{"vocab_size": True}, {"num_hidden_layers": {}}, {"model_type": []}, {"type_vocab_size": 1 << 24}]
+)
 def test_an_architecture_that_cannot_be_built(run, value):
     file = run.output / "config.json"
     kept = json.loads(file.read_text())

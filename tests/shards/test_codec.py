@@ -92,7 +92,8 @@ def test_rows_that_break_the_contract_are_refused():
         ([1, 0], [10], [1.0], "below k"),
         ([1, 0], [3], [0.0], "positive"),
         ([256, 0], range(256), [1] * 256, "255"),
-        ([1], [3], [1.0], "1 rows for 2 tokens"),
+        ([1], [3], [1.0], "1 rows, .* for 2 tokens"),
+        ([1, 1], [3], [1.0], "1 atoms, 1 weights for 2 tokens and 2 entries"),
     ]:
         with pytest.raises(ValueError, match=message):
             codec.pack_block(

@@ -20,7 +20,7 @@ from transformers import (
 
 from common.errors import BlimpError, describe
 from common.invocation import program
-from common.model_checks import describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights
 from evaluation.tasks.blimp.scoring import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
@@ -69,6 +69,7 @@ def _load_stock(directory: Path) -> PreTrainedModel:
     config = check_family(directory)
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     try:
+        check_size(model_class, config, directory)
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
             model, report = model_class.from_pretrained(
                 directory,
