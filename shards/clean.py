@@ -53,7 +53,7 @@ EARLIER_PLACES = {  # work places without a mark: their paths, and the files tha
     ).split(),
     "diagnostics/*/vectors": [f"part-{_NUMBER}.npz", f".part-{_NUMBER}.npz.tmp"],
 }
-PARTS_OF_WORKS = ("target.json", "log.jsonl")  # beside them, in a store or a run, nobody puts a work place
+NO_WORKPLACE_BESIDE = ("target.json", "log.jsonl")  # in a store or a run, whose `lock` may be anybody's
 _SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 
 
@@ -109,10 +109,12 @@ def _recognise(path):
         return None
     if match := TEMPORARY_NAME.fullmatch(path.name):
         return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if not path.is_dir() or any((path.parent / name).exists() for name in PARTS_OF_WORKS):
+    if not path.is_dir():
         return None
     if EARLIER_TEMPORARY.fullmatch(path.name):
         return LeftOver(path, "temporary", None)
+    if any((path.parent / name).exists() for name in NO_WORKPLACE_BESIDE):
+        return None
     if (files := read_mark(path)) is None:
         files = next((names for place, names in EARLIER_PLACES.items() if path.match(place)), None)
     if files is None or not _holds_only(path, files):

@@ -165,7 +165,7 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
         optimizer.load_state_dict(state)
         for group, own in zip(optimizer.param_groups, options, strict=True):
             group.update(own)  # the file's options are the same, unless somebody changed them
-        check_state(optimizer)
+        _check_state(optimizer)
     except Exception as error:  # of torch, its unpickler and safetensors, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(
@@ -174,7 +174,7 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
         ) from error
 
 
-def check_state(optimizer: torch.optim.Optimizer) -> None:
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError where AdamW's state after some steps is none, or has moments that cannot be a weight's."""
     known = {weight: moments for weight, moments in optimizer.state.items() if moments}
     if not known:

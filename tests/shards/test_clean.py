@@ -10,7 +10,7 @@ import pytest
 from make_store import make_store
 
 from common.disk import temporary_name
-from common.workplaces import workplace
+from common.workplaces import LOCK, MARK, workplace
 from shards import clean as module
 from shards.clean import clean
 from shards.reader import Store
@@ -80,6 +80,17 @@ def test_all_takes_the_young_ones_too_but_a_shard_that_has_just_appeared(store, 
     assert "its record may be about to follow" in report["kept"][0]["reason"]
     later(monkeypatch, hours=(module.COMMIT_SECONDS + 1) / 3600)
     assert names(clean(store.path.parent.parent, everything=True)) == [paths[-1].name]
+
+
+def test_a_mark_inside_a_store_does_not_make_its_units_a_work_place(store, monkeypatch):
+    """Whoever made the store may have put it there; what earlier versions left beside the units goes all the same."""
+    (store.units / LOCK).write_text(f"{MARK}\n*\n")
+    earlier = store.path / f".dictionary.{10**18}.tmp"
+    earlier.mkdir()
+    before = sorted(store.units.iterdir())
+    later(monkeypatch)
+    assert names(clean(store.path.parent, everything=True)) == [earlier.name]
+    assert sorted(store.units.iterdir()) == before
 
 
 def test_a_living_writer_loses_nothing(store, monkeypatch):
