@@ -11,13 +11,13 @@ Shapes: P positions, k LSPs.
 """
 
 import logging
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 
+from common.arrays import read_npz
 from common.durable import appearing_whole
 from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.codec import SparseRows
@@ -97,9 +97,9 @@ def _two(mass_2PK, tokens_2P):
 
 def _load(path, shape):
     try:
-        with np.load(path) as kept:
-            mass_2PK, tokens_2P = kept["mass"], kept["tokens"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        kept = read_npz(path)
+        mass_2PK, tokens_2P = kept["mass"], kept["tokens"]
+    except (OSError, ValueError, KeyError):
         return None
     if mass_2PK.shape != (2, *shape) or tokens_2P.shape != (2, shape[0]):
         return None

@@ -233,6 +233,12 @@ class Trainer:
                 f"evaluation after step {self.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
                 f" the effective batch stays as it is. Last whole checkpoint: {self.saved or 'none'}."
             ) from error
+        if not all(math.isfinite(figure) for figure in self.figures.values()):
+            raise TrainingError(
+                f"evaluation after step {self.steps}: a held-out figure is not finite ({self.figures}): weights have"
+                f" become too large. Last whole checkpoint: {self.saved or 'none'}. Lower --lr; if the run ends like"
+                f" this again, that checkpoint is damaged: move it elsewhere, and the run goes on from the one before."
+            )
         line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, baseline)}
         if "loss_by_position" in baseline:
             line["held_out_vs_baseline_by_position"] = share_of_baseline(self.figures, baseline, "loss_by_position")

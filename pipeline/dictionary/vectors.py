@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import describe
+
 HELD_OUT_VECTORS = 2048  # at most a tenth of the vectors
 IDENTITY_ROWS = 512  # that a checkpoint compares
 MAGIC = b"\x93NUMPY"  # a .npy file begins with it
@@ -30,8 +32,8 @@ def open_vectors(path: str | os.PathLike) -> np.ndarray:
             raise ValueError(f"{path} is not a .npy file. {advice}")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as numbers ({error}). {advice}") from error
+    except Exception as error:  # of Python's parser and tokenizer too, which NumPy gives the header to
+        raise ValueError(f"{path} cannot be read as numbers ({describe(error)}). {advice}") from error
 
 
 def file_digest(path: Path) -> str:

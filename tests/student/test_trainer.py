@@ -256,6 +256,15 @@ def test_a_loss_that_is_not_finite_stops_with_all_one_needs(ids_store, settings,
     assert train(config)["steps"] == 8
 
 
+def test_a_held_out_figure_that_is_not_finite_stops_before_anything_is_written(ids_store, settings, monkeypatch):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    monkeypatch.setattr(Mlm, "measure", lambda self, logits, targets: {"loss": logits.new_tensor(float("inf"))})
+    with pytest.raises(TrainingError, match="a held-out figure is not finite"):
+        train(config)
+    monkeypatch.undo()
+    assert train(config)["steps"] == 8
+
+
 def test_a_gradient_that_is_not_finite_stops(ids_store, settings, monkeypatch):
     honest = Mlm.loss_sums
 

@@ -15,13 +15,13 @@ at the end. A task is `blimp`, or, where only a part is scored or in another way
 import math
 import statistics
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from common.arrays import read_npz
 from common.device import choose_device
 from common.durable import appearing_whole, make_directories
 from common.errors import BlimpError
@@ -184,9 +184,9 @@ def _write(file: Path, identity: str, scores: Scores) -> None:
 def _read(file: Path, identity: str) -> Scores | None:
     """The scores in a file; None where it has none, or those of other pairs, weights or another metric."""
     try:
-        with np.load(file) as arrays:
-            if str(arrays["identity"]) != identity:
-                return None
-            return Scores(arrays["good_N"], arrays["bad_N"], float(arrays["seconds"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        arrays = read_npz(file)
+        if str(arrays["identity"]) != identity:
+            return None
+        return Scores(arrays["good_N"], arrays["bad_N"], float(arrays["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
