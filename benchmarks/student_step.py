@@ -4,19 +4,19 @@
 
 Both train a BERT (6 x 256, 4 x 256, 2 x 128) on 32 windows of 128 tokens, |V| = 28,996, with gradient clipping and
 fused AdamW. Stock: `BertForMaskedLM(ids, labels)`, logits over the vocabulary at every position, on a batch that lies
-ready in memory. `sparse_mlm`: the same modules with head and logits at masked positions only. Each comes twice: as it
-is, and with its linear layers through oneDNN (`..._onednn`), since torch's own products are slow on some processors;
-`best_stock_mlm` and `best_sparse_mlm` are the faster of the two by the median. Ours: k = 3072, about 31
-non-zeros per token, including reading, masking and decoding the rows from a store on disk; `our_mlm` has everything of
-ours but the target. The steps are interleaved, so that a busy machine slows all alike. BERT's own dropout of 0.1;
-6 x 256 is reported without it too. `--quick` measures 6 x 256 alone, in five rounds.
+ready in memory. Sparse: the same modules with head and logits at masked positions only. Each races in two forms, as it
+is and with its linear layers through oneDNN (`..._onednn`), since torch's own products are slow on some processors;
+the faster one is `best_stock_mlm`, `best_sparse_mlm`. Ours: k = 3072, about 31 non-zeros per token, including reading,
+masking and decoding the rows from a store on disk, with the library for each product that a run would choose;
+`our_mlm` has everything of ours but the target. The rivals take turns, so that a busy machine slows all alike, of a few
+steps each, of which the first is not counted: it pays for the memory that the others took. BERT's own dropout of 0.1;
+6 x 256 is compared with the sparse rival without it too. `--quick` measures 6 x 256 alone.
 
 Prints lines for people, then one of JSON. Left out: time to a given quality (another benchmark's claim).
 """
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -27,71 +27,86 @@ import numpy as np
 import torch
 import transformers
 
+from common.device import choose_device
+from common.machine import processor
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
+from student.arithmetic import choose_arithmetic
 from student.config import StudentConfig
 from student.encoders import encoder_config
+from student.linear import use_fast_linear
 from student.masking import build_masking
 from student.model import build_student
 from student.objectives import OBJECTIVES
-from student.onednn import use_onednn
-from student.step import Loader, Stepper
+from student.step import Loader, Stepper, resolve_dtype
 
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
 NON_ZEROS = 31
-WARM_UP, ROUNDS, QUICK_ROUNDS = (
-    8,
-    9,
-    5,
-)  # steps; the stock step's first six are up to 40 % slower, which would flatter us
+TURNS, STEPS = 3, 4  # of every rival, steps in a turn
 ENCODERS = ("bert-6x256", "bert-4x256", "bert-2x128")
 CONFIG = StudentConfig(batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000, lr=1e-4)
+CONFIG = replace(CONFIG, dtype=resolve_dtype("auto", choose_device("auto")))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory() as directory:
         store = write_store(Path(directory))
-        configs = {encoder: replace(CONFIG, encoder=encoder) for encoder in ENCODERS}
-        configs["no_dropout"] = replace(CONFIG, encoder=ENCODERS[0], dropout=0.0)
-        wanted = list(configs)[: 1 if quick else None]
-        found = {name: report(measure(store, configs[name], rounds), name) for name in wanted}
-    headline = found.pop(ENCODERS[0])
+        found = {}
+        for encoder in ENCODERS[: 1 if quick else None]:
+            found[encoder] = report(*measure(store, replace(CONFIG, encoder=encoder)), encoder)
+        headline = found.pop(ENCODERS[0])
+        if not quick:
+            config = replace(CONFIG, encoder=ENCODERS[0], dropout=0.0)
+            found["no_dropout"] = report(*measure(store, config, {"sparse_mlm": sparse_step}), "no dropout")
     print(f"our MLSM step: {headline['mlsm_vs_best_stock_mlm']:.2f} x the best stock masked-LM step, {ENCODERS[0]}")
     print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions()))
 
 
-def measure(store, config: StudentConfig, rounds: int) -> dict:
-    """Seconds of every timed step, an array for every rival."""
-    rivals = {}
-    for name, step in {"stock_mlm": stock_step, "sparse_mlm": sparse_step}.items():
-        rivals |= {name: step(store, config), f"{name}_onednn": step(store, config, onednn=True)}
+def measure(store, config: StudentConfig, kinds: dict | None = None) -> tuple[dict, dict]:
+    """Seconds of every timed step, an array for every rival; and for each kind of rival the form that won its race."""
+    rivals, fastest = {}, {}
+    for name, make in (kinds or {"stock_mlm": stock_step, "sparse_mlm": sparse_step}).items():
+        forms = {name: make(store, config), f"{name}_onednn": make(store, config, onednn=True)}
+        race = {form: min(take_turn(step)) for form, step in forms.items()}
+        fastest[f"best_{name}"] = min(race, key=lambda form: race[form])
+        rivals[f"best_{name}"] = forms[fastest[f"best_{name}"]]
     rivals |= {"our_mlm": our_step(store, config, "mlm"), "mlsm": our_step(store, config, "mlsm")}
-    return {name: np.array(times) for name, times in interleave(rivals, rounds).items()}
+    return {name: np.array(times) for name, times in interleave(rivals).items()}, fastest
 
 
-def interleave(rivals: dict, rounds: int = ROUNDS) -> dict:
-    """Seconds of every step of every rival, taking turns; warm-up left out."""
+def interleave(rivals: dict, turns: int = TURNS) -> dict:
+    """Seconds of every counted step of every rival, taking turns; a first turn of all is warm-up."""
     seconds: dict = {name: [] for name in rivals}
-    for turn in range(WARM_UP + rounds):
+    for turn in range(1 + turns):
         for name, step in rivals.items():
-            begun = time.perf_counter()
-            step(turn)
-            if turn >= WARM_UP:
-                seconds[name].append(time.perf_counter() - begun)
+            found = take_turn(step)
+            if turn > 0:
+                seconds[name] += found
     return seconds
+
+
+def take_turn(step) -> list[float]:
+    """Seconds of a few steps in a row but the first."""
+    seconds = []
+    for number in range(STEPS):
+        begun = time.perf_counter()
+        step(number)
+        seconds.append(time.perf_counter() - begun)
+    return seconds[1:]
 
 
 def our_step(store, config: StudentConfig, objective_name: str):
     """One step as the trainer does it, reading included and not overlapped."""
     objective = OBJECTIVES[objective_name](store)
-    stepper = Stepper(config, build_student(config, store, objective).to(device()), objective)
+    model = build_student(config, store, objective).to(device())
+    arithmetic = choose_arithmetic(config, model, store.max_length, torch.device(device()))
+    stepper = Stepper(config, model, objective, arithmetic=arithmetic)
     loader = loader_of(store, config, objective)
 
     def step(number):
@@ -125,7 +140,7 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool):
     """A step of transformers' model by torch's AdamW, on one batch that lies ready."""
     model = transformers.BertForMaskedLM(encoder_config(config, store)).to(device()).train()
     if onednn:
-        use_onednn(model)
+        use_fast_linear(model)
     rates = {"lr": config.lr, "weight_decay": config.weight_decay}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **rates)
     micro = loader_of(store, config, OBJECTIVES["mlm"](store)).step(config.seed, 0, WINDOWS).micro[0]
@@ -196,21 +211,18 @@ def block(rng, windows: int) -> dict:
     }
 
 
-def report(seconds: dict, title: str) -> dict:
+def report(seconds: dict, fastest: dict, title: str) -> dict:
     """Print one measurement for people; returns its figures."""
     print(title)
     tokens = WINDOWS * LENGTH
     for name, times in seconds.items():
         rate, low, high = (tokens / value for value in (np.median(times), times.max(), times.min()))
-        print(f"{name:18s} {rate:8.0f} tokens/s   ({low:.0f} to {high:.0f}, {len(times)} steps)")
-    figures = {}
-    for name in ("stock_mlm", "sparse_mlm"):
-        fastest = min((name, f"{name}_onednn"), key=lambda rival: float(np.median(seconds[rival])))
-        seconds = seconds | {f"best_{name}": seconds[fastest]}
-        figures[f"best_{name}"] = fastest
-    pairs = [(ours, rival) for ours in ("mlsm", "our_mlm") for rival in seconds if rival not in ("mlsm", "our_mlm")]
+        form = f", {fastest[name]}" if name in fastest else ""
+        print(f"{name:18s} {rate:8.0f} tokens/s   ({low:.0f} to {high:.0f}, {len(times)} steps{form})")
+    figures: dict = dict(fastest)
+    pairs = [(ours, rival) for ours in ("mlsm", "our_mlm") for rival in fastest]
     for name, rival in [*pairs, ("mlsm", "our_mlm")]:
-        ratios = seconds[rival] / seconds[name]  # turn by turn
+        ratios = seconds[rival] / seconds[name]  # step by step
         figures[f"{name}_vs_{rival}"] = statistics.median(ratios)
         figures[f"{name}_vs_{rival}_spread"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
     figures["tokens_per_second"] = {name: tokens / float(np.median(times)) for name, times in seconds.items()}
@@ -220,21 +232,13 @@ def report(seconds: dict, title: str) -> dict:
 def conditions() -> dict:
     """Hardware, versions and command."""
     return {
-        "device": torch.cuda.get_device_name() if device() == "cuda" else cpu_name(),
+        "device": torch.cuda.get_device_name() if device() == "cuda" else processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "command": "python -m benchmarks.student_step",
     }
-
-
-def cpu_name() -> str:
-    """The processor's model where the system tells it."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (names or [platform.machine()])[0]
 
 
 def device() -> str:

@@ -44,9 +44,9 @@ from pipeline.encode import encode_lsp
 from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders import encoder_config
+from student.linear import use_fast_linear
 from student.model import build_student
 from student.objectives import OBJECTIVES
-from student.onednn import use_onednn
 from student.step import build_optimizer
 from student.trainer import train
 
@@ -118,7 +118,7 @@ def stock_step(config: StudentConfig, store, onednn: bool):
     """A step of transformers' model by torch's AdamW, reading included."""
     model = BertForMaskedLM(encoder_config(config, store)).train()
     if onednn:
-        use_onednn(model)
+        use_fast_linear(model)
     optimizer = build_optimizer(model, config)
     loader = loader_of(store, config, OBJECTIVES["mlm"](store))
 
@@ -152,7 +152,7 @@ def official_step(config: StudentConfig, store, onednn: bool):
     loader = loader_of(store, config, OBJECTIVES["mlm"](store))
     teacher = AutoModel.from_pretrained(minilm_directory(), num_hidden_layers=LAYER, add_pooling_layer=False).eval()
     for model in (student, teacher) if onednn else ():
-        use_onednn(model)
+        use_fast_linear(model)
     atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms)
     step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
 

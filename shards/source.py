@@ -33,6 +33,7 @@ import fsspec
 
 from common.errors import AnswerError, BudgetError, RefusedError, RemoteError, ShardError, StoreError, WholeError
 from common.invocation import program
+from common.machine import cache_directory
 from common.text import redacted, without_credentials
 
 _AT_ONCE = 64
@@ -64,8 +65,7 @@ class Remote:
     @property
     def directory(self) -> Path:
         """Where the cache is."""
-        user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
-        return Path(self.cache or os.environ.get("MLSM_CACHE") or user).expanduser()
+        return Path(self.cache).expanduser() if self.cache else cache_directory()
 
     @property
     def budget(self) -> int | None:

@@ -24,6 +24,7 @@ import webdataset as wds
 
 from common import disk
 from common.durable import publish_json, replace_json
+from common.machine import cpu_model
 from shards import codec
 from shards.manifest import StoreFiles, UnitRecord
 from shards.schema import BLOCK_TOKENS, SHARD_MTIME, ShardMeta
@@ -261,12 +262,4 @@ def _json_bytes(value):
 @cache
 def local_environment() -> dict[str, str]:
     """CPU model and the library versions that shape the bytes."""
-    return {"cpu": _cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": version("mlsm")}
-
-
-def _cpu_model():
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": version("mlsm")}

@@ -39,7 +39,7 @@ FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "e
 
 OPERATIONAL = frozenset(
     ["store", "output", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every", "track", "keep_last", "activation_checkpointing"]
+    + ["log_every", "track", "keep_last", "activation_checkpointing", "products"]
 )
 
 
@@ -133,6 +133,10 @@ class StudentConfig:
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU. Weights stay float32"""
+
+    products: Literal["auto", "onednn", "torch"] = "auto"
+    """library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a machine, and
+    takes the faster one for each shape. A run keeps what it began with, also where it is resumed"""
 
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from common.documents import attention_inputs
+from common.products import USUAL
 from shards.counter import hash_u64
 from shards.reader import Store
 from student.config import StudentConfig
@@ -21,8 +22,8 @@ from student.deberta import adapt_deberta
 from student.encoders import build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
+from student.linear import linear, use_fast_linear
 from student.objectives import Objective
-from student.onednn import linear, use_onednn
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 
@@ -69,7 +70,8 @@ class Student(nn.Module):
         self._initialise_head(seed)
         self._last_layer = LastLayer(encoder)
         adapt_deberta(encoder)
-        use_onednn(self)
+        self.products = USUAL  # until `use_fast_linear` is told others
+        use_fast_linear(self)
 
     def forward(
         self,
@@ -101,7 +103,7 @@ class Student(nn.Module):
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         states_Md, parts = self.head(hidden_Md), self._output_parts()
         biases = self.output_bias_K.split([len(part) for part in parts])
-        logits = [linear(states_Md, part, bias) for part, bias in zip(parts, biases, strict=True)]
+        logits = [linear(states_Md, part, bias, self.products) for part, bias in zip(parts, biases, strict=True)]
         return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     def checkpoint_activations(self) -> None:
@@ -114,6 +116,11 @@ class Student(nn.Module):
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of a forward and backward pass over windows of a length."""
         return 3 * forward_flops(self, windows, length, masked)
+
+    @property
+    def output_shapes(self) -> list[tuple[int, int]]:
+        """Inputs and outputs (d, K) of the products that are no linear layer's."""
+        return [(part.shape[1], part.shape[0]) for part in self._output_parts()]
 
     @property
     def output_matrix(self) -> Tensor:

@@ -23,7 +23,7 @@ def lineage(trainer: "Trainer") -> dict:
     }
     if trainer.config.continue_from is not None:  # settings say which weights, by their content; this says where
         found["continued_from"] = str(trainer.config.continue_from)
-    return found | trainer.run.arithmetic()
+    return found | trainer.run.arithmetic.to_json()
 
 
 def summary(trainer: "Trainer") -> dict:

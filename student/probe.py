@@ -29,6 +29,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
+from common.products import USUAL
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
 from shards.reader import Store, is_url
@@ -47,6 +48,7 @@ from student.export import (
 )
 from student.flops import forward_flops
 from student.identity import find_description
+from student.linear import linear
 from student.lsp_model import (
     HEAD_FILE,
     export_of,
@@ -60,7 +62,6 @@ from student.lsp_model import (
 )
 from student.model import Student
 from student.objectives import Mlm
-from student.onednn import linear
 from student.probe_config import ProbeConfig
 from student.task import Task
 from student.trainer import train
@@ -82,6 +83,7 @@ class ProbedStudent(nn.Module):
         # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
+        self.products = USUAL  # of the probe; the frozen part keeps oneDNN's
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -90,7 +92,7 @@ class ProbedStudent(nn.Module):
             outputs_Mk = self.student(*args, **kwargs)
             if self.probe_input == "softmax":
                 outputs_Mk = outputs_Mk.float().softmax(dim=1)
-        return linear(outputs_Mk, self.probe_Vk)
+        return linear(outputs_Mk, self.probe_Vk, None, self.products)
 
     def checkpoint_activations(self) -> None:
         """Nothing to do: the frozen part keeps none."""
@@ -98,6 +100,11 @@ class ProbedStudent(nn.Module):
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of the frozen part's forward pass, and of the probe's: forward, and backward to its weights."""
         return forward_flops(self.student, windows, length, masked) + 2 * 2 * masked * self.probe_Vk.numel()
+
+    @property
+    def output_shapes(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the probe, as of a Student's output matrix."""
+        return [(self.probe_Vk.shape[1], self.probe_Vk.shape[0])]
 
     @property
     def student(self) -> Student:

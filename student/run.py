@@ -1,7 +1,7 @@
 """The directory of one run: what belongs to it, its log, and whether it is finished.
 
     config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
-                   from it), how the gradient's norm is summed; written first, never changed
+                   from it), the arithmetic (arithmetic.py); written first, never changed
     log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
                    the log reads like that of an unbroken run
     checkpoints/   checkpoint.py
@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from common.paths import utf8
 from common.text import redacted
 from shards.manifest import fingerprint
 from shards.reader import Store
+from student.arithmetic import Arithmetic
 from student.checkpoint import Checkpoints, remove_leftovers
 from student.config import StudentConfig
 from student.identity import (
@@ -51,12 +52,19 @@ class Run:
     architecture  what decides what is built, beside the settings (task.py)
     settings      those that decide what is trained (task.py); by default the configuration's
     create        whether to create it: only the first of several processes does
+    arithmetic    called for the arithmetic of a run that begins; one that is resumed keeps its own
     Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
                   version began a run of the same command, without a default that was added later, and it is unfinished
     """
 
     def __init__(
-        self, config: StudentConfig, store: Store, architecture: dict, settings: dict | None = None, create: bool = True
+        self,
+        config: StudentConfig,
+        store: Store,
+        architecture: dict,
+        settings: dict | None = None,
+        create: bool = True,
+        arithmetic: Callable[[], Arithmetic] = Arithmetic,
     ):
         self.identity = identity = run_identity(config, store, architecture, settings)
         self.directory = Path(config.output or default_directory(config, identity, architecture))
@@ -67,12 +75,11 @@ class Run:
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.output is None else self.directory
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
-        self.norm_in_blocks = True
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
-            # As config.json says: with its spelling of the settings, and with the norm that the run was begun with.
+            # As config.json says: with its spelling of the settings, and the arithmetic that the run was begun with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
-            self.norm_in_blocks = found.get("gradient_norm") == "blocks"
+            self.arithmetic = Arithmetic.of(found)
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
         newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
@@ -80,7 +87,7 @@ class Run:
             logger.warning(
                 "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
             )
-            self.norm_in_blocks = newest.get("gradient_norm") == "blocks"
+            self.arithmetic = Arithmetic.of(newest)
         elif found is not None:
             check_same_run(self.directory, found, identity, architecture, store)
         elif newest is not None or self.config_file.exists():
@@ -93,17 +100,11 @@ class Run:
         else:
             _check_unused(self.directory)
             check_earlier_version(config, identity)
+            self.arithmetic = arithmetic()
             self.directory.mkdir(parents=True, exist_ok=True)
         kept = {"operational": _operational(config), "architecture": architecture}
         with _replacing(self.config_file):
-            replace_json(self.config_file, identity | kept | self.arithmetic(), allow_nan=True)
-
-    def arithmetic(self) -> dict:
-        """How the gradient's norm is summed; empty in runs that earlier versions began with one float32 sum.
-
-        Such a run keeps that sum to its end, so that clipping never changes within a run.
-        """
-        return {"gradient_norm": "blocks"} if self.norm_in_blocks else {}
+            replace_json(self.config_file, identity | kept | self.arithmetic.to_json(), allow_nan=True)
 
     def check_place(self) -> None:
         """RunError where checkpoints would be written, and older ones removed, in another place."""
@@ -126,11 +127,13 @@ class Run:
                 f"{path} is a checkpoint of another run: other settings, store or encoder. Nothing was changed. Move it"
                 f" elsewhere, or give another --output."
             )
-        if "run" in state and state.get("gradient_norm") != self.arithmetic().get("gradient_norm"):
-            raise RunError(
-                f"{self.config_file}: field gradient_norm is not what {path} was trained with: it is damaged. Nothing"
-                f" was changed. Move config.json elsewhere: the same command writes it anew."
-            )
+        arithmetic = self.arithmetic.to_json()
+        for name in ("gradient_norm", "products"):
+            if "run" in state and state.get(name) != arithmetic.get(name):
+                raise RunError(
+                    f"{self.config_file}: field {name} is not what {path} was trained with: it is damaged. Nothing was"
+                    f" changed. Move config.json elsewhere: the same command writes it anew."
+                )
 
     def result(self) -> dict | None:
         """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""

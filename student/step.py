@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from shards.counter import hash_u64
 from shards.segments import segment_ids
 from shards.windows import WindowBatch, WindowReader
+from student.arithmetic import Arithmetic
 from student.batches import Batch, MicroBatch, digest_windows, to_device
 from student.config import ResolvedConfig
 from student.dropout import use_fast_dropout
+from student.linear import use_fast_linear
 from student.masking import Masking
 from student.memory import free_unused
 from student.objectives import Objective
@@ -119,8 +121,8 @@ class Loader:
 class Stepper:
     """Updates a student that is on its device already.
 
-    ranks           the processes that share every batch
-    norm_in_blocks  False: the gradient's norm is one float32 sum, as in runs that an earlier version began
+    ranks       the processes that share every batch
+    arithmetic  how the run computes what could be computed in several ways
     """
 
     def __init__(
@@ -129,13 +131,15 @@ class Stepper:
         model: nn.Module,
         objective: Objective,
         ranks: Ranks | None = None,
-        norm_in_blocks: bool = True,
+        arithmetic: Arithmetic | None = None,
     ):
         self.config, self.model, self.objective = config, model.train(), objective
-        self.ranks, self.norm_in_blocks = ranks or Ranks(), norm_in_blocks
+        arithmetic = arithmetic or Arithmetic()
+        self.ranks, self.norm_in_blocks = ranks or Ranks(), arithmetic.norm_in_blocks
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             use_fast_dropout(model.encoder)
+            use_fast_linear(model, arithmetic.products)
         if config.activation_checkpointing:
             model.checkpoint_activations()
         if config.compile:

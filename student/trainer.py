@@ -27,6 +27,7 @@ from common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.announcement import announcement
+from student.arithmetic import Arithmetic, choose_arithmetic
 from student.batches import Batch, pin, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
@@ -106,7 +107,11 @@ def _open(
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     settings = task.settings(resolved.config)
-    run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first)
+
+    def arithmetic() -> Arithmetic:
+        return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device)
+
+    run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first, arithmetic=arithmetic)
     return resolved, store, task, run
 
 
@@ -133,7 +138,7 @@ class Trainer:
         self.model = model = task.build().to(ranks.device)
         self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
-        self.stepper = Stepper(config, model, objective, ranks, run.norm_in_blocks)
+        self.stepper = Stepper(config, model, objective, ranks, run.arithmetic)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
@@ -257,7 +262,7 @@ class Trainer:
             "plan": self.store.plan_id,
             "target": self.store.target_id,
             "run": fingerprint(self.run.identity),
-            **self.run.arithmetic(),
+            **self.run.arithmetic.to_json(),
             "shards": self.loader.windows.digest,
         }
         if self.ranks.is_first:

@@ -8,6 +8,12 @@ import pytest
 from tiny_teacher import standard_text, tiny_teacher
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """A cache of the session's own: what is measured or fetched here neither comes from the user's nor goes there."""
+    os.environ["MLSM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def english_text(tmp_path_factory):
     """A text file of docstrings of standard modules, a document each."""

@@ -32,7 +32,7 @@ from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
-from student.onednn import use_onednn
+from student.linear import use_fast_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -91,7 +91,7 @@ class StockMaskedLm:
     def _make_fast(self) -> None:
         encoder = self._model.base_model
         adapt_deberta(encoder)
-        use_onednn(self._model)
+        use_fast_linear(self._model)
         self._last_layer = LastLayer(encoder)
         self._where = None
         encoder.register_forward_hook(self._gather)

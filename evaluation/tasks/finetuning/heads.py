@@ -36,8 +36,8 @@ from shards.manifest import fingerprint
 from student.deberta import adapt_deberta
 from student.dropout import use_fast_dropout
 from student.encoders import without_pooler
+from student.linear import use_fast_linear
 from student.lsp_model import quiet_transformers
-from student.onednn import use_onednn
 
 _HEAD_PURPOSE = 0x66744864  # "ftHd"
 DEVIATION = 0.02  # of BERT's initialiser
@@ -74,7 +74,7 @@ class Backbone:
         # the same results on a CPU in less time: DeBERTa without gathers, cheaper dropout, oneDNN's products
         adapt_deberta(model.base_model)
         use_fast_dropout(model.base_model)
-        use_onednn(model)
+        use_fast_linear(model)
         return model, digest
 
     def _fill_encoder(self, model, head):

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import student.onednn
-from student.onednn import OneDnnLinear, linear, use_onednn
+import student.linear
+from student.linear import FastLinear, linear, use_fast_linear
 
-pytestmark = pytest.mark.skipif(not student.onednn.available(), reason="this torch lacks the operator")
+pytestmark = pytest.mark.skipif(not student.linear.available(), reason="this torch lacks the operator")
 
 
 def results(function, shape, bias, wanted=(True, True)):
@@ -49,13 +49,13 @@ def test_a_model_keeps_its_names_and_weights():
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4, bias=False))
     rows, before = torch.randn(5, 8), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     expected = model(rows)
-    use_onednn(model)
-    assert isinstance(model[0], OneDnnLinear) and isinstance(model[2], OneDnnLinear)
+    use_fast_linear(model)
+    assert isinstance(model[0], FastLinear) and isinstance(model[2], FastLinear)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.allclose(model(rows), expected, atol=1e-5)
 
 
 def test_without_the_operator_everything_works(monkeypatch):
-    monkeypatch.setattr(student.onednn, "available", lambda: False)
+    monkeypatch.setattr(student.linear, "available", lambda: False)
     rows, weight = torch.randn(5, 8), torch.randn(4, 8)
     assert torch.equal(linear(rows, weight), F.linear(rows, weight))

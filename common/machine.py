@@ -1,0 +1,31 @@
+"""What this machine is called, and where its user's cache lies."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def cpu_model() -> str:
+    """The processor's model where the system tells it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def processor() -> str:
+    """The processor, by model and by the numbers that tell generations of one name apart."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return cpu_model()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    numbers = [f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping") if name in facts]
+    return ", ".join([cpu_model(), *numbers])
+
+
+def cache_directory() -> Path:
+    """Where things are kept that can be made or fetched again: $MLSM_CACHE, else mlsm in the user's cache."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
+    return Path(os.environ.get("MLSM_CACHE") or user).expanduser()

@@ -1,0 +1,120 @@
+"""What a run decides when it begins, it keeps: a resumed run computes as it began, wherever that happens."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_store import log_of
+
+import student.arithmetic
+from common.errors import Interrupted, RunError
+from common.onednn import available
+from common.products import TORCH, USUAL, WAYS
+from student.arithmetic import Arithmetic, choose_arithmetic
+from student.config import StudentConfig
+from student.trainer import train
+
+pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Names of the ways in which products were computed."""
+    names = set()
+
+    def follow(name, compute):
+        def followed(*arguments):
+            names.add(name)
+            return compute(*arguments)
+
+        return followed
+
+    for ways in WAYS.values():
+        for name, compute in list(ways.items()):
+            monkeypatch.setitem(ways, name, follow(name, compute))
+    return names
+
+
+def measuring(monkeypatch, products):
+    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: products)
+
+
+def stop_after_four(*_, step, **figures):
+    if step == 4:
+        raise Interrupted("stopped", 2)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "config.json"])
+def test_a_resumed_run_computes_as_it_began(ids_store, settings, tmp_path, monkeypatch, taken, lost):
+    measuring(monkeypatch, dict(TORCH))
+    unbroken = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": tmp_path / "unbroken"})
+    train(unbroken)
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    with pytest.raises(Interrupted):
+        train(config, stop_after_four)
+    assert taken == {"torch"}
+    measuring(monkeypatch, {})  # another machine, or another day
+    if lost != "nothing":
+        (config.output / lost).unlink()
+    train(config)
+    assert taken == {"torch"}
+    ours, theirs = (load_file(run.output / "export" / "model.safetensors") for run in (config, unbroken))
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+    for file in (config.output / "config.json", config.output / "export" / "lineage.json"):
+        assert json.loads(file.read_text())["products"] == {"all": "torch"}
+
+
+def test_a_run_of_an_earlier_version_stays_with_onednn(ids_store, settings, monkeypatch, taken):
+    measuring(monkeypatch, {})
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    with pytest.raises(Interrupted):
+        train(config, stop_after_four)
+    assert "products" not in json.loads((config.output / "config.json").read_text())
+    measuring(monkeypatch, dict(TORCH))
+    train(config)
+    assert taken == {"onednn"}
+    assert len(log_of(config.output)) == 8
+
+
+def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
+    measuring(monkeypatch, dict(TORCH))
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    with pytest.raises(Interrupted):
+        train(config, stop_after_four)
+    file = config.output / "config.json"
+    file.write_text(file.read_text().replace('"torch"', '"onednn"'))
+    with pytest.raises(RunError, match="field products is not what .* was trained with"):
+        train(config)
+
+
+@pytest.mark.parametrize(("setting", "way"), [("onednn", "onednn"), ("torch", "torch")])
+def test_it_can_be_set(ids_store, settings, monkeypatch, taken, setting, way):
+    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("nothing is to be measured"))
+    config = StudentConfig(store=ids_store.path, objective="mlm", products=setting, **settings)
+    train(config)
+    assert taken == {way}
+    assert len(train(config)) and taken == {way}
+
+
+@pytest.mark.parametrize("record", [{}, {"products": None}, {"products": 3}, {"products": ["torch"]}], ids=str)
+def test_records_without_products_mean_onednn(record):
+    assert Arithmetic.of(record | {"gradient_norm": "blocks"}) == Arithmetic(True, USUAL)
+
+
+def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
+    shapes: set = set()
+    monkeypatch.setattr(student.arithmetic, "measure_products", lambda wanted: shapes.update(wanted) or {})
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(config)
+    tokens = 4 * ids_store.max_length
+    assert {shape for shape in shapes if shape[0] == tokens} == {(tokens, 32, 32), (tokens, 32, 128), (tokens, 128, 32)}
+    outputs = {shape for shape in shapes if shape[2] == ids_store.vocab_size}
+    assert outputs and all(rows < tokens for rows, *_ in outputs)
+
+
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"compile": True}, {"products": "onednn"}], ids=str)
+def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
+    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("measured"))
+    config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
+    assert choose_arithmetic(config, None, 128, torch.device("cpu")) == Arithmetic()
