@@ -19,7 +19,14 @@ from common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
 from common.streams import guard_standard_streams, loss
 from terminal.flags import take_flag
 from terminal.help import overview, unknown_verb
-from terminal.process import complain, end_on_signals, is_follower, is_told_by_another, one_line
+from terminal.process import (
+    complain,
+    end_on_signals,
+    is_follower,
+    is_told_by_another,
+    one_line,
+    wait_without_spinning,
+)
 from terminal.verb import Verb, run_verb
 
 VERBS = {
@@ -174,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     guard_standard_streams()
     end_on_signals()
+    wait_without_spinning()
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = take_flag(argv, "--debug")
     try:

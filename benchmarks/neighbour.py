@@ -1,0 +1,75 @@
+"""How fast training is beside one busy process, relative to training alone.
+
+    python -m benchmarks.neighbour
+
+The command `train-student` on the store of benchmarks.student_step (BERT 2 x 128, whose many short products end in many
+barriers), alone and beside a process that keeps one core busy, in turns. `busy_share` is the rate beside the neighbour
+over the rate alone; `busy_share_spinning` is the same with OpenMP's default, by which threads spin while they wait for
+one another, as in earlier versions. Rates are medians over the steps of a run, from its log.
+
+Prints lines for people, then one of JSON.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.data import ROOT, conditions
+from benchmarks.student_step import write_store
+
+ROUNDS, STEPS, WARM_UP = 2, 30, 5
+WAITING = {"": {}, "_spinning": {"GOMP_SPINCOUNT": "300000"}}  # the default of GNU's OpenMP
+
+
+def main() -> None:
+    rates: dict = {}
+    with tempfile.TemporaryDirectory() as directory:
+        store = write_store(Path(directory)).path
+        for number in range(ROUNDS):
+            for kind, environment in WAITING.items():
+                for state, neighbour in {"alone": contextlib.nullcontext(), "busy": busy_process()}.items():
+                    output = Path(directory) / f"{state}{kind}-{number}"
+                    with neighbour:
+                        rates.setdefault(f"{state}{kind}", []).append(train(store, output, environment))
+                    print(f"{state}{kind:<12} {rates[f'{state}{kind}'][-1]:8.0f} tokens/s")
+    shares = {
+        f"busy_share{kind}": [
+            busy / alone for busy, alone in zip(rates[f"busy{kind}"], rates[f"alone{kind}"], strict=True)
+        ]
+        for kind in WAITING
+    }
+    result: dict = {"benchmark": "neighbour"}
+    for name, values in shares.items():
+        result |= {name: statistics.median(values), f"{name}_spread": [min(values), max(values)]}
+    result["alone_vs_alone_spinning"] = statistics.median(rates["alone"]) / statistics.median(rates["alone_spinning"])
+    print(json.dumps(result | {"tokens_per_second": rates} | conditions()))
+
+
+@contextlib.contextmanager
+def busy_process():
+    """A process that computes without end in one thread."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def train(store: Path, output: Path, environment: dict) -> float:
+    """Tokens per second of the median step of a short run."""
+    settings = ["--encoder", "bert-2x128", "--batch-windows", "32", "--micro-batch", "32", "--max-steps", str(STEPS)]
+    settings += ["--save-every", "0", "--eval-every", "0", "--eval-windows", "1", "--device", "cpu"]
+    command = [sys.executable, str(ROOT / "cli.py"), "train-student", "--store", str(store), "--output", str(output)]
+    subprocess.run([*command, *settings], env=os.environ | environment, check=True, capture_output=True)
+    lines = map(json.loads, (output / "log.jsonl").read_text().splitlines())
+    return statistics.median(line["tokens_per_second"] for line in lines if line["step"] > WARM_UP and "loss" in line)
+
+
+if __name__ == "__main__":
+    main()
