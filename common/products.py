@@ -3,7 +3,8 @@
 torch carries two: its own (MKL) and oneDNN (onednn.py). Which is faster depends on the processor, the operation and the
 shape. On one AMD EPYC (Zen 5) oneDNN took half of MKL's time; on another it gained a tenth in the forward pass, while
 its gradients of wide layers took up to twice MKL's time, since it transposes their large factors. So each operation of
-each class of shapes is timed once on a machine, and the answer is kept in the user's cache.
+each class of shapes is timed once on a machine, and the answer is kept in the user's cache. It is timed in one thread,
+so that results do not depend on how many threads a command has.
 
     products = measure_products([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
     multiply = find_way("weight_gradient", (4096, 256, 1024), products)
@@ -19,6 +20,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -70,7 +72,7 @@ def find_way(operation: str, shape: Shape, products: Mapping[str, str]) -> Calla
 def measure_products(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
     """The fastest way of each operation for each shape, where it is not the usual one.
 
-    What was measured on this machine before, with these threads and libraries, is looked up. Measuring takes a tenth of
+    What was measured on this machine before, with these libraries, is looked up. Measuring takes a tenth of
     a second a product, more for those that take that long themselves.
     """
     if not available():
@@ -87,7 +89,8 @@ def measure_products(shapes: Iterable[Shape], operations: Iterable[str] = tuple(
         logger.info(
             "timing %d matrix products, once on this machine, to compute each by the faster library", len(missing)
         )
-        found |= {name: _fastest(*wanted[name]) for name in sorted(missing)}
+        with _one_thread():
+            found |= {name: _fastest(*wanted[name]) for name in sorted(missing)}
         _write_cache(known | {machine: known.get(machine, {}) | found})
     return {name: way for name, way in sorted(found.items()) if way != "onednn"}
 
@@ -128,12 +131,22 @@ def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
     return fastest if best[fastest] <= GAIN * best["onednn"] else "onednn"
 
 
+@contextmanager
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 # -- the cache -------------------------------------------------------------------------------------------------
 
 
 def _machine() -> str:
     """What the times depend on."""
-    return f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{processor()}, torch {torch.__version__}"
 
 
 def _cache_file():

@@ -12,7 +12,8 @@ from common.settings import check
 
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
 CENTERS = ("none", "mean", "position")
-HOW = ("retry_quarantine", "dry_run", "workers", "scheduler")  # settings on which what is made does not depend
+# Settings on which what is made does not depend; of `products`, a last bit may.
+HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products")
 DOCSTRINGS = ("docstrings",)  # the demonstration's own text
 
 
@@ -166,6 +167,10 @@ class TeacherConfig(WorkersConfig):
     `never` gives type 0 to every token, as version 0.1 did, and adds to a store that it made."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
+    products: Literal["auto", "onednn", "torch"] = "auto"
+    """Library of the teacher's float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a
+    machine, and takes the faster one for each shape, in all workers. Results differ in the last bits; the record of a
+    unit says what was not oneDNN's."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -7,7 +7,7 @@ A Job is never changed, and can be sent to other processes. A command makes one,
 Left out: dictionaries (learn.py), encoding (units.py), who does the work (executors/).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ class Job:
     sources      by name
     stamps       of the sources when they were scanned, by name: while a stamp is the same, the content is
     progress     called with what the command is doing; a process that the job is sent to reports nothing
+    products     which library computes which product of the teacher, where that is decided already
     """
 
     config: Any
@@ -53,10 +54,11 @@ class Job:
     sources: dict[str, Source]
     stamps: dict[str, tuple[int, int]]
     progress: Callable[..., None] = silent
+    products: Mapping[str, str] | None = None
 
     def __reduce__(self) -> tuple:
         fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
-        return Job, fields
+        return Job, (*fields, silent, None if self.products is None else dict(self.products))
 
     def check_sources(self) -> None:
         """Raise CorpusError if a source is no longer the file that was scanned."""
@@ -181,6 +183,7 @@ def load_teacher(job: Job) -> "Teacher":
     if teacher.device.type == "cuda":
         require_gpu_solver()
     check_teacher(job, teacher)
+    teacher.choose_products(config.products, job.products)
     return teacher
 
 

@@ -35,8 +35,8 @@ GROUPS = {
     "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
         packing document_boundary held_out_by full repair dry_run metric paper smoke overwrite top tokens samples all
         private solver center seed json""",
-    "resources": """device dtype workers scheduler micro_batch batch_tokens unit_tokens compile activation_checkpointing
-        gpu mfu""",
+    "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
+        activation_checkpointing gpu mfu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
         dictionary_batch tolerance solver_steps retry_quarantine kappa target_temperature untied warmup weight_decay
         decay_all grad_clip mask_rate_end mask_unit corruption checkpoints save_every keep_last eval_every eval_windows

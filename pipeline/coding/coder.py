@@ -81,6 +81,8 @@ class TeacherCoder:
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
+        if teacher.products:
+            self.environment["products"] = dict(teacher.products)
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "solve", "finish")}
         self._teaching, self._solving = threading.Lock(), threading.Lock()  # `mend` does both, in its own thread
         self.most_windows = max(1, config.batch_tokens // config.max_length)

@@ -6,6 +6,7 @@
 base.py says what an executor is; killers.py finds the text at which workers die.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.executors.base import Executor
@@ -15,8 +16,10 @@ from pipeline.executors.inline import Inline
 def open_executor(job: Any, teacher: Any = None) -> Executor:
     """The executor that the settings ask for, as a context manager.
 
-    teacher  the teacher of the job, where it is loaded already
+    teacher  the teacher of the job, where it is loaded already: workers take the library of each product from it
     """
+    if teacher is not None:
+        job = replace(job, products=teacher.products)
     if job.config.workers == 1 and job.config.scheduler is None:
         return Inline(job, teacher)
     from pipeline.executors.dask import WorkerPool  # takes half a second to import

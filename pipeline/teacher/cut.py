@@ -12,7 +12,7 @@ import copy
 import inspect
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from common.documents import accept_pairwise_mask, attention_inputs, why_not_apa
 from common.errors import TeacherError, describe
 from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights
 from common.paths import utf8_name
-from pipeline.solvers import onednn
+from common.products import TORCH, USUAL, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
 
@@ -63,6 +63,7 @@ class Teacher:
     segments       token types that it has embeddings for; 0 where the family knows none
     fingerprint    hex sha256 of the content of configuration and weights (not of name, layer or dtype)
     dtype, device  of the computation; the result is float32 whatever the dtype
+    products       which library computes which of its linear layers on a CPU, where that is not oneDNN
     """
 
     def __init__(self, name: str, layer: int, num_layers: int, model: "PreTrainedModel", fingerprint: str):
@@ -76,6 +77,7 @@ class Teacher:
         self.dtype, self.device = model.dtype, model.device
         self._model = model
         accept_pairwise_mask(model)
+        self._use_products(USUAL)
 
     @classmethod
     def load(
@@ -99,13 +101,39 @@ class Teacher:
             name=str(name_or_path),
             layer=layer,
             num_layers=config.num_hidden_layers,
-            model=fast_linear(model.to(device)),
+            model=model.to(device),
             fingerprint=fingerprint(directory, name_or_path),
         )
 
     def in_float32(self) -> "Teacher":
         """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
+
+    def choose_products(self, setting: str, decided: Mapping[str, str] | None = None, tokens: int = 8192) -> None:
+        """Take the library of each product as `--products` says.
+
+        decided  what another process, which handed this one its work, decided already
+        tokens   of a forward pass, about
+        """
+        if decided is None:
+            decided = {}
+            if self._is_served() and setting != "onednn":
+                layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
+                shapes = {(tokens, layer.in_features, layer.out_features) for layer in layers}
+                decided = TORCH if setting == "torch" else measure_products(shapes, ["forward"])
+        self._use_products(decided)
+
+    def _use_products(self, products: Mapping[str, str]) -> None:
+        self.products = products if self._is_served() else USUAL
+        for module in self._modules() if self._is_served() else ():
+            if type(module) in (torch.nn.Linear, _FastLinear):  # another subclass may compute something else
+                module.__class__, module.products = _FastLinear, products
+
+    def _is_served(self) -> bool:
+        return self.device.type == "cpu" and self.dtype == torch.float32
+
+    def _modules(self) -> Iterable[torch.nn.Module]:
+        return self._model.modules()
 
     @torch.inference_mode()
     def __call__(
@@ -312,24 +340,15 @@ def check_report(report: dict, model: "PreTrainedModel", name: str | Path) -> No
         raise TeacherError(f"{name}: {unused}")
 
 
-class _OneDnnLinear(torch.nn.Linear):
-    """A linear layer computed by oneDNN, for inference."""
+class _FastLinear(torch.nn.Linear):
+    """A linear layer on a CPU, for inference, by the library that `products` names (common/products.py)."""
 
-    def forward(self, rows):
-        return onednn.linear(rows, self.weight, self.bias)
+    products: Mapping[str, str] = USUAL
 
-
-def fast_linear(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Send float32 linear layers on a CPU through oneDNN.
-
-    MiniLM cut at layer 5 ran 1.6 times as fast this way on two cores of an EPYC, the results within 3e-6 of each
-    other (relative).
-    """
-    if model.device.type == "cpu" and model.dtype == torch.float32 and onednn.available():
-        for module in model.modules():
-            if type(module) is torch.nn.Linear:
-                module.__class__ = _OneDnnLinear
-    return model
+    def forward(self, rows_nd):
+        rows_Nd, (outputs, inputs) = rows_nd.flatten(0, -2), self.weight.shape
+        multiply = find_way("forward", (len(rows_Nd), inputs, outputs), self.products)
+        return multiply(rows_Nd, self.weight, self.bias).view(*rows_nd.shape[:-1], outputs)
 
 
 def max_positions(model: "PreTrainedModel") -> float:

@@ -9,6 +9,7 @@ Shapes: C tokens, d hidden width, V entries of the vocabulary.
 """
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from common.device import choose_device
 from common.errors import TeacherError
 from common.invocation import program
-from pipeline.teacher.cut import Teacher, check_report, cut_config, fast_linear, load_weights, read_config, torch_dtype
+from pipeline.teacher.cut import Teacher, check_report, cut_config, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class MaskedLm(Teacher):
 
     def __init__(self, name: str, model: "PreTrainedModel", fingerprint: str):
         layers = model.config.num_hidden_layers
+        self._whole, self._head = model, _head_alone(model)
         super().__init__(name, layers, layers, model.base_model, fingerprint)
-        self._head = _head_alone(model)
         self.vocabulary = self.logits(torch.zeros(1, self.hidden_size, device=self.device)).shape[1]
 
     @classmethod
@@ -54,11 +55,14 @@ class MaskedLm(Teacher):
         model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
         _require_head(report, model.base_model_prefix, name_or_path)
         check_report(report, model, name_or_path)
-        return cls(str(name_or_path), fast_linear(model.to(device)), teacher_fingerprint(name_or_path))
+        return cls(str(name_or_path), model.to(device), teacher_fingerprint(name_or_path))
 
     def in_float32(self) -> "MaskedLm":
         """As of Teacher."""
         return MaskedLm.load(self.name, dtype="float32", device=self.device)
+
+    def _modules(self) -> Iterable[torch.nn.Module]:
+        return self._whole.modules()
 
     @torch.inference_mode()
     def logits(self, rows_Cd: torch.Tensor) -> torch.Tensor:

@@ -75,12 +75,15 @@ def test_what_was_measured_is_looked_up_next_time(timed, cache):
     assert len(next(iter(json.loads(cache.read_text()).values()))) == 6
 
 
-def test_other_threads_are_measured_anew(timed, one_thread):
-    measure_products([WIDE])
-    timed.clear()
+def test_the_number_of_threads_changes_nothing_and_stays(monkeypatch, one_thread):
+    used = []
+    monkeypatch.setattr(common.products, "_fastest", lambda *_: used.append(torch.get_num_threads()) or "onednn")
     torch.set_num_threads(2)
     measure_products([WIDE])
-    assert len(timed) == 3
+    assert used == [1, 1, 1] and torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    measure_products([WIDE])
+    assert len(used) == 3
 
 
 def test_products_that_take_no_time_are_not_measured(timed):

@@ -18,6 +18,7 @@ from distributed.comm import CommClosedError
 from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
 
+import pipeline.teacher.cut
 from common.errors import CorpusError, EncodeError
 from common.progress import silent
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
@@ -27,6 +28,7 @@ from pipeline.executors.cluster import THREADS, event_loop, gpu_of, local_cluste
 from pipeline.executors.dask import WorkerPool
 from pipeline.job import check_same_teacher, load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
+from shards.reader import Store
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -75,6 +77,13 @@ def reports(alone):
 def spread(alone, client):
     """The same settings for the workers."""
     return replace(alone, scheduler=client.scheduler.address, output=alone.output.with_name("two"))
+
+
+def test_workers_take_the_library_of_each_product_from_the_command(spread, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline.teacher.cut, "measure_products", lambda shapes, operations: {"all": "torch"})
+    (report, *_) = encode_lsp(replace(spread, max_tokens=8_000, output=tmp_path))
+    records = Store.open(report["store"]).records("train")
+    assert records and all(record.environment["products"] == {"all": "torch"} for record in records)
 
 
 def files(output):

@@ -1,0 +1,99 @@
+"""Which library computes the teacher's products: chosen once, handed to workers, told in the records."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModel
+
+import pipeline.teacher.cut
+from common.onednn import available
+from common.products import TORCH, USUAL
+from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.encode import encode_logits, encode_lsp
+from pipeline.teacher import Teacher
+from shards.reader import Store
+
+pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What was asked to be measured; the answer is torch's own library for everything."""
+    asked: list = []
+
+    def measure(shapes, operations):
+        asked.append((sorted(shapes), operations))
+        return dict(TORCH)
+
+    monkeypatch.setattr(pipeline.teacher.cut, "measure_products", measure)
+    return asked
+
+
+@pytest.fixture
+def settings(english_text, teacher_directory, tmp_path):
+    return {
+        "teacher": str(teacher_directory),
+        "corpus": (str(english_text),),
+        "max_length": 32,
+        "max_tokens": 3000,
+        "batch_tokens": 512,
+        "device": "cpu",
+        "output": tmp_path / "runs",
+    }
+
+
+def test_with_torchs_own_products_it_is_the_full_model_bit_for_bit(teacher_directory):
+    ids = torch.randint(5, 600, (4, 16), generator=torch.Generator().manual_seed(0))
+    teacher = Teacher.load(teacher_directory, 2)
+    assert teacher.products == USUAL
+    usual = teacher(ids)
+    teacher.choose_products("torch")
+    assert teacher.products == TORCH
+    full = AutoModel.from_pretrained(teacher_directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = full(ids, output_hidden_states=True).hidden_states[2]
+    assert torch.equal(teacher(ids), expected)
+    assert torch.allclose(usual, expected, atol=1e-5)
+    teacher.choose_products("onednn")
+    assert torch.equal(teacher(ids), usual)
+
+
+def test_what_was_decided_elsewhere_is_not_measured_again(teacher_directory, measured):
+    teacher = Teacher.load(teacher_directory, 2)
+    teacher.choose_products("auto", {"forward 4096 32 32": "torch"})
+    assert teacher.products == {"forward 4096 32 32": "torch"} and not measured
+    teacher.choose_products("auto", tokens=100)
+    assert teacher.products == TORCH
+    assert measured == [([(100, 32, 32), (100, 32, 64), (100, 64, 32)], ["forward"])]
+
+
+def test_low_precision_has_nothing_to_choose(teacher_directory, measured):
+    teacher = Teacher.load(teacher_directory, 2, dtype="bfloat16")
+    teacher.choose_products("auto")
+    assert teacher.products == USUAL and not measured
+
+
+def test_records_say_what_was_not_onednns(settings, measured):
+    config = EncodeConfig(**settings, layer=(2,), k=(24,), lam=0.1, dictionary_tokens=1000)
+    (report,) = encode_lsp(config)
+    assert products_in(report) == [dict(TORCH)] and measured
+    (usual,) = encode_lsp(replace(config, products="onednn", output=config.output / "other"))
+    assert products_in(usual) == [None]
+    assert len(measured) == 1
+    (again,) = encode_lsp(replace(config, products="onednn"))  # how, not what: the same store
+    assert again["store"] == report["store"]
+
+
+def test_so_do_those_of_logits(settings, measured):
+    (report,) = encode_logits(EncodeLogitsConfig(**settings | {"teacher": "bundled", "max_tokens": 600}))
+    assert products_in(report) == [dict(TORCH)]
+
+
+def test_a_command_without_a_teacher_has_no_such_setting():
+    assert not hasattr(EncodeIdsConfig, "products")
+
+
+def products_in(report) -> list:
+    found = [record.environment.get("products") for record in Store.open(report["store"]).records("train")]
+    return [one for number, one in enumerate(found) if one not in found[:number]]
