@@ -6,15 +6,19 @@ only. Left out: weights that the model lacks (the loading report of transformers
 """
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.disk import read_file
+from common.errors import describe
+from common.paths import utf8_name
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Families whose checkpoints were published with code of their own before transformers took that same code over.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
@@ -56,7 +60,31 @@ def _flat(values):
         yield from value if isinstance(value, list | tuple) else (value,)
 
 
-def check_token_ids(directory: Path) -> None:
+def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a directory, by transformers' AutoTokenizer; code that it brings is not run.
+
+    options  of AutoTokenizer.from_pretrained
+    Raises   whatever transformers and tokenizers raise of a damaged file, always an Exception
+    """
+    from transformers import AutoTokenizer  # here, since the rest of this file is light to import
+
+    _check_token_ids(Path(directory))
+    with catch_panics(), utf8_name(directory) as place:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+
+
+@contextmanager
+def catch_panics() -> Iterator[None]:
+    """Turn a panic of a library that is written in Rust, which is no Exception, into a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(describe(error)) from None
+
+
+def _check_token_ids(directory):
     """Raise ValueError where a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
 
     The tokenizers library makes room for every id up to the largest, and ends the whole process where memory runs out.
@@ -71,6 +99,38 @@ def check_token_ids(directory: Path) -> None:
     ids += [added.get("id") for added in values.get("added_tokens") or [] if isinstance(added, dict)] if model else []
     if largest := max((id for id in ids if isinstance(id, int) and id >= MOST_TOKEN_IDS), default=None):
         raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
+
+
+def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel") -> str | None:
+    """Why a model cannot read what a tokenizer makes of a text; None where it can.
+
+    Compared are all ids that the tokenizer can give, those that it frames a text with among them, with the token
+    embeddings, and its segments with the segment embeddings.
+    """
+    try:
+        with catch_panics():
+            pair = tokenizer("a", "\ue000", return_token_type_ids=True, verbose=False)  # hardly a known character
+            largest = max([*tokenizer.get_vocab().values(), *pair["input_ids"]], default=-1)
+            segment = max(pair["token_type_ids"], default=0)
+    except Exception as error:  # of tokenizers, Exception itself among them
+        return f"the tokenizer cannot read a text ({describe(error)})."
+    known = model.get_input_embeddings().num_embeddings
+    if largest >= known:
+        return f"the tokenizer's ids go up to {largest}, but the model knows {known} words."
+    segments = getattr(model.config, "type_vocab_size", 0)
+    if segment >= max(2, segments):
+        return f"the tokenizer's segments go up to {segment}, but the model knows {segments}."
+    return None
+
+
+def max_positions(model: "PreTrainedModel") -> float:
+    """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if table is None:  # relative or rotary positions
+        return getattr(model.config, "max_position_embeddings", None) or math.inf
+    # RoBERTa and its kin number positions from padding_idx + 1 on
+    offset = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - offset
 
 
 def check_size(

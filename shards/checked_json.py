@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from common.errors import ShardError
-from shards.schema import BLOCK_TOKENS
+from shards.schema import BLOCK_TOKENS, MAX_OCTAVES
 
 MAX_DEPTH = 64  # brackets inside one another; the files of this project have fewer than ten
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size
@@ -216,7 +216,7 @@ TARGET = {
     "k": within(0, MAX_WIDTH),
     "vocab_size": within(1, MAX_WIDTH),
     "max_length": within(1, 65_535),
-    "weight_octaves": within(1, 255),
+    "weight_octaves": within(1, MAX_OCTAVES),
     "special_ids": OBJECT._replace(fields=_SPECIAL_IDS),
 }
 PLAN = {

@@ -26,7 +26,7 @@ import numpy as np
 from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
-from common.model_checks import check_token_ids
+from common.model_checks import open_tokenizer
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
@@ -190,12 +190,9 @@ def check_dictionary(files: "StoreFiles", found: str) -> None:
 
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
     """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running code of theirs."""
-    from transformers import AutoTokenizer  # only here: it takes seconds to import
-
     with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
         write_files(Path(directory), contents)
-        check_token_ids(Path(directory))
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return open_tokenizer(directory, local_files_only=True)
 
 
 def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:

@@ -8,10 +8,10 @@ dropped from it joins the tail:
 
     tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
 
-so only the tail is rounded twice. Units, blocks, windows and plan are the same, so the new store pairs with all
-stores of the plan. Finished units are skipped and equal input gives equal bytes, as at encoding. The record of a unit
-names the shard that it was derived from (`source_sha256`): when the source has been encoded again since, to other
-bytes, the unit is derived again.
+so only the tail is rounded twice. A stored tail of 1 was rounded up, since its row has entries, and counts as a little
+less. Units, blocks, windows and plan are the same, so the new store pairs with all stores of the plan. Finished units
+are skipped and equal input gives equal bytes, as at encoding. The record of a unit names the shard that it was derived
+from (`source_sha256`): when the source has been encoded again since, to other bytes, the unit is derived again.
 
 Shapes: T tokens, E entries.
 """
@@ -29,9 +29,11 @@ from common.progress import silent
 from shards import codec, copies
 from shards.manifest import StoreFiles, fingerprint
 from shards.reader import Store, is_url
-from shards.schema import MAX_ENTRIES, ShardMeta
+from shards.schema import MAX_ENTRIES, TAIL_STEPS_PER_OCTAVE, ShardMeta
 from shards.shard_file import blocks, naming
 from shards.writer import UnitWriter
+
+_LARGEST_TAIL = 2 ** (-1 / (4 * TAIL_STEPS_PER_OCTAVE))  # the middle of those that are rounded to 1, in octaves
 
 
 def derive(
@@ -171,10 +173,11 @@ def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows
     kept_E = _largest(columns["weights"], nnz_T, top_n)
     row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
     dropped_T = np.bincount(row_E[~kept_E], rows.weights[~kept_E], len(nnz_T))
-    whole_T = 1 - rows.tail.astype(np.float64)
+    tail_T = np.minimum(rows.tail, _LARGEST_TAIL, dtype=np.float64)
+    whole_T = 1 - tail_T
     indptr = np.concatenate(([0], np.cumsum(np.minimum(nnz_T, top_n))))
     weights = rows.weights[kept_E] * whole_T[row_E[kept_E]]
-    return codec.SparseRows(indptr, rows.indices[kept_E], weights, rows.tail + whole_T * dropped_T)
+    return codec.SparseRows(indptr, rows.indices[kept_E], weights, tail_T + whole_T * dropped_T)
 
 
 def _largest(codes, nnz_T, top_n):

@@ -235,9 +235,9 @@ class StoreFiles:
 
     @cached_property
     def _of_target(self):
-        """Fingerprint of the target, and whether its units have rows."""
+        """Fingerprint of the target, whether its units have rows, and the bytes that the sums of a unit take."""
         target = self.target()
-        return target["target"], target["k"] > 0
+        return target["target"], target["k"] > 0, 4 * target["vocab_size"] + 8 * target["k"]
 
     def record_file(self, unit_id: str) -> Path:
         return self.units / f"{unit_id}.json"
@@ -249,11 +249,16 @@ class StoreFiles:
             record = UnitRecord.read(path)
         except FileNotFoundError:
             return None
-        target_id, has_rows = self._of_target
+        target_id, has_rows, bytes_of_sums = self._of_target
         if record.target != target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
         if has_rows and (lost := ROW_STATISTICS - record.statistics.keys()):
             raise ShardError(f"{path}: field statistics.{min(lost)} is missing. {_remedy(path)}")
+        if record.groups[-1]["length"] < bytes_of_sums:  # readers make arrays as wide as the target says
+            raise ShardError(
+                f"{path}: field groups: __stats__ of {record.groups[-1]['length']:,} bytes cannot hold the sums of the "
+                f"target's vocabulary and LSPs, {bytes_of_sums:,} bytes. {_remedy(path)}"
+            )
         return record
 
     def open_shard(self, record: UnitRecord) -> RawIOBase:

@@ -45,6 +45,7 @@ BLOCK_TOKENS = 65_536
 MAX_ENTRIES = 255  # entries of one token: nnz is one byte
 LSP_OCTAVES = 12  # the weights of real codes span far less; 8 bits then cost 3e-5 nats
 LOGITS_OCTAVES = 24  # a vocabulary's probabilities span more: 12 would cost 1.7e-3 nats
+MAX_OCTAVES = 100  # beyond 118 the smallest of 255 weights is no normal float32, and in the end 0
 TAIL_STEPS_PER_OCTAVE = 16
 NO_TAIL = 255
 SHARD_MTIME = 0
@@ -108,6 +109,8 @@ class ShardMeta:
             object.__setattr__(self, "index_bits", index_bits(self.k))
         if self.max_length > 65_535:
             raise ValueError(f"windows of {self.max_length} tokens do not fit the format; the limit is 65,535")
+        if not 1 <= self.weight_octaves <= MAX_OCTAVES:
+            raise ValueError(f"weights over {self.weight_octaves} octaves do not fit the format's 1 to {MAX_OCTAVES}")
 
     @classmethod
     def of_unit(cls, target: Mapping, unit: str) -> "ShardMeta":

@@ -363,6 +363,8 @@ def _check_group(shard, group, meta, record, entries):
             mass_k = columns["mass"]
             if len(mass_k) != meta.k or not (np.isfinite(mass_k) & (mass_k >= 0)).all():
                 raise ShardError(f"the sums of mass are not {meta.k} finite numbers from 0, one for each LSP")
+            if mass_k.max() > record.tokens + 1:  # sums of rounded probabilities
+                raise ShardError(f"the sums of mass are larger than the unit's {record.tokens} tokens")
     else:
         raise ShardError("not a part of a shard")
 

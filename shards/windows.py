@@ -281,6 +281,9 @@ class WindowReader:
                 raise self._describe(unit, group[0], f"it does not hold {expected} sums called {name}")
             if not (np.isfinite(column).all() and (column >= 0).all()):
                 raise self._describe(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
+            tokens = int(self._table.tokens[unit])
+            if column.max() > tokens + 1:  # mass is a sum of rounded probabilities
+                raise self._describe(unit, group[0], f"its sums called {name} are larger than its {tokens} tokens")
             added += column.astype(total)
         return added
 

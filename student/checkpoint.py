@@ -30,22 +30,36 @@ from common.disk import file_sha256
 from common.durable import publish_directory
 from common.errors import RunError, WriteError
 from common.paths import utf8, utf8_name
-from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, find_problem, optional, or_null, parse_json
+from shards.checked_json import (
+    COUNT,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Kind,
+    find_problem,
+    is_number,
+    optional,
+    or_null,
+    parse_json,
+)
 from shards.checksums import canonical_json
 
 logger = logging.getLogger(__name__)
+
+
+def are_figures(values: dict) -> bool:
+    """Whether these are names of held-out figures: none, or the loss among them, and accuracy beside perplexity."""
+    return not values or ("loss" in values and ("accuracy" in values) == ("perplexity" in values))
+
+
 STATE = {  # the fields of state.json that a run reads
     "step": COUNT,
     "tokens": optional(COUNT),
     "seconds": optional(NUMBER),
     "held_out": optional(
-        OBJECT._replace(
-            holds=lambda value: (
-                type(value) is dict
-                and all(map(or_null(NUMBER).holds, value.values()))
-                and (not value or "loss" in value)
-            ),
-            expected="an object of numbers, loss among them",
+        Kind(
+            lambda value: type(value) is dict and all(map(is_number, value.values())) and are_figures(value),
+            "an object of numbers, loss among them",
         )
     ),
     "flops": optional(or_null(NUMBER)),
@@ -232,6 +246,8 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
             return "state.json was changed", {}
         if problem := find_problem(state, STATE):
             return f"state.json: {problem}", {}
+        if path.name != f"step-{state['step']:08d}":
+            return f"state.json is of step {state['step']}", {}
         for name, expected in state["files"].items():
             if file_sha256(path / name) != expected:
                 return f"{name} was cut or changed", {}

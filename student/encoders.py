@@ -14,7 +14,6 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoTokenizer,
     BertConfig,
     DebertaConfig,
     ModernBertConfig,
@@ -24,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
-from common.model_checks import check_size, check_token_ids, describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, open_tokenizer
 from common.paths import utf8_name
 from shards.reader import Store
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
@@ -222,9 +221,7 @@ def _suggestion(encoder: str) -> str:
 def vocabulary_of(directory: str | Path) -> dict[str, int]:
     """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
     try:
-        check_token_ids(Path(directory))
-        with utf8_name(directory) as place:
-            return AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
+        return open_tokenizer(directory).get_vocab()
     except Exception as error:  # of transformers and tokenizers, of many classes
         raise RunError(f"{directory}: its tokenizer cannot be loaded ({describe(error)}). Copy it again.") from None
 

@@ -18,11 +18,19 @@ from typing import Any
 from common import disk
 from common.disk import file_sha256
 from common.errors import RunError
+from shards.checked_json import OBJECT, TEXT, find_problem, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)
+
+DESCRIPTION = {  # of a run's config.json, as far as it is read; the earliest runs lack the last two
+    "settings": OBJECT,
+    "store": OBJECT,
+    "operational": optional(OBJECT._replace(fields=dict.fromkeys(("store", "student"), optional(or_null(TEXT))))),
+    "architecture": optional(OBJECT),
+}
 
 # Settings that were added later, with a new default: what a run with that key does, and the flag for the behaviour of
 # earlier versions.
@@ -84,11 +92,8 @@ def read_or_none(path: Path, is_whole: Callable) -> dict | None:
 
 
 def is_description(values: Any) -> bool:
-    """Whether this is what a run's config.json holds. The earliest runs lack two of its parts."""
-    if not isinstance(values, dict):
-        return False
-    parts = [values.get("settings"), values.get("store"), values.get("operational", {}), values.get("architecture", {})]
-    return all(isinstance(part, dict) for part in parts)
+    """Whether this is what a run's config.json holds."""
+    return find_problem(values, DESCRIPTION) is None
 
 
 def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store: Store) -> None:

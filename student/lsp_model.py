@@ -24,14 +24,14 @@ from typing import Literal, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
-from common.model_checks import check_size, check_token_ids
+from common.model_checks import catch_panics, check_size, describe_unfit_tokenizer, max_positions, open_tokenizer
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from shards.reader import Store
@@ -84,8 +84,7 @@ class LspModel(nn.Module):
         """
         source = export_of(source)
         student, facts = load_student(source, revision)
-        with reading_export(source):
-            return cls(student, load_tokenizer(source, revision), facts)
+        return cls(student, load_tokenizer(source, student, revision), facts)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
@@ -193,6 +192,11 @@ def load_student(source: str | Path, revision: str | None = None) -> tuple[Stude
                 f"{source}/{CONFIG_FILE}: field special_ids: expected ids below the vocabulary of"
                 f" {encoder.config.vocab_size}. {_export_again()}"
             )
+        if facts["max_length"] > (room := max_positions(encoder)):
+            raise RunError(
+                f"{source}/{CONFIG_FILE}: field max_length: expected at most {room}, as many tokens as the encoder"
+                f" reads, found {facts['max_length']}. {_export_again()}"
+            )
         student = Student(encoder, facts["lsps"], tied=False, seed=0)
         names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
         tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
@@ -209,7 +213,8 @@ def _export_again():
 def reading_export(source: str | Path) -> Iterator[None]:
     """Turn the errors of the libraries that read an export's files into a RunError that names the export."""
     try:
-        yield
+        with catch_panics():
+            yield
     except RunError:
         raise
     except Exception as error:  # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
@@ -227,12 +232,15 @@ def load_tensors(file: str | Path) -> dict:
         return load_file(place / file.name)
 
 
-def load_tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of an export; code that it brings is not run."""
-    check_token_ids(Path(source))
-    with utf8_name(source) as place:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
-    tokenizer("a", verbose=False)  # some damage, such as a maximum length that is no number, shows only here
+def load_tokenizer(source: str | Path, student: Student, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of an export.
+
+    Raises RunError where it is damaged, or gives ids that the student's encoder does not know
+    """
+    with reading_export(source):
+        tokenizer = open_tokenizer(source, revision=revision)
+    if trouble := describe_unfit_tokenizer(tokenizer, student.encoder):
+        raise RunError(f"{source}: {trouble} {_export_again()}")
     return tokenizer
 
 

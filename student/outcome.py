@@ -37,7 +37,7 @@ def summary(trainer: "Trainer") -> dict:
         "steps": trainer.steps,
         "tokens": trainer.tokens,
         "seconds": trainer.seconds,
-        "tokens_per_second": trainer.tokens / trainer.seconds,
+        "tokens_per_second": trainer.tokens / trainer.seconds if trainer.seconds > 0 else 0.0,
         "flops": trainer.steps * trainer.meter.step_flops,
         "seconds_to_first_step": trainer.seconds_to_first_step,
         "held_out": figures,

@@ -150,7 +150,7 @@ class ProbedLspModel(nn.Module):
             probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))["probe.weight"]
             probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
             probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
-            return cls(probed, load_tokenizer(source, revision))
+        return cls(probed, load_tokenizer(source, student, revision))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""

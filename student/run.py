@@ -28,10 +28,11 @@ from common.errors import RunError, WriteError
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
+from shards.checked_json import COUNT, TEXT, Kind, find_problem, is_number, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.arithmetic import Arithmetic
-from student.checkpoint import Checkpoints, remove_leftovers
+from student.checkpoint import Checkpoints, are_figures, remove_leftovers
 from student.config import StudentConfig
 from student.identity import (
     check_earlier_version,
@@ -234,11 +235,30 @@ def _check_unused(directory: Path) -> None:
         )
 
 
+_FIGURE = Kind(lambda value: is_number(value) or type(value) is float, "a number")  # NaN is one here
+_FIGURES = Kind(
+    lambda value: type(value) is dict and all(map(_FIGURE.holds, value.values())) and are_figures(value),
+    "an object of numbers, loss among them",
+)
+RESULT = {  # the fields of result.json that are shown, or that other commands take
+    "objective": TEXT,
+    "encoder": TEXT,
+    "parameters": COUNT,
+    "steps": COUNT,
+    "tokens": COUNT,
+    "tokens_per_second": _FIGURE,
+    "seconds_to_first_step": or_null(_FIGURE),
+    "held_out": _FIGURES,
+    "baseline": _FIGURES,
+    "flops": optional(_FIGURE),
+    "held_out_loss": optional(or_null(_FIGURE)),
+    "baseline_loss": optional(or_null(_FIGURE)),
+    "improvement": or_null(_FIGURE),
+}
+
+
 def _is_result(values) -> bool:
-    figures = {"parameters": int, "steps": int, "tokens": int, "tokens_per_second": float, "held_out": dict}
-    figures |= {"baseline": dict, "objective": str, "encoder": str}
-    known = isinstance(values, dict) and {"seconds_to_first_step", "improvement"} <= values.keys()
-    return known and all(isinstance(values.get(name), kind) for name, kind in figures.items())
+    return find_problem(values, RESULT) is None and bool(values["held_out"]) <= bool(values["baseline"])
 
 
 def _unknown_run(directory: Path, file: Path) -> str:

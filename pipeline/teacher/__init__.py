@@ -14,6 +14,7 @@ tokenizer of five words).
 Left out: tokenizing text (corpus/), unit length and dropping specials (coding/).
 """
 
+from common.model_checks import max_positions
 from pipeline.teacher.cut import (
     FAMILIES,
     FINAL_NORM,
@@ -25,7 +26,6 @@ from pipeline.teacher.cut import (
     check_settings,
     cut_config,
     load_weights,
-    max_positions,
     read_config,
 )
 from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint

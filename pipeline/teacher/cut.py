@@ -11,7 +11,6 @@ Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the fu
 import copy
 import inspect
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from transformers import MODEL_MAPPING, AutoConfig
 from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError, describe
-from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights
+from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, max_positions
 from common.paths import utf8_name
 from common.products import TORCH, USUAL, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
@@ -349,16 +348,6 @@ class _FastLinear(torch.nn.Linear):
         rows_Nd, (outputs, inputs) = rows_nd.flatten(0, -2), self.weight.shape
         multiply = find_way("forward", (len(rows_Nd), inputs, outputs), self.products)
         return multiply(rows_Nd, self.weight, self.bias).view(*rows_nd.shape[:-1], outputs)
-
-
-def max_positions(model: "PreTrainedModel") -> float:
-    """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if table is None:  # relative or rotary positions
-        return getattr(model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa and its kin number positions from padding_idx + 1 on
-    offset = 0 if table.padding_idx is None else table.padding_idx + 1
-    return table.num_embeddings - offset
 
 
 def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:

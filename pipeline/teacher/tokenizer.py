@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from common.errors import TeacherError, describe
-from common.model_checks import check_token_ids
-from common.paths import utf8_name
+from common.model_checks import open_tokenizer
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
@@ -34,9 +32,8 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
             "Copy the files of the tokenizer that this model was trained with into that directory."
         )
     try:
-        check_token_ids(directory)
-        with quiet_transformers(), utf8_name(directory) as place:
-            tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+        with quiet_transformers():
+            tokenizer = open_tokenizer(directory, local_files_only=True)
     except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included
         raise TeacherError(
             f"{name_or_path}: the tokenizer in {directory} cannot be read: {describe(error)}. "

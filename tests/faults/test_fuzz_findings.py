@@ -10,6 +10,7 @@ from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fuzz import TRAINING, make_subjects
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
 from common.errors import (
+    BlimpError,
     DictionaryError,
     FlopsError,
     ModelError,
@@ -31,18 +33,26 @@ from common.errors import (
 from evaluation import models, records
 from evaluation.inspection.stores import document_tokens, show
 from evaluation.studies.flops.encoders import Encoder
+from evaluation.tasks.blimp import models as blimp
+from evaluation.tasks.finetuning import suite
 from evaluation.tasks.finetuning.heads import Backbone
 from pipeline.dictionary import Dictionary
+from pipeline.teacher import load_tokenizer
 from shards.derive import derive
 from shards.manifest import StoreFiles
 from shards.reader import Store
+from shards.schema import ShardMeta
 from shards.verify import verify
 from student.config import StudentConfig
+from student.encoders import vocabulary_of
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.hub import Revision, push
 from student.lsp_model import LspModel
+from student.probe import with_student_and_store
+from student.probe_config import ProbeConfig
 from student.trainer import train
+from terminal.training import training
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +152,54 @@ def test_sums_that_are_no_numbers_from_0(files, value):
     assert "sums of mass are not 24 finite numbers from 0" in damage["problem"]
 
 
+def test_sums_of_more_than_there_is(files):
+    """Numbers that are finite, but whose sum is not."""
+
+    def change(parts):
+        found = dict(members(parts[-1][1]))
+        mass = found["__stats__/sums.mass.npy"]
+        found["__stats__/sums.mass.npy"] = mass[:128] + struct.pack("<d", 1.5e308) * ((len(mass) - 128) // 8)
+        parts[-1][1] = b"".join(member(*entry) for entry in found.items())
+
+    craft(files, "train-0", change)
+    with pytest.raises(ShardError, match="sums called mass are larger than its .* tokens"):
+        Store.open(files.path).split("train").mean_distribution()
+    [damage] = verify(files.path, full=True)["damaged"]
+    assert "sums of mass are larger than the unit's" in damage["problem"]
+
+
+def test_rows_of_which_nearly_all_was_dropped_can_be_derived_from(files, tmp_path):
+    """A tail of more than 0.979 is stored as 1."""
+    craft(files, "train-0", spoil("tail", lambda raw: bytes(len(raw))))
+    made = derive(files.path, 2, output=tmp_path / "out")
+    assert not verify(made["store"], full=True)["damaged"] and 0 < made["mass_kept"] < 1
+    windows = Store.open(made["store"]).split("train")
+    rows = windows.targets(windows.read([0]), np.zeros(3, int), np.arange(1, 4))
+    assert len(rows.weights) and (rows.weights > 0).all() and (rows.tail == 1).all()
+
+
+def test_weights_that_would_be_rounded_to_nothing(files):
+    path = files.path / "target.json"
+    write_sealed(files.path, path, json.loads(path.read_bytes()) | {"weight_octaves": 200})
+    with pytest.raises(ShardError, match="target.json: field weight_octaves: expected"):
+        Store.open(files.path)
+    with pytest.raises(ValueError, match="1 to 100"):
+        ShardMeta("0" * 32, "unit", 24, 65, 16, weight_octaves=200)
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 1 << 24}, {"k": 1 << 24, "settings": {"k": 1 << 24}}])
+def test_a_target_that_is_wider_than_the_sums_of_its_units(files, change):
+    """Readers make arrays of this width before they read a shard."""
+    path = files.path / "target.json"
+    target = json.loads(path.read_bytes())
+    target |= change | {"settings": target["settings"] | change.get("settings", {})}
+    write_sealed(files.path, path, target, follow=True)
+    store = Store.open(files.path)
+    for use in (store.report, lambda: store.split("train")):
+        with pytest.raises(ShardError, match="json: field groups: __stats__ of .* bytes cannot hold the sums"):
+            use()
+
+
 def append_padding(parts):
     parts[1][1] += bytes(512)
 
@@ -236,6 +294,29 @@ def set_value(name, **values):
     return change
 
 
+def change_tokenizer(*path, value):
+    """Set one value in tokenizer.json; None removes it."""
+
+    def change(export):
+        kept = json.loads((export / "tokenizer.json").read_bytes())
+        *outer, name = path
+        holder = kept
+        for step in outer:
+            holder = holder[step]
+        holder.pop(name) if value is None else holder.update({name: value})
+        (export / "tokenizer.json").write_text(json.dumps(kept))
+
+    return change
+
+
+def frame(id, segment):
+    """A post-processor that puts a token with some id, in some segment, before every text."""
+    pieces = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    second = [{"Sequence": {"id": "B", "type_id": segment}}]
+    tokens = {"[CLS]": {"id": "[CLS]", "ids": [id], "tokens": ["[CLS]"]}}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": pieces + second, "special_tokens": tokens}
+
+
 def cut_head(export):
     raw = (export / "lsp_head.safetensors").read_bytes()
     (export / "lsp_head.safetensors").write_bytes(raw[:-4])
@@ -252,6 +333,8 @@ def give_pickle_only(export):
     (export / "pytorch_model.bin").write_bytes(Pickle(export).dumps())
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+KNOWN = dict.fromkeys(FLAGS, False) | {"special": True}
 EXPORTS = {
     "a list": lambda export: (export / "config.json").write_text("[]"),
     "family": set_value("config.json", model_type=["bert"]),
@@ -267,6 +350,15 @@ EXPORTS = {
     "lsps": set_value("lsp_config.json", lsps=2**24),
     "no lsps": lambda export: (export / "lsp_config.json").write_text("{}"),
     "special": set_value("lsp_config.json", special_ids={"pad": 0, "cls": 10**6, "sep": 3, "mask": 4}),
+    "room": set_value("lsp_config.json", max_length=600),
+    "word": change_tokenizer("model", "vocab", "w1", value=65_536),
+    "added word": change_tokenizer(
+        "added_tokens",
+        value=[{"id": 4000, "content": "[X]"} | dict.fromkeys(FLAGS, False), {"id": 1, "content": "[UNK]"} | KNOWN],
+    ),
+    "framing": change_tokenizer("post_processor", value=frame(70, 0)),
+    "segment": change_tokenizer("post_processor", value=frame(2, 7)),
+    "unknown": change_tokenizer("model", "vocab", "[UNK]", value=None),
     "weights": lose_weights,
     "pickle": give_pickle_only,
 }
@@ -280,6 +372,53 @@ def test_a_damaged_export_is_one_error_that_names_it(subjects, change):
     with pytest.raises(RunError, match=str(export)) as caught:
         LspModel.from_pretrained(export)
     assert len(str(caught.value)) < 1000 and not (export / "pickle-was-run").exists()
+
+
+TOKENIZERS = ("word", "framing", "segment", "unknown")
+
+
+@pytest.mark.parametrize("change", TOKENIZERS)
+def test_a_tokenizer_whose_ids_a_model_does_not_know(subjects, change):
+    """Wherever a tokenizer and a model are loaded together."""
+    export = subjects / "export"
+    suite.load(export)
+    EXPORTS[change](export)
+    with pytest.raises(ModelError, match=f"{export}: the tokenizer"):
+        suite.load(export)
+
+
+@pytest.mark.parametrize("change", TOKENIZERS)
+def test_a_tokenizer_whose_ids_a_masked_language_model_does_not_know(teacher_with_head, change):
+    blimp.load(teacher_with_head, torch.device("cpu"))
+    EXPORTS[change](teacher_with_head)
+    with pytest.raises(BlimpError, match=f"{teacher_with_head}: the tokenizer"):
+        blimp.load(teacher_with_head, torch.device("cpu"))
+
+
+@pytest.fixture
+def teacher_with_head(subjects):
+    """A masked language model with the tokenizer of the export."""
+    config = StudentConfig(
+        store=str(subjects / "ids"), output=subjects / "mlm", **TRAINING | {"objective": "mlm", "max_steps": 1}
+    )
+    train(config)
+    return config.output / "export"
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error(subjects, monkeypatch):
+    """Such a panic is no Exception, and would pass every handler."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def from_pretrained(*_, **__):
+        raise panic("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    with pytest.raises(RunError, match=f"{subjects}/export cannot be loaded"):
+        LspModel.from_pretrained(subjects / "export")
+    with pytest.raises(RunError, match="its tokenizer cannot be loaded"):
+        vocabulary_of(subjects / "export")
+    with pytest.raises(TeacherError, match="cannot be read"):
+        load_tokenizer(subjects / "export")
 
 
 def bind_socket(name):
@@ -401,6 +540,8 @@ def test_weights_of_another_model_under_a_right_hash(run):
     [
         ("flops", [None], "a finite number or null"),
         ("held_out", {"lass": 4.0}, "an object of numbers, loss among them"),
+        ("held_out", {"loss": None}, "an object of numbers, loss among them"),
+        ("held_out", {"loss": 4.0, "accuracy": 0.5}, "an object of numbers, loss among them"),
     ],
 )
 def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, value, expected):
@@ -408,6 +549,38 @@ def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, 
     write_sealed(run.output, path, json.loads(path.read_text()) | {field: value})
     assert train(run)["steps"] == 4
     assert f"step-00000003 is damaged (state.json: field {field}: expected {expected}" in caplog.text
+
+
+def test_a_checkpoint_that_says_another_step_is_passed_over(run, caplog):
+    path = run.output / "checkpoints" / "step-00000003" / "state.json"
+    write_sealed(run.output, path, json.loads(path.read_text()) | {"step": 4})
+    assert train(run)["steps"] == 4
+    assert "step-00000003 is damaged (state.json is of step 4)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"held_out": {"loss": "low"}}, {"held_out": {"lass": 1.0}}, {"baseline": {}}, {"tokens": 1.5}, {"tokens": True}],
+)
+def test_a_summary_of_another_form_is_written_anew(run, caplog, change):
+    result = train(run)
+    file = run.output / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    again = train(run)
+    assert "result.json is damaged" in caplog.text and not again["already_finished"]
+    assert (again["held_out"], again["tokens"]) == (result["held_out"], result["tokens"])
+    training(again, run)
+
+
+def test_the_place_of_a_store_that_is_no_text(run):
+    file = run.output / "config.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"operational": kept["operational"] | {"store": 3}}))
+    with pytest.raises(RunError, match="config.json is damaged"):
+        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out"))
+    shutil.copytree(run.output.parent / "export", run.output / "export")
+    with pytest.raises(RunError, match="does not lie in a run that names its store"):
+        with_student_and_store(ProbeConfig(student=str(run.output / "export")))
 
 
 def test_a_description_without_the_encoders_hash_is_judged_by_its_architecture(run):
@@ -486,7 +659,7 @@ def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
     state = json.loads((path / "state.json").read_text())
     state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_sealed(run.output, path / "state.json", state)
-    with pytest.raises(TrainingError, match="weights that are not finite, so nothing is saved.*step-00000003"):
+    with pytest.raises(TrainingError, match="a held-out figure is not finite.*step-00000003"):
         train(run)
     assert not (run.output / "export").exists() and not (run.output / "checkpoints" / "step-00000004").exists()
 

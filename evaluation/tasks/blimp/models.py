@@ -20,7 +20,12 @@ from transformers import (
 
 from common.errors import BlimpError, describe
 from common.invocation import program
-from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights
+from common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unfit_tokenizer,
+    describe_unused_weights,
+)
 from evaluation.tasks.blimp.scoring import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
@@ -35,10 +40,14 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
     """
     model: MaskedLm
     if (directory / PROBE_FILE).is_file():
-        model = ProbedMaskedLm(ProbedLspModel.from_pretrained(directory).to(device))
+        probed = ProbedLspModel.from_pretrained(directory).to(device)
+        model, encoder = ProbedMaskedLm(probed), probed.probed.encoder
     else:
-        model = StockMaskedLm(_load_stock(directory).to(device))
+        stock = _load_stock(directory).to(device)
+        model, encoder = StockMaskedLm(stock), stock
     tokenizer = load_tokenizer(directory)
+    if trouble := describe_unfit_tokenizer(tokenizer, encoder):
+        raise BlimpError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocabulary:
         raise BlimpError(

@@ -29,6 +29,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from common.device import choose_device
 from common.errors import ModelError, StudyError
+from common.model_checks import describe_unfit_tokenizer
 from common.progress import silent
 from evaluation import records
 from evaluation.models import directories
@@ -291,12 +292,8 @@ def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
     Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
     """
     backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
-    largest, known = max(tokenizer.get_vocab().values()), backbone.encoder.get_input_embeddings().num_embeddings
-    if largest >= known:
-        raise ModelError(
-            f"{directory}: the tokenizer's ids go up to {largest}, but the model knows {known} words. Give a model with"
-            f" the tokenizer that it was trained with."
-        )
+    if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
+        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
     if tokenizer.pad_token_id is None:
         raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
     return backbone, tokenizer
