@@ -84,8 +84,12 @@ def unpack_indices(column: np.ndarray, entries: np.ndarray, bits: int) -> np.nda
 
 def _word_at(column, entries):
     """The two bytes (uint16) that hold each 12-bit entry."""
-    first = (3 * entries) >> 1
-    return column[first] | (column[first + 1].astype(np.uint16) << 8)
+    first = 3 * entries
+    first >>= 1
+    words = column[1:][first].astype(np.uint16)
+    words <<= 8
+    words |= column[first]
+    return words
 
 
 def _from_twelve_bits(words, entries):
@@ -269,15 +273,19 @@ def padded_windows_of_blocks(
     """
     bounds = np.concatenate(([0], np.cumsum([len(windows) for *_, windows in parts], dtype=np.int64)))
     lengths = np.empty(bounds[-1], np.int32)
-    ids, runs = (np.empty((bounds[-1], max_length), np.int32) for _ in range(2))
+    ids, runs = np.empty((bounds[-1], max_length), np.int32), np.zeros((bounds[-1], max_length), np.int32)
     columns = np.arange(max_length)
     for (block, window_starts, windows), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
         lengths[begin:end] = block["lengths"][windows]
         last = len(block["ids"]) - 1  # a short window's padding must not look past the block
         tokens = np.minimum(window_starts[windows][:, None] + columns, last)
         ids[begin:end] = block["ids"][tokens]
-        runs[begin:end] = block["run_starts"].searchsorted(tokens, side="right")
-    runs -= runs[:, :1].copy()
+        run_starts, starts = block["run_starts"], window_starts[windows]
+        first = run_starts.searchsorted(starts, side="right")
+        final = run_starts.searchsorted(starts + (lengths[begin:end] - 1), side="right")
+        (mixed,) = (first < final).nonzero()  # the others hold one document alone
+        if len(mixed):
+            runs[begin + mixed] = run_starts.searchsorted(tokens[mixed], side="right") - first[mixed, None]
     padding = columns >= lengths[:, None]
     ids[padding], runs[padding] = pad_id, -1
     return Windows(ids, lengths, runs)
