@@ -21,14 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
-LAYER, K, REPEATS = 5, 1536, 3
-UNITS, UNIT_TOKENS = 12, 32_768
+LAYER, K, REPEATS = 5, 1536, 2
+UNITS, UNIT_TOKENS = 12, 12_288
 
 
 def main():
     for name in THREADS:  # those of the workers, which inherit them; before NumPy and torch are loaded
         os.environ[name] = "1"
-    from benchmarks.data import conditions, minilm_directory
+    from benchmarks.data import conditions, docstrings, minilm_directory
     from pipeline.config import EncodeConfig
 
     with tempfile.TemporaryDirectory() as directory:
@@ -45,8 +45,8 @@ def main():
             scheduler=None,
             output=directory,
         )
-        corpus = collect(directory)
-        rows = [measure(replace(settings, corpus=(str(corpus),)), directory / str(i)) for i in range(REPEATS)]
+        settings = replace(settings, corpus=(str(docstrings()),))
+        rows = [measure(settings, directory / str(i)) for i in range(REPEATS)]
     ratios = [row["two"] / row["one"] for row in rows]
     whole = [row["whole_two"] / row["whole_one"] for row in rows]
     result = {
@@ -63,12 +63,6 @@ def main():
     for name, value in result.items():
         print(f"{name:<24} {value}")
     print(json.dumps(result))
-
-
-def collect(directory):
-    from pipeline.corpus import collect_docstrings
-
-    return collect_docstrings(directory)
 
 
 def save_dictionary(path):

@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.data import bench_file, conditions, minilm_directory
+from benchmarks.data import bench_file, conditions, docstrings, minilm_directory
 from pipeline.coding.batch import Output, make_batch
 from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import TextFile, join_windows
-from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
@@ -46,7 +45,7 @@ def main():
     config = EncodeConfig(layer=(LAYER,), lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
     coder = LspCoder(teacher, [Output(LAYER, dictionary)], config, special)
     with tempfile.TemporaryDirectory() as directory:
-        runs = real_windows(Path(directory), tokenizer, special, BLOCKS[teacher.device.type])
+        runs = real_windows(tokenizer, special, BLOCKS[teacher.device.type])
         rows = [measure(run, coder, Path(directory) / f"store{i}") for i, run in enumerate(runs)][1:]
     ratios = [row["encode"] / row["teacher"] for row in rows]
     result = {
@@ -69,9 +68,9 @@ def median(rows, name):
     return statistics.median(row[name] for row in rows)
 
 
-def real_windows(directory, tokenizer, special, blocks):
+def real_windows(tokenizer, special, blocks):
     """Windows of one measurement for the warm-up and of one for each repeat; the text repeats where it ends."""
-    pieces = TextFile(collect_docstrings(directory)).pieces()
+    pieces = TextFile(docstrings()).pieces()
     windows = packed_windows(tokenise(pieces, tokenizer), MAX_LENGTH, special["cls"], special["sep"])
     size = blocks * windows_per_block(MAX_LENGTH)
     windows = cycle(islice(windows, (REPEATS + 1) * size))

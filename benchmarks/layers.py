@@ -45,7 +45,7 @@ def main():
     special = special_ids(tokenizer)
     config = EncodeConfig(layer=LAYERS, lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
     with tempfile.TemporaryDirectory() as directory:
-        warm_up, *runs = real_windows(Path(directory), tokenizer, special, 1)[: REPEATS + 1]
+        warm_up, *runs = real_windows(tokenizer, special, 1)[: REPEATS + 1]
         outputs = learn(teacher, warm_up[:TRAINING_WINDOWS], special)
         together = LspCoder(teacher, outputs, config, special)
         alone = [LspCoder(Teacher.load("bundled", o.layer), [o], config, special) for o in outputs]

@@ -14,23 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import conditions
+from benchmarks.stores import TOP_N, real_codes, row_columns, window_columns, write_store
 from pipeline.coding.distributions import distributions
-from pipeline.solvers import nonneg_lasso
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, ShardMeta
-from shards.writer import UnitWriter
-
-LAM, TOP_N, MAX_LENGTH, VOCABULARY = 0.05, 32, 128, 30_522
-SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
 
 
 def main():
-    codes, k = real_codes()
+    codes = real_codes()
     rows, exact = distributions(codes, TOP_N), distributions(codes, "all")
     with tempfile.TemporaryDirectory() as directory:
-        store = write_store(Path(directory), rows, k)
+        columns = window_columns(len(rows)) | row_columns(rows)
+        store = Store.open(write_store(Path(directory) / "store", columns, units=1, blocks=1).path)
         stored, size, tokens = read_rows(store)
         weight_codes = weight_bytes(store)
     nnz = np.diff(rows.indptr)
@@ -51,46 +46,6 @@ def main():
     for name, value in result.items():
         print(f"{name:<32} {value}")
     print(json.dumps(result))
-
-
-def real_codes():
-    """Codes of the bench test set against the reference dictionary."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
-    return nonneg_lasso(hidden_Nd, atoms_Kd, LAM), len(atoms_Kd)
-
-
-def write_store(directory, rows, k):
-    """The rows as windows of 128 tokens, all of them coded, in one committed unit."""
-    tokens = len(rows.indptr) - 1
-    files = StoreFiles(directory / "store")
-    target = {
-        "target": fingerprint({}),
-        "settings": {},
-        "lineage": {},
-        "k": k,
-        "vocab_size": VOCABULARY,
-        "max_length": MAX_LENGTH,
-        "weight_octaves": LSP_OCTAVES,
-        "special_ids": SPECIAL,
-    }
-    files.create(target)
-    plan = Plan({}, (PlannedUnit("unit", "train", "bench", 0, 1),), {})
-    starts = np.arange(0, tokens, MAX_LENGTH)
-    with UnitWriter(files, ShardMeta(target["target"], "unit", k, VOCABULARY, MAX_LENGTH)) as writer:
-        writer.write_block(
-            ids=np.random.default_rng(0).integers(4, VOCABULARY, tokens),
-            lengths=np.diff(np.append(starts, tokens)),
-            run_starts=starts,
-            run_records=np.zeros(len(starts), np.int64),
-            nnz=np.diff(rows.indptr),
-            indices=rows.indices,
-            weights=rows.weights,
-            tail=rows.tail,
-        )
-    files.publish_plan(plan)
-    return Store.open(files.path)
 
 
 def read_rows(store):

@@ -5,7 +5,9 @@
 Reading: a store of 64 blocks of 512 windows x 128 tokens (4.2 million tokens, one shuffle window), whose rows are
 the real codes of the bench states, top 32, repeated; one thread, warm page cache, every block verified before the
 clock starts. A step asks for `order`, reads the windows and decodes the rows of a random 15 % of the tokens,
-chosen beforehand. Its memory is that of a process of its own, after one pass.
+chosen beforehand. Its memory is that of a process of its own, after one pass. `read_vs_raw` compares with the same
+steps on plain arrays in memory-mapped .npy files: ids by window, rows in CSR form (int32 atoms, float32 weights and
+tails) of the whole store, for the same windows and tokens; nothing to unpack, nothing to check. Rounds take turns.
 
 Opening: records of a million tokens (16 blocks) each, made up, in warm cache, no shards; a process of its own for
 each size. `open_seconds` is from nothing to the first 32 window numbers: target, plan, which units are missing, every
@@ -25,18 +27,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import ROOT, bench_file, conditions
-from pipeline.coding.distributions import distributions
-from pipeline.solvers import nonneg_lasso
-from shards.manifest import Plan, PlannedUnit, StoreFiles, UnitRecord, fingerprint
+from benchmarks.data import ROOT, conditions
+from benchmarks.stores import MAX_LENGTH, make_store, real_columns, write_store
+from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, ShardMeta
-from shards.writer import UnitWriter
 
-LAM, TOP_N, MAX_LENGTH, VOCABULARY, K = 0.05, 32, 128, 30_522, 3072
-BLOCK_WINDOWS, BLOCKS_A_UNIT = 512, 16
+UNITS, BLOCKS_A_UNIT, BLOCK_WINDOWS = 4, 16, 512
 MASK_RATE, ROUNDS = 0.15, 7
-SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
 
 
 def main():
@@ -49,8 +46,10 @@ def main():
 def measure():
     """All figures of this file, by name."""
     with tempfile.TemporaryDirectory() as directory:
-        store = write_store(Path(directory) / "store", blocks=64)
-        result = reading(store) | in_its_own_process("reading_memory", store.path)
+        columns = real_columns(BLOCK_WINDOWS * MAX_LENGTH)
+        store = Store.open(write_store(Path(directory) / "store", columns, UNITS, BLOCKS_A_UNIT).path)
+        raw = RawArrays(Path(directory) / "raw", columns, UNITS * BLOCKS_A_UNIT)
+        result = reading(store, raw) | in_its_own_process("reading_memory", store.path)
         for units in (1_000, 10_000, 100_000):
             path = Path(directory) / f"units-{units}"
             write_records(path, units)
@@ -70,83 +69,82 @@ def in_its_own_process(function, path):
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def reading(store):
-    """Tokens a second through order, read and targets, for batches of 1,024 and of 32 windows."""
+def reading(store, raw):
+    """Tokens a second through order, read and targets, for batches of 1,024 and of 32 windows; the same against raw
+    arrays."""
     windows = store.split("train")
     windows.read(np.arange(0, len(windows), BLOCK_WINDOWS))  # verifies every block
     result = {}
     for size in (1024, 32):
-        rates = np.array([read_epoch_part(windows, size, epoch) for epoch in range(ROUNDS)])
+        pairs = [
+            (read_epoch_part(windows, size, epoch), gather_epoch_part(raw, windows, size, epoch))
+            for epoch in range(ROUNDS + 1)
+        ][1:]  # the first fetches the files' pages
+        rates = np.array([ours for ours, _ in pairs])
         for name, rate in zip(("second", "cpu_second"), rates.T, strict=True):
-            result[f"read_tokens_per_{name}_batch_{size}"] = float(np.median(rate))
-            result[f"read_tokens_per_{name}_batch_{size}_quartiles"] = np.quantile(rate, [0.25, 0.75]).tolist()
+            result |= middle_and_quartiles(f"read_tokens_per_{name}_batch_{size}", rate)
+        ratio = np.array([ours[0] / anchor for ours, anchor in pairs])
+        result |= middle_and_quartiles("read_vs_raw" if size == 1024 else f"read_vs_raw_batch_{size}", ratio)
     return result
+
+
+def middle_and_quartiles(name, values):
+    return {name: float(np.median(values)), f"{name}_quartiles": np.quantile(values, [0.25, 0.75]).tolist()}
 
 
 def read_epoch_part(windows, size, epoch, batches=None):
     """Tokens a second over half an epoch; by the clock, and by this process's CPU time."""
-    batches = batches or len(windows) // size // 2
-    tokens = size * MAX_LENGTH
-    rng = np.random.default_rng(epoch)
-    chosen = [np.sort(rng.choice(tokens, int(MASK_RATE * tokens), replace=False)) for _ in range(4)]
-    masks = [np.divmod(tokens, MAX_LENGTH) for tokens in chosen]
+    batches, masks = batches or len(windows) // size // 2, choose_tokens(size, epoch)
     start, cpu = time.perf_counter(), time.process_time()
     for step in range(batches):
         batch = windows.read(windows.order(42, epoch, step * size, (step + 1) * size))
         windows.targets(batch, *masks[step % len(masks)])
-    return batches * tokens / (time.perf_counter() - start), batches * tokens / (time.process_time() - cpu)
+    tokens = batches * size * MAX_LENGTH
+    return tokens / (time.perf_counter() - start), tokens / (time.process_time() - cpu)
 
 
-def write_store(path, blocks):
-    """A finished store whose every block holds the same real rows and random ids."""
-    rows = real_rows()
-    files, target = make_target(path)
-    units = blocks // BLOCKS_A_UNIT
-    plan = Plan({}, tuple(PlannedUnit(f"unit-{unit}", "train", "bench", unit, unit + 1) for unit in range(units)))
-    starts = np.arange(0, BLOCK_WINDOWS * MAX_LENGTH, MAX_LENGTH)
-    columns = {
-        "ids": np.random.default_rng(0).integers(4, VOCABULARY, BLOCK_WINDOWS * MAX_LENGTH),
-        "lengths": np.full(BLOCK_WINDOWS, MAX_LENGTH),
-        "run_starts": starts,
-        "run_records": np.zeros(len(starts), np.int64),
-        **rows,
-    }
-    for unit in plan.units:
-        with UnitWriter(files, ShardMeta(target, unit.id, K, VOCABULARY, MAX_LENGTH)) as writer:
-            for _ in range(BLOCKS_A_UNIT):
-                writer.write_block(**columns)
-    files.publish_plan(plan)
-    return Store.open(path)
+def gather_epoch_part(raw, windows, size, epoch):
+    """Tokens a second of the same steps on raw arrays, which get the order for nothing."""
+    batches, masks = len(windows) // size // 2, choose_tokens(size, epoch)
+    order = windows.order(42, epoch, 0, batches * size)
+    start = time.perf_counter()
+    for step in range(batches):
+        raw.gather(order[step * size : (step + 1) * size], *masks[step % len(masks)])
+    return batches * size * MAX_LENGTH / (time.perf_counter() - start)
 
 
-def make_target(path):
-    files = StoreFiles(path)
-    target = {
-        "target": fingerprint({}),
-        "settings": {},
-        "lineage": {},
-        "k": K,
-        "vocab_size": VOCABULARY,
-        "max_length": MAX_LENGTH,
-        "weight_octaves": LSP_OCTAVES,
-        "special_ids": SPECIAL,
-    }
-    files.create(target)
-    return files, target["target"]
+def choose_tokens(size, epoch):
+    """The tokens whose rows a step decodes, as windows of the batch and positions: four sets, used in turn."""
+    rng, tokens = np.random.default_rng(epoch), size * MAX_LENGTH
+    chosen = [np.sort(rng.choice(tokens, int(MASK_RATE * tokens), replace=False)) for _ in range(4)]
+    return [np.divmod(tokens, MAX_LENGTH) for tokens in chosen]
 
 
-def real_rows():
-    """The bench test set's codes against the reference dictionary, repeated to fill a block."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    rows = distributions(nonneg_lasso(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM), TOP_N)
-    copies = BLOCK_WINDOWS * MAX_LENGTH // len(hidden_Nd)
-    return {
-        "nnz": np.tile(np.diff(rows.indptr), copies),
-        "indices": np.tile(rows.indices, copies),
-        "weights": np.tile(rows.weights, copies),
-        "tail": np.tile(rows.tail, copies),
-    }
+class RawArrays:
+    """What the store holds as plain arrays in memory-mapped files, in the types that a trainer wants."""
+
+    def __init__(self, directory, columns, blocks):
+        directory.mkdir()
+        entries = np.arange(blocks)[:, None] * columns["nnz"].sum() + np.cumsum(columns["nnz"])
+        arrays = {
+            "ids_WL": np.tile(columns["ids"].astype(np.int32), blocks).reshape(-1, MAX_LENGTH),
+            "documents_WL": np.zeros((blocks * BLOCK_WINDOWS, MAX_LENGTH), np.int32),
+            "indptr": np.concatenate(([0], entries.ravel())),
+            **{name: np.tile(columns[name], blocks) for name in ("indices", "weights", "tail")},
+        }
+        for name, array in arrays.items():
+            np.save(directory / f"{name}.npy", array)
+            setattr(self, name, np.load(directory / f"{name}.npy", mmap_mode="r").view(np.ndarray))
+
+    def gather(self, windows_W, window_M, position_M):
+        """Ids and documents of some windows, and the rows of some of their tokens."""
+        tokens_M = windows_W[window_M] * MAX_LENGTH + position_M
+        first_M = self.indptr[tokens_M]
+        nnz_M = self.indptr[tokens_M + 1] - first_M
+        indptr = np.concatenate(([0], np.cumsum(nnz_M)))
+        entries = np.arange(indptr[-1]) + np.repeat(first_M - indptr[:-1], nnz_M)
+        rows = indptr, self.indices[entries], self.weights[entries], self.tail[tokens_M]
+        return self.ids_WL[windows_W], self.documents_WL[windows_W], rows
 
 
 def reading_memory(path):
@@ -177,7 +175,7 @@ def opening(path):
 
 def write_records(path, units):
     """Records and plan of made-up units: as the writer would leave them, without shards and without fsync."""
-    files, target = make_target(path)
+    files, target = make_store(path)
     names = [fingerprint([number]) for number in range(units)]
     plan = Plan({}, tuple(PlannedUnit(name, "train", "made up", n, n + 1) for n, name in enumerate(names)))
     files.publish_plan(plan)

@@ -21,6 +21,9 @@ TARGETS = {
     "pack_tokens_per_second": (operator.ge, 1_000_000),
     "read_tokens_per_second": (operator.ge, 8_000_000),
     "verify_bytes_per_second": (operator.ge, 800e6),
+    "pack_vs_npz": (operator.ge, 0.8),
+    "read_vs_raw": (operator.ge, 0.5),
+    "verify_vs_hash_alone": (operator.ge, 0.7),
     "anonymous_memory_mb_100000_units": (operator.le, 300),
     "open_seconds_10000_units": (operator.le, 2),
 }

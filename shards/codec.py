@@ -17,6 +17,8 @@ from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardMeta
 
 Columns = Mapping[str, np.ndarray]  # of a block, by name
 _NO_ROWS = np.zeros(0, np.float32)
+_PART_ROWS = 2048  # whose entries and what is made of them stay in a core's cache
+_PART_PAIRS = 32_768
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,24 @@ def pack_indices(indices: np.ndarray, bits: int) -> np.ndarray:
     """Atom indices (E) to the stored column: 12 bits each, little end first, or plain uint16 or uint32."""
     if bits != 12:
         return indices.astype(np.uint16 if bits == 16 else np.uint32)
-    even, odd = indices[0::2].astype(np.uint16), indices[1::2].astype(np.uint16)
-    packed = np.zeros((len(even), 3), np.uint8)
-    packed[:, 0] = even & 0xFF
-    packed[:, 1] = even >> 8
-    packed[: len(odd), 1] |= ((odd & 0xF) << 4).astype(np.uint8)
-    packed[: len(odd), 2] = odd >> 4
-    return packed.reshape(-1)[: (3 * len(indices) + 1) // 2]
+    packed, whole = np.zeros((3 * len(indices) + 1) // 2, np.uint8), len(indices) // 2
+    for first in range(0, whole, _PART_PAIRS):
+        pairs_P = indices[2 * first : 2 * min(first + _PART_PAIRS, whole)].astype("<u2").view("<u4")
+        pairs_P = pairs_P & 0xFFF | (pairs_P & 0xFFF0000) >> 4  # 24 bits, stored as 16 and 8
+        np.ndarray(len(pairs_P), "<u2", packed, 3 * first, (3,))[:] = pairs_P
+        packed[3 * first + 2 : 3 * (first + len(pairs_P)) : 3] = pairs_P >> 16
+    if len(indices) % 2:
+        packed[-2:] = indices[-1] & 0xFF, indices[-1] >> 8
+    return packed
+
+
+def row_parts(nnz: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Rows of nnz entries in parts small enough that arithmetic on them stays in a core's cache: slices of the rows
+    and of their entries. On whole blocks, fetching temporaries from memory takes longer than the arithmetic."""
+    ends = np.concatenate(([0], np.cumsum(nnz, dtype=np.int64)))
+    for first in range(0, len(nnz), _PART_ROWS):
+        last = min(first + _PART_ROWS, len(nnz))
+        yield slice(first, last), slice(int(ends[first]), int(ends[last]))
 
 
 def unpack_indices(column: np.ndarray, entries: np.ndarray, bits: int) -> np.ndarray:
@@ -71,8 +84,12 @@ def unpack_indices(column: np.ndarray, entries: np.ndarray, bits: int) -> np.nda
 
 def _word_at(column, entries):
     """The two bytes (uint16) that hold each 12-bit entry."""
-    first = (3 * entries) >> 1
-    return column[first] | (column[first + 1].astype(np.uint16) << 8)
+    first = 3 * entries
+    first >>= 1
+    words = column[1:][first].astype(np.uint16)
+    words <<= 8
+    words |= column[first]
+    return words
 
 
 def _from_twelve_bits(words, entries):
@@ -81,16 +98,18 @@ def _from_twelve_bits(words, entries):
 
 def encode_weights(weights: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
     """Weights (E, > 0) of rows with nnz entries to 8-bit logarithmic codes below each row's maximum."""
-    if not len(weights):
-        return np.zeros(0, np.uint8)
-    filled = nnz[nnz > 0].astype(np.int64)
-    starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
-    peaks = np.repeat(np.maximum.reduceat(weights, starts), filled)
-    codes = weights / peaks
-    np.log2(codes, out=codes)  # in place: a block's temporaries cost as much as the arithmetic
-    codes *= -(255 / octaves)
-    np.rint(codes, out=codes)
-    return np.minimum(codes, 255, out=codes).astype(np.uint8)
+    codes = np.empty(len(weights), np.uint8)
+    for rows, entries in row_parts(nnz):
+        filled = nnz[rows][nnz[rows] > 0].astype(np.int64)
+        if not len(filled):
+            continue
+        starts = np.cumsum(filled) - filled
+        ratios = weights[entries] / np.repeat(np.maximum.reduceat(weights[entries], starts), filled)
+        np.log2(ratios, out=ratios)
+        ratios *= -(255 / octaves)
+        np.rint(ratios, out=ratios)
+        codes[entries] = np.minimum(ratios, 255, out=ratios)
+    return codes
 
 
 def decode_weights(codes: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
@@ -162,7 +181,7 @@ def _check_rows(meta, nnz, indices, weights):
         raise ValueError(f"a token has {nnz.max()} entries; the format holds {MAX_ENTRIES}")
     if len(indices) and not (_rows_increase(nnz, indices) and indices.min() >= 0 and indices.max() < meta.k):
         raise ValueError(f"atom indices must increase within a token and lie below k = {meta.k}")
-    if not np.all(weights > 0):
+    if len(weights) and not weights.min() > 0:
         raise ValueError("stored weights must be positive")
 
 
@@ -254,15 +273,19 @@ def padded_windows_of_blocks(
     """
     bounds = np.concatenate(([0], np.cumsum([len(windows) for *_, windows in parts], dtype=np.int64)))
     lengths = np.empty(bounds[-1], np.int32)
-    ids, runs = (np.empty((bounds[-1], max_length), np.int32) for _ in range(2))
+    ids, runs = np.empty((bounds[-1], max_length), np.int32), np.zeros((bounds[-1], max_length), np.int32)
     columns = np.arange(max_length)
     for (block, window_starts, windows), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
         lengths[begin:end] = block["lengths"][windows]
         last = len(block["ids"]) - 1  # a short window's padding must not look past the block
         tokens = np.minimum(window_starts[windows][:, None] + columns, last)
         ids[begin:end] = block["ids"][tokens]
-        runs[begin:end] = block["run_starts"].searchsorted(tokens, side="right")
-    runs -= runs[:, :1].copy()
+        run_starts, starts = block["run_starts"], window_starts[windows]
+        first = run_starts.searchsorted(starts, side="right")
+        final = run_starts.searchsorted(starts + (lengths[begin:end] - 1), side="right")
+        (mixed,) = (first < final).nonzero()  # the others hold one document alone
+        if len(mixed):
+            runs[begin + mixed] = run_starts.searchsorted(tokens[mixed], side="right") - first[mixed, None]
     padding = columns >= lengths[:, None]
     ids[padding], runs[padding] = pad_id, -1
     return Windows(ids, lengths, runs)

@@ -4,8 +4,8 @@
         unit.write_block(ids=..., lengths=..., ...)
         unit.statistics["max_kkt"] = ...
 
-Each block becomes tar members through webdataset's writer into memory, is hashed there and appended to our
-own file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
+Each block becomes tar members in memory, as webdataset's writer makes them, is hashed there and appended to our own
+file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
 An exception inside publishes nothing. Of a sample of the tokens the record says how far what is stored is from what
 was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
 common/durable.py.
@@ -15,12 +15,12 @@ import hashlib
 import io
 import json
 import platform
+import tarfile
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import webdataset as wds
 
 from common import disk
 from common.durable import publish_json, replace_json
@@ -133,14 +133,18 @@ class UnitWriter:
             self._measure_fidelity(columns, block)
 
     def _count_rows(self, nnz, indices, weights, tail):
-        coded = nnz > 0
-        probability = weights / np.repeat(1 - tail, nnz)  # of the kept entries alone
-        self._mass += np.bincount(indices, probability, minlength=self.meta.k)
+        coded, mass, terms = nnz > 0, np.zeros(self.meta.k), np.empty(len(weights), np.float32)
+        for rows, entries in codec.row_parts(nnz):
+            probability = weights[entries] / np.repeat(1 - tail[rows], nnz[rows])  # of the kept entries alone
+            np.add.at(mass, indices[entries].astype(np.int64), probability.astype(np.float64))
+            np.log(probability, out=terms[entries])
+            terms[entries] *= probability
+        self._mass += mass
         totals = self.statistics
         totals["entries"] += int(nnz.sum())
         totals["coded_tokens"] += int(coded.sum())
         totals["kept_mass"] += float((1 - tail[coded]).sum(dtype=np.float64))
-        totals["entropy_nats"] -= float((probability * np.log(probability)).sum(dtype=np.float64))
+        totals["entropy_nats"] -= float(terms.sum(dtype=np.float64))
         histogram = np.bincount(nnz[coded], minlength=256)
         totals["nnz_histogram"] = [a + int(b) for a, b in zip(totals["nnz_histogram"], histogram, strict=True)]
 
@@ -239,20 +243,24 @@ class UnitWriter:
 
 
 def _tar_members(samples):
-    """Raw tar bytes of the samples (key to {extension: bytes}), without the end of the archive."""
-    buffer = io.BytesIO()
-    tar = wds.TarWriter(buffer, encoder=False, mtime=SHARD_MTIME, user="mlsm", group="mlsm")
+    """Raw tar bytes of the samples (key to {extension: bytes}), without the end of the archive.
+
+    They are those of webdataset.TarWriter, which would copy a block's bytes four times on their way.
+    """
+    pieces = []
     for key, members in samples.items():
-        tar.write({"__key__": key, **members})
-    length = tar.tarstream.offset
-    tar.close()
-    return buffer.getvalue()[:length]
+        for extension, content in sorted(members.items()):
+            member = tarfile.TarInfo(f"{key}.{extension}")
+            member.size, member.mtime, member.mode = len(content), SHARD_MTIME, 0o444
+            member.uname = member.gname = "mlsm"
+            pieces += [member.tobuf(tarfile.USTAR_FORMAT), content, bytes(-len(content) % tarfile.BLOCKSIZE)]
+    return b"".join(pieces)
 
 
 def _npy_bytes(array):
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()
+    buffer, array = io.BytesIO(), np.ascontiguousarray(array)
+    np.lib.format.write_array_header_1_0(buffer, np.lib.format.header_data_from_array_1_0(array))
+    return b"".join((buffer.getvalue(), array.data))
 
 
 def _json_bytes(value):

@@ -41,6 +41,8 @@ def test_figures_follow_from_the_curves():
     assert figures["objective_at_spams300_time"] == 0.2
     never = benchmark.against_spams(runs, {"seconds": 10.0, "objective": 0.1}, *2 * [spams[1]])
     assert never["time_to_spams_objective"] is None
+    quick = benchmark.against_spams(runs, spams[0])
+    assert quick.items() < figures.items() and quick["time_to_spams_objective"] == 0.2
 
 
 def test_scikit_learn_solves_the_same_problem(task):

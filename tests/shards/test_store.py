@@ -1,5 +1,6 @@
 """Stores: what is written is read, in an order that is counted, and damage is never silent."""
 
+import io
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import webdataset as wds
 from make_store import make_store, truth_windows
 
 from common.errors import ShardError, StoreError
-from shards import codec
+from shards import codec, writer
 from shards.manifest import StoreFiles
 from shards.members import decode_block
 from shards.reader import Store
@@ -288,3 +289,13 @@ def test_fidelity_is_sampled_over_all_blocks_and_reported(tmp_path):
             tails += tail[sampled][nnz[sampled] > 0].sum()
     assert fidelity["tokens"] == tokens > 100 and fidelity["tail"] == pytest.approx(tails / tokens, rel=1e-6)
     assert 0 < fidelity["kl"] < 0.2 and 0 < fidelity["tv"] < 0.2
+
+
+def test_members_are_those_that_webdataset_writes():
+    samples = {"000000": {"ids.npy": bytes(range(200)) * 7, "nnz.npy": b"", "atoms.npy": bytes(1024)}}
+    buffer = io.BytesIO()
+    with wds.TarWriter(buffer, encoder=False, mtime=0, user="mlsm", group="mlsm") as tar:
+        for key, members in samples.items():
+            tar.write({"__key__": key, **members})
+        length = tar.tarstream.offset
+    assert writer._tar_members(samples) == buffer.getvalue()[:length]

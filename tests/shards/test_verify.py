@@ -293,7 +293,7 @@ def test_the_fast_unpacking_equals_the_plain_one(values, pairs):
     values = np.array(values, np.int64)
     before, block_check._PAIRS = block_check._PAIRS, pairs
     try:
-        parts = list(block_check._unpack_12(codec.pack_indices(values, 12), len(values)))
+        parts = [part.copy() for part in block_check._unpack_12(codec.pack_indices(values, 12), len(values))]
     finally:
         block_check._PAIRS = before
     assert np.array_equal(np.concatenate([*parts, []]), values)

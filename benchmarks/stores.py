@@ -1,0 +1,83 @@
+"""The store that the benchmarks of shards write: its target, its rows, its blocks.
+
+Real rows are the codes of the 8,192 bench states against the reference dictionary of 3072 atoms, lambda 0.05, of which
+the 32 largest are kept. Left out: what is measured (pack, shard_bytes, shard_reader, verify).
+"""
+
+import numpy as np
+
+from benchmarks.data import bench_file
+from pipeline.coding.distributions import distributions
+from pipeline.solvers import nonneg_lasso
+from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
+from shards.writer import UnitWriter
+
+K, LAM, TOP_N, MAX_LENGTH, VOCABULARY = 3072, 0.05, 32, 128, 30_522
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
+
+
+def real_codes():
+    """Codes of the bench test set against the reference dictionary."""
+    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
+    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
+    return nonneg_lasso(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM)
+
+
+def window_columns(tokens):
+    """The columns of a block of random ids in full windows (the last one may be shorter), each its own document's."""
+    starts = np.arange(0, tokens, MAX_LENGTH)
+    return {
+        "ids": np.random.default_rng(0).integers(4, VOCABULARY, tokens),
+        "lengths": np.diff(np.append(starts, tokens)),
+        "run_starts": starts,
+        "run_records": np.zeros(len(starts), np.int64),
+    }
+
+
+def row_columns(rows, copies=1):
+    """The columns of the distributions, so many times over."""
+    columns = {"nnz": np.diff(rows.indptr), "indices": rows.indices, "weights": rows.weights, "tail": rows.tail}
+    return {name: np.tile(column, copies) for name, column in columns.items()}
+
+
+def real_columns(tokens):
+    """The columns of a block that holds the real rows again and again."""
+    rows = distributions(real_codes(), TOP_N)
+    return window_columns(tokens) | row_columns(rows, tokens // len(rows))
+
+
+def make_store(path):
+    """An empty store at a path: its StoreFiles, and its target's fingerprint."""
+    files = StoreFiles(path)
+    settings = {"kind": "lsp", "format": FORMAT_VERSION, "k": K, "top_n": TOP_N}
+    target = {
+        "target": fingerprint(settings),
+        "settings": settings,
+        "lineage": {},
+        "k": K,
+        "vocab_size": VOCABULARY,
+        "max_length": MAX_LENGTH,
+        "weight_octaves": LSP_OCTAVES,
+        "special_ids": SPECIAL,
+    }
+    files.create(target)
+    return files, target["target"]
+
+
+def write_unit(files, target, unit, columns, blocks):
+    """One committed unit that holds a block so many times; returns its record."""
+    with UnitWriter(files, ShardMeta(target, unit, K, VOCABULARY, MAX_LENGTH)) as writer:
+        for _ in range(blocks):
+            writer.write_block(**columns)
+    return writer.record
+
+
+def write_store(path, columns, units, blocks):
+    """StoreFiles of a finished store of so many units, each of which holds a block so many times."""
+    files, target = make_store(path)
+    plan = Plan({}, tuple(PlannedUnit(f"{n:032}", "train", "bench", n, n + 1) for n in range(units)), {})
+    for unit in plan.units:
+        write_unit(files, target, unit.id, columns, blocks)
+    files.publish_plan(plan)
+    return files
