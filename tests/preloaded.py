@@ -47,7 +47,7 @@ IMPORTED = (  # by one command or another
 
 
 class Preloaded(subprocess.Popen):
-    """A process as [sys.executable, *arguments] would start it; of the arguments for Python itself there is only -c.
+    """A process as [sys.executable, *arguments] would start it; of the arguments for Python itself there are -c and -m.
 
     Of the options there are those for streams, text, cwd, env and start_new_session.
     """
@@ -168,6 +168,7 @@ def become(request, streams, requests):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     requests.send(str(os.getpid()).encode())
     requests.close()
     run, *arguments = request["arguments"]
@@ -175,6 +176,9 @@ def become(request, streams, requests):
         code, *arguments = arguments
         sys.argv, sys.path[0], sys.modules["__main__"] = ["-c", *arguments], "", ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif run == "-m":
+        sys.argv, sys.path[0] = arguments, ""
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = [run, *arguments], str(Path(run).resolve().parent)
         runpy.run_path(run, run_name="__main__")
