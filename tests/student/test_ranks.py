@@ -100,7 +100,8 @@ def finished(lsp_store, tmp_path_factory):
         job(lsp_store, runs / "two", {"dropout": 0.0}),
         job(lsp_store, runs / "failed", fail=[1, 4]),
     ]
-    said, _ = launch(*write_jobs(runs, jobs)).communicate(timeout=300)
+    both = start_ranks(*write_jobs(runs, jobs))
+    said = [process.communicate(timeout=300)[0] for process in both]
     return runs, outcomes_of(runs, jobs, said)
 
 
