@@ -3,6 +3,7 @@
 Left out: how the settings are chosen (resolve.py), what a step costs (meter.py).
 """
 
+import functools
 import time
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,9 @@ def _seconds_of_step(trainer: "Trainer") -> float:
     return meter.step_flops / (SHARE_OF_MEASURED * rate)
 
 
+@functools.cache  # a process may train many runs
 def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
-    """Operations per second of a matrix product as in a base encoder, measured for a twentieth of a second."""
+    """Operations per second of a matrix product as in a base encoder, measured once for a twentieth of a second."""
     matrices = [torch.ones(rows, size, device=device, dtype=dtype or torch.float32) for rows in (4096, size)]
 
     def seconds(repeats):

@@ -7,6 +7,27 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 from tiny_teacher import standard_text, tiny_teacher
 
+SLOWEST_FIRST = (  # half a minute each, or a minute
+    "test_workers.py",
+    "test_cli.py",
+    "test_ranks.py",
+    "test_compile.py",
+    "test_trainer.py",
+    "test_centering.py",
+    "test_display.py",
+    "test_cd_cuda.py",
+    "test_nonneg_lasso.py",
+    "test_quarantine.py",
+    "test_interruption.py",
+    "test_overlap.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """At the end short files are left, so that no process waits long for the last one of another."""
+    places = {name: place for place, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
@@ -24,6 +45,21 @@ def english_text(tmp_path_factory):
 def teacher_directory(tmp_path_factory, english_text):
     """A random 3 x 32 BERT with a WordPiece tokenizer of 600 entries."""
     return tiny_teacher(tmp_path_factory.mktemp("teacher"), english_text)
+
+
+@pytest.fixture(scope="module")
+def forked_workers():
+    """Dask's workers are forked from a process that has imported what they use, instead of importing it themselves.
+
+    The workers of a command that runs in a process of its own are not: they start as a user's do.
+    """
+    import dask
+    from distributed.utils import get_mp_context
+
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        used = ["distributed.nanny", "pipeline.coding.coder", "transformers.models.bert.modeling_bert"]
+        get_mp_context().set_forkserver_preload(used)
+        yield
 
 
 @pytest.fixture(scope="module")

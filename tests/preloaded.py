@@ -1,22 +1,32 @@
-"""`python cli.py ...` without the seconds of importing: processes forked from one that has imported the libraries.
+"""Python processes without the seconds of importing: forked from one that has imported the libraries.
 
-    run = run_command(["verify-shards", store], cwd=place)      # as subprocess.run(..., capture_output=True, text=True)
+    run = run_command(["verify-shards", store], cwd=place)    # `python cli.py verify-shards ...`, to its end
+    run = run_python(["-c", code, argument])                  # as subprocess.run([sys.executable, ...]) with its output
+    process = Preloaded([file, argument], stderr=PIPE)        # as subprocess.Popen([sys.executable, ...])
 
-Each command is a process of its own, with its own exit and output. What it does at import is done before it begins, so
-commands under another environment, and tests of how a command begins, start Python themselves.
+Each is a process of its own and a child of this one, with its own streams, environment, signals and exit. What Python
+does at import is done before it begins, and its hashes of strings are those of all that come from the same process. So
+tests of how a process begins, of memory, and comparisons of two processes that could depend on an order of hashes start
+Python itself for (one of) them.
 """
 
 import atexit
+import ctypes
 import functools
+import gc
+import inspect
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_REQUEST = 1 << 17  # bytes
 IMPORTED = (  # by one command or another
     "evaluation.comparison.compare",
     "evaluation.inspection.lsps.show",
@@ -26,61 +36,158 @@ IMPORTED = (  # by one command or another
     "evaluation.tasks.finetuning.suite",
     "pipeline.coding.coder",
     "pipeline.encode",
+    "pipeline.executors.dask",
     "student.export_run",
     "student.trainer",
+    "terminal.training",
+    "terminal.verb",
+    "transformers.generation",
+    "transformers.models.bert.modeling_bert",
 )
 
 
-def run_command(arguments, cwd=ROOT) -> subprocess.CompletedProcess:
-    """Run a command to its end; what it printed is in the result."""
-    server = _server()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        places = {name: f"/proc/{os.getpid()}/fd/{file.fileno()}" for name, file in (("out", out), ("err", err))}
-        server.stdin.write(json.dumps({"argv": list(map(str, arguments)), "cwd": str(cwd), **places}) + "\n")
-        server.stdin.flush()
-        code = json.loads(server.stdout.readline())
-        printed = [Path(place).read_text(encoding="utf-8") for place in places.values()]
-    return subprocess.CompletedProcess(arguments, code, *printed)
+class Preloaded(subprocess.Popen):
+    """A process as [sys.executable, *arguments] would start it; of the arguments for Python itself there are -c and -m.
+
+    Of the options there are those for streams, text, cwd, env and start_new_session.
+    """
+
+    def __init__(self, arguments, **options):
+        super().__init__(list(map(os.fspath, map(_text, arguments))), **options)
+
+    def _execute_child(self, *given):
+        """In place of fork and exec."""
+        given = inspect.signature(super()._execute_child).bind(*given).arguments
+        assert not given["preexec_fn"] and not given["shell"], "what the process itself cannot do"
+        environment = dict(os.environ if given["env"] is None else given["env"])
+        request = {
+            "arguments": given["args"],
+            "environment": environment,
+            "cwd": os.fspath(given["cwd"] or os.getcwd()),
+            "new_session": given["start_new_session"],
+        }
+        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [number if stream == -1 else stream for number, stream in enumerate(streams)]
+        server = _server(environment.get("OMP_NUM_THREADS"))
+        with _adopting_orphans():
+            socket.send_fds(server, [json.dumps(request).encode()], streams)
+            self.pid = int(server.recv(LONGEST_REQUEST))
+        self._child_created = True
+        self._close_pipe_fds(*(given[f"{pipe}{end}"] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
+
+
+class Python(subprocess.Popen):
+    """The same without any of this: Python itself is started."""
+
+    def __init__(self, arguments, **options):
+        super().__init__([sys.executable, *map(os.fspath, map(_text, arguments))], **options)
+
+
+def run_command(arguments, cwd=ROOT, largest_file=None) -> subprocess.CompletedProcess:
+    """Run a command of the command line to its end; what it printed is in the result.
+
+    largest_file  bytes beyond which it can write no file, as where the disk is full
+    """
+    if largest_file is None:
+        return run_python([ROOT / "cli.py", *arguments], cwd=cwd)
+    code = "import resource, sys, cli; size = int(sys.argv.pop(1))\n"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); cli.main()"
+    return run_python(["-c", code, largest_file, *arguments], cwd=cwd)
+
+
+def run_python(arguments, process=Preloaded, timeout=None, **options) -> subprocess.CompletedProcess:
+    """Run Python with these arguments to its end, `process` being Preloaded or Python; what it printed is text."""
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    with process(arguments, **options) as started:
+        try:
+            printed = started.communicate(timeout=timeout)
+        except BaseException:
+            started.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, started.returncode, *printed)
+
+
+def _text(value):
+    return value if isinstance(value, os.PathLike) else str(value)
+
+
+class _adopting_orphans:
+    """While it lasts, a process whose parent ends becomes a child of this one."""
+
+    def __enter__(self):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+    def __exit__(self, *_):
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 
 
 @functools.cache
-def _server():
-    command = [sys.executable, str(Path(__file__)), "serve"]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.stdin.close)
-    return server
+def _server(threads):
+    """The socket of a process that has imported the libraries with this OMP_NUM_THREADS."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+    command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+    theirs.close()
+    atexit.register(server.wait)
+    atexit.register(ours.close)  # which ends it
+    return ours
 
 
-def _serve():
-    """Read requests until the end of the input; returns in the child of each, with what it should run."""
+def serve(requests):
+    """Start a process for each request; returns in it, with what it should run and its streams."""
     for module in IMPORTED:
         __import__(module)
-    for line in sys.stdin:
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            return json.loads(line)
-        _, status = os.waitpid(child, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
-    return None
+    sys.modules["pipeline.solvers"].nonneg_lasso([[1.0]], [[1.0]], 0.5)  # its kernels come from Numba's cache
+    gc.freeze()
+    while True:
+        request, streams, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, 3)
+        if not request:
+            sys.exit()
+        if between := os.fork():
+            os.waitpid(between, 0)
+            for stream in streams:
+                os.close(stream)
+            continue
+        between = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == between:  # until the process that asked is the parent
+            time.sleep(0.001)
+        return json.loads(request), streams
 
 
-def _become(request):
-    """Be the process that would have been started for the command."""
-    os.chdir(request["cwd"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    streams = [nothing, *(os.open(request[name], os.O_WRONLY | os.O_APPEND) for name in ("out", "err"))]
+def become(request, streams, requests):
+    """Be the process that would have been started."""
+    if request["new_session"]:
+        os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (to the end of the process)
-    sys.argv = [str(ROOT / "cli.py"), *request["argv"]]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    requests.send(str(os.getpid()).encode())
+    requests.close()
+    run, *arguments = request["arguments"]
+    if run == "-c":
+        code, *arguments = arguments
+        sys.argv, sys.path[0], sys.modules["__main__"] = ["-c", *arguments], "", ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif run == "-m":
+        sys.argv, sys.path[0] = arguments, ""
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = [run, *arguments], str(Path(run).resolve().parent)
+        runpy.run_path(run, run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(1, str(ROOT))
     from terminal.process import quiet_libraries
 
     quiet_libraries(downloads=False)
-    if (command := _serve()) is not None:
-        _become(command)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    become(*serve(connection), connection)

@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from preloaded import run_command
+from preloaded import Preloaded, Python, run_python
 
 import cli
 from shards.verify import verify
@@ -22,13 +20,9 @@ from terminal.settings import parse
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def mlsm(*arguments, cwd=ROOT, check=None, **environment):
-    """Run `python cli.py …`; `check` is the expected exit code. With an environment Python itself is started."""
-    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments)]
-    if environment:
-        run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
-    else:
-        run = run_command(arguments, cwd)
+def mlsm(*arguments, cwd=ROOT, check=None, process=Preloaded, **environment):
+    """Run `python cli.py …`; `check` is the expected exit code."""
+    run = run_python([ROOT / "cli.py", *arguments], process, cwd=cwd, env=os.environ | environment)
     if check is not None:
         assert run.returncode == check, run.stdout + run.stderr
     return run
@@ -43,7 +37,7 @@ def error_line(run):
 
 def test_help_answers_in_under_a_second():
     started = time.perf_counter()
-    run = mlsm("--help", check=0, HF_HUB_OFFLINE="1")  # a Python of its own
+    run = mlsm("--help", check=0, process=Python)
     assert time.perf_counter() - started < 1.0
     assert all(verb in run.stdout for verb in ("encode-lsp", "train-student", "--recipe", "resumes"))
 
@@ -260,13 +254,7 @@ def test_the_printed_lines_load_the_student(session):
     printed = trained.stdout.partition("Load it:\n\n")[2].splitlines()
     lines = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line[:2].isspace() or not line, printed)))
     code = "\n".join([lines, "import torch", "print(model(torch.tensor([[2, 7, 3]])).last_hidden_state.shape)"])
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    run = run_python(["-c", code], cwd=directory)
     assert run.returncode == 0 and "from transformers import AutoModel" in code, run.stderr
     assert "[1, 3, 32]" in run.stdout
 
@@ -364,7 +352,8 @@ def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
 def test_a_follower_leaves_errors_that_all_meet_to_the_first_process(tmp_path):
     arguments = ("train-student", "--store", "/nowhere/store")
     assert "is not a store" in error_line(mlsm(*arguments, cwd=tmp_path, check=2, RANK="0", LOCAL_RANK="0"))
-    assert mlsm(*arguments, cwd=tmp_path, check=2, RANK="1", LOCAL_RANK="1").stderr == ""
+    follower = mlsm(*arguments, cwd=tmp_path, check=2, process=Python, RANK="1", LOCAL_RANK="1")
+    assert follower.stderr == ""
 
 
 def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from faulty_disk import forked, raising_at, recorded, watched
 from make_store import SPECIAL, make_store, random_block
+from preloaded import Python, run_python
 
 from common import disk
 from common.disk import file_sha256
@@ -184,14 +184,9 @@ def test_interrupted_at_every_call(tmp_path, whole, calls):
         shutil.rmtree(path)
 
 
-def run_script(module, *arguments):
+def run_script(module, *arguments, process=Python):
     """Run a script of this directory in a fresh process, which forks and kills its children."""
-    return subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(module)), *map(str, arguments)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    return run_python([Path(__file__).with_name(module), *arguments], process, env=environment())
 
 
 def environment():

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded, Python, run_python
 from test_training import checkpoint_steps, steps_logged
 from tiny_store import log_of, write_store
 
@@ -22,7 +23,8 @@ from evaluation.inspection.lsps.show import show
 from shards.reader import Store
 from student.lsp_model import LspModel
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("command.py"))]
+SCRIPT = str(Path(__file__).with_name("command.py"))
+COMMAND = [sys.executable, SCRIPT]
 STEPS = 30
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
@@ -55,9 +57,8 @@ def is_finished(run):
 
 def test_a_pipe_whose_reader_dies(train, tmp_path):
     """`mlsm train-student 2>&1 | tee log`, the tee killed: progress and the summary meet a broken pipe."""
-    process = subprocess.Popen(
-        [*COMMAND, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = Preloaded([SCRIPT, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     process.stdout.close()
     assert process.wait(timeout=300) == 0
     assert is_finished(tmp_path / "run")
@@ -152,7 +153,7 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     assert Store.open(store).report()["tokens"] > 0
     train = ["train-student", "--store", store, "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
              "--device", "cpu", "--eval-windows", 8, "--output", place / "run"]  # fmt: skip
-    assert "The student is finished" in finish(train, {})
+    assert "The student is finished" in finish(train, {}, Preloaded)
     (place / "run" / "result.json").unlink()  # so that it is resumed, and exported once more
     assert "The student is finished" in finish(train, ASCII)
     assert r"teach\xe9r" in (place / "run" / "export" / "README.md").read_text(encoding="utf-8")
@@ -163,16 +164,9 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 96 + 6
 
 
-def finish(flags, environment):
-    run = subprocess.run(
-        [*COMMAND, *map(os.fsencode, map(os.fspath, map(_text, flags)))],
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )
+def finish(flags, environment, process=Python):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    run = run_python([SCRIPT, *flags], process, env=environment, text=None)
     said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")
     assert run.returncode == 0, said
     return said
-
-
-def _text(value):
-    return value if isinstance(value, os.PathLike) else str(value)

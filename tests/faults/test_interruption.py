@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded, Python
 from test_commit import temporaries, visible_units_are_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,10 +15,10 @@ SECONDS_TO_EXIT = 8
 CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def start(flags, start_new_session=False, **environment):
-    command = [sys.executable, str(Path(__file__).with_name("command.py")), *map(str, flags)]
-    return subprocess.Popen(
-        command,
+def start(flags, start_new_session=False, process=Preloaded, **environment):
+    """Start the command; with `process` Python, one that has to import everything first."""
+    return process(
+        [Path(__file__).with_name("command.py"), *flags],
         env=os.environ | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -27,9 +27,11 @@ def start(flags, start_new_session=False, **environment):
     )
 
 
-def interrupted(flags, ready, number, pause=0.0, then="Run the same command to go on", **environment):
+def interrupted(
+    flags, ready, number, pause=0.0, then="Run the same command to go on", process=Preloaded, **environment
+):
     """Run the command until `ready()`, send the signal; returns what it said, `then` among it."""
-    process = start(flags, **environment)
+    process = start(flags, process=process, **environment)
     deadline = time.monotonic() + 120
     while not ready():
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
@@ -45,8 +47,8 @@ def interrupted(flags, ready, number, pause=0.0, then="Run the same command to g
     return said
 
 
-def finish(flags, **environment):
-    process = start(flags, **environment)
+def finish(flags, process=Preloaded):
+    process = start(flags, process=process)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
 
@@ -66,9 +68,9 @@ def flags(english_text, teacher_directory):
 
 @pytest.fixture(scope="module")
 def whole(flags, tmp_path_factory):
-    """An unbroken run."""
+    """An unbroken run, whose hashes of strings are not those of the others."""
     output = tmp_path_factory.mktemp("whole")
-    finish([*flags, "--output", output])
+    finish([*flags, "--output", output], Python)
     return output
 
 
@@ -115,5 +117,5 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
 
 def test_before_any_work(flags, tmp_path):
     """In the imports, where a library may be half loaded."""
-    interrupted([*flags, "--output", tmp_path], lambda: True, signal.SIGTERM, 1.5)
+    interrupted([*flags, "--output", tmp_path], lambda: True, signal.SIGTERM, 1.5, process=Python)
     assert not list(tmp_path.rglob("*.json")) and not temporaries(tmp_path)

@@ -4,14 +4,13 @@ The failure is planted by the content of a window, so it follows the text throug
 """
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from preloaded import run_command, run_python
 from stored import shards
 
 from common.errors import EncodeError
@@ -221,12 +220,9 @@ def test_exit_code_and_line(place, clean, tmp_path):
         *("--dictionary", place.dictionary, "--lam", "0.1", "--top-n", "8", "--max-length", "32"),
         *("--max-tokens", "30000", "--unit-tokens", "8000", "--batch-tokens", "2048", "--output", tmp_path),
     ]
-    flags = list(map(str, flags))
-    planted = [sys.executable, "-c", code, *flags]
-    run = subprocess.run(planted, cwd=ROOT, capture_output=True, text=True)
+    run = run_python(["-c", code, *flags])
     assert run.returncode == 5 and run.stderr.count("mlsm: error:") == 1 and "--retry-quarantine" in run.stderr, run
-    retry = [sys.executable, "cli.py", *flags, "--retry-quarantine"]
-    run = subprocess.run(retry, cwd=ROOT, capture_output=True, text=True)
+    run = run_command([*flags, "--retry-quarantine"])
     assert run.returncode == 0, run.stderr
     assert shards(next(tmp_path.glob("stores/*"))) == shards(clean.path)
 

@@ -3,13 +3,14 @@
 import json
 import os
 
+from preloaded import Preloaded
 from test_commit import run_script
 
 CASES = max(4, int(os.environ.get("MLSM_FAULT_CASES", 0)) // 25)
 
 
 def test_kills_and_full_disks_between_the_commits_of_several_stores(tmp_path):
-    run = run_script("kill_several_stores.py", tmp_path, CASES)
+    run = run_script("kill_several_stores.py", tmp_path, CASES, process=Preloaded)
     assert run.returncode == 0, run.stderr
     outcome = json.loads(run.stdout.splitlines()[-1])
     assert outcome["kills"] + outcome["full disks"] == CASES and outcome["with stores apart"] >= 1

@@ -6,7 +6,6 @@ One random 3-layer teacher and one dictionary; the oracle is an undisturbed run,
 import gzip
 import json
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preloaded import run_command
 from stored import shards
 from test_commit import temporaries
 from test_interruption import start
@@ -224,8 +224,6 @@ def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
 
 def test_a_full_disk_has_its_own_exit_code_and_can_be_resumed(place, whole, tmp_path):
     """The file size limit hits the shards of the real command."""
-    import signal
-
     limit = max(path.stat().st_size for path in Path(whole["store"]).glob("units/*.tar")) - 5000
     flags = [
         *("encode-lsp", "--teacher", place.teacher, "--layer", "2", "--corpus", *place.corpus),
@@ -233,12 +231,7 @@ def test_a_full_disk_has_its_own_exit_code_and_can_be_resumed(place, whole, tmp_
         *("--max-tokens", "40000", "--unit-tokens", "5000", "--batch-tokens", "2048", "--output", tmp_path),
     ]
 
-    def limited():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "cli.py", *map(str, flags)]
-    run = subprocess.run(command, cwd=ROOT, preexec_fn=limited, capture_output=True, text=True)
+    run = run_command(flags, largest_file=limit)
     assert run.returncode == 74 and run.stderr.count("mlsm: error:") == 1 and "File too large" in run.stderr, run
     assert not temporaries(tmp_path)
     kept = shards(next(tmp_path.glob("stores/*")))

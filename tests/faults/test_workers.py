@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_workers import AfterCommit, AtWindows, Slow
+from preloaded import Preloaded
 from test_commit import temporaries, visible_units_are_whole
 from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def client():
+def client(forked_workers):
     """A client of two workers."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -182,8 +182,8 @@ def test_two_commands_from_two_directories_on_one_cluster(client, place, one, tm
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         shutil.copy(place.corpus[0], tmp_path / name / "text.txt")
-        command = [sys.executable, str(ROOT / "cli.py"), *map(str, flags)]
-        commands.append(subprocess.Popen(command, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True))
+        command = [ROOT / "cli.py", *flags]
+        commands.append(Preloaded(command, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True))
     for name, command in zip(("here", "there"), commands, strict=True):
         _, said = command.communicate(timeout=120)
         assert command.returncode == 0, said

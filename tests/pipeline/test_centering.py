@@ -219,7 +219,7 @@ def test_several_layers_and_k_equal_one_at_a_time(made, tmp_path):
         assert [block["sha256"] for block in ours.blocks] == [block["sha256"] for block in theirs.blocks]
 
 
-def test_workers_make_the_same(made, tmp_path):
+def test_workers_make_the_same(made, forked_workers, tmp_path):
     config, store, dictionary = made
     (report,) = encode_lsp(replace(config, workers=2, output=tmp_path))
     found = Dictionary.load(report["dictionary"])

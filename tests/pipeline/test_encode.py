@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preloaded import Preloaded, run_python
 
 from common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline.config import EncodeConfig, EncodeIdsConfig
@@ -155,8 +156,8 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
         *("--k", "48", "--lam", "0.1", "--top-n", "8", "--max-length", "32", "--max-tokens", "40000"),
         *("--unit-tokens", "10000", "--batch-tokens", "2048", "--device", "cpu", "--output", str(output)),
     ]
-    command = [sys.executable, "cli.py", "encode-lsp", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = [ROOT / "cli.py", "encode-lsp", *flags]
+    process = Preloaded(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not list(output.glob("stores/*/units/*.json")):
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read().decode()
@@ -166,7 +167,7 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
     units = next(iter(output.glob("stores/*/units")))
     assert len(list(units.glob("*.json"))) < report["units"], "the kill came too late to test anything"
     done = {path.name: path.stat().st_mtime_ns for path in units.glob("*.json")}
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert run_python(command).returncode == 0
     whole = Path(report["store"]) / "units"
     assert {p.name: p.read_bytes() for p in units.glob("*.tar")} == {
         p.name: p.read_bytes() for p in whole.glob("*.tar")

@@ -3,14 +3,13 @@
 import json
 import logging
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from planted import planted
+from preloaded import Python, run_python
 
 from common import disk
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary, learning
@@ -116,13 +115,11 @@ print(learn_dictionary(sys.argv[1] + "/hidden.npy", DictionarySettings(40, 0.05,
                        checkpoint=sys.argv[1] + "/" + sys.argv[3], progress=progress).fingerprint)
 """
 
-    def learn(kill_after, place):
-        return subprocess.run(
-            [sys.executable, "-c", code, tmp_path, str(kill_after), place], cwd=ROOT, text=True, capture_output=True
-        )
+    def learn(kill_after, place, **how):
+        return run_python(["-c", code, tmp_path, kill_after, place], **how)
 
     assert learn(5000, "a").returncode == -signal.SIGKILL
-    resumed, unbroken = learn(10**9, "a"), learn(10**9, "b")
+    resumed, unbroken = learn(10**9, "a"), learn(10**9, "b", process=Python)
     assert int(resumed.stdout.split()[0]) > 4000 and int(unbroken.stdout.split()[0]) == 256
     assert resumed.stdout.split()[-1] == unbroken.stdout.split()[-1] and len(resumed.stdout.split()[-1]) == 64
 

@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from minilm import minilm_dir
-from preloaded import run_command
+from preloaded import run_command, run_python
 from safetensors.torch import load_file, save_file
 from stored import shards
 from tiny_families import LAYERS, edit_weights, tiny_model, windows
@@ -334,7 +332,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(place, report, tmp_path):
     flags = ["encode-logits", "--teacher", place.teacher, "--corpus", *place.corpus, "--top-n", 12, "--max-length", 32]
     flags += ["--max-tokens", 40_000, "--unit-tokens", 10_000, "--batch-tokens", 2048, "--device", "cpu"]
     flags += ["--output", tmp_path]
-    run = subprocess.run([sys.executable, "-c", code, *map(str, flags)], cwd=ROOT, capture_output=True, text=True)
+    run = run_python(["-c", code, *flags])
     assert run.returncode == -signal.SIGKILL, run.stderr
     units = next(tmp_path.glob("stores/*/units"))
     done = {path: path.stat().st_mtime_ns for path in units.glob("*.json")}

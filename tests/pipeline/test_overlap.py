@@ -37,12 +37,13 @@ from shards.writer import UnitWriter
 
 ALONE = dict.fromkeys(LAYOUTS["cpu"], 0)
 GPU_LAYOUT = LAYOUTS["cuda"]
+WINDOWS = 32  # in a batch
 TIGHT = dict.fromkeys(LAYOUTS["cpu"], 1)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, teacher_directory):
-    """Settings with a random dictionary: six units or so, of seven batches or so."""
+    """Settings with a random dictionary: seven units or so, of four batches."""
     directory = tmp_path_factory.mktemp("overlap")
     atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
     atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
@@ -55,9 +56,9 @@ def place(tmp_path_factory, english_text, teacher_directory):
         lam=0.1,
         top_n=8,
         max_length=32,
-        max_tokens=60_000,
-        unit_tokens=8_000,
-        batch_tokens=2048,
+        max_tokens=30_000,
+        unit_tokens=4_000,
+        batch_tokens=32 * WINDOWS,
         device="cpu",
         output=directory / "alone",
     )
@@ -151,7 +152,7 @@ def in_the_third_unit(plan, store, stage):
     windows = [store.files.record(unit.id).windows for unit in plan.units[:3]]
     if stage == "read":
         return sum(windows[:2]) + windows[2] // 2
-    return sum(-(-n // 64) for n in windows[:2]) + 2 if stage in ("teach", "solve", "finish") else 3
+    return sum(-(-n // WINDOWS) for n in windows[:2]) + 2 if stage in ("teach", "solve", "finish") else 3
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_the_record_says_how_far_fista_stopped_from_the_optimum(place, fista):
     assert "name fista, steps 20" in said
 
 
-def test_fista_works_on_workers(place, tmp_path):
+def test_fista_works_on_workers(place, forked_workers, tmp_path):
     """Every new setting on two workers: the bytes of one process."""
     given = replace(place, solver="fista", solver_steps=3, documents_apart=True, dtype="bfloat16")
     (alone,) = encode_lsp(replace(given, output=tmp_path / "alone"))

@@ -1,13 +1,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
@@ -140,8 +139,7 @@ def test_a_killed_probe_resumes_bit_for_bit(probing, tmp_path):
     unbroken = ProbeConfig(**probing | {"output": tmp_path / "unbroken"})
     train_probe(unbroken)
     settings = json.dumps(probing | {"output": str(probing["output"])})
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), settings]
-    child = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    child = run_python(["-c", textwrap.dedent(KILLED), settings], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert child.returncode == -signal.SIGKILL
     steps = []
     killed = ProbeConfig(**probing)

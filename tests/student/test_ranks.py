@@ -1,16 +1,19 @@
-"""Several processes, by torchrun and `accelerate launch`, over gloo. The oracle is one process, or an unbroken run."""
+"""Several processes, by torchrun and `accelerate launch`, over gloo. The oracle is one process, or an unbroken run.
+
+Where the launcher has no part in what is tested, the processes are started without one.
+"""
 
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from preloaded import Preloaded
 from safetensors.torch import load_file
 from tiny_store import log_of
 
@@ -41,23 +44,30 @@ ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2
 
 def launch(*command, launcher=TORCHRUN):
     """Start two processes with one thread each."""
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    settings |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return subprocess.Popen(
-        [sys.executable, "-m", *launcher, *map(str, command)],
-        cwd=ROOT,
-        env=os.environ | settings,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    settings = {"PYTHONPATH": str(ROOT), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return start(["-m", *launcher, *command], settings)
 
 
-def run_jobs(directory, jobs):
-    """Train them on two processes; returns what came of each, by job and rank."""
+def start_ranks(*command):
+    """Start the same two without a launcher."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    return [start(command, meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+
+
+def start(command, settings):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | settings
+    return Preloaded(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def write_jobs(directory, jobs):
+    """The arguments of a process that trains them."""
     (directory / "jobs.json").write_text(json.dumps(jobs, default=str))
-    process = launch(ROOT / "tests" / "student" / "several.py", directory / "jobs.json")
-    said, _ = process.communicate(timeout=300)
+    return ROOT / "tests" / "student" / "several.py", directory / "jobs.json"
+
+
+def outcomes_of(directory, jobs, said):
+    """What came of each, by job and rank."""
     outcomes = [[directory / f"job-{number}-rank-{rank}.json" for rank in (0, 1)] for number in range(len(jobs))]
     assert outcomes[0][0].exists(), said
     return [[json.loads(file.read_text()) if file.exists() else None for file in files] for files in outcomes]
@@ -90,7 +100,9 @@ def finished(lsp_store, tmp_path_factory):
         job(lsp_store, runs / "two", {"dropout": 0.0}),
         job(lsp_store, runs / "failed", fail=[1, 4]),
     ]
-    return runs, run_jobs(runs, jobs)
+    both = start_ranks(*write_jobs(runs, jobs))
+    said = [process.communicate(timeout=300)[0] for process in both]
+    return runs, outcomes_of(runs, jobs, said)
 
 
 def begin_alone(store, output):
@@ -162,7 +174,12 @@ def test_a_process_that_ends_ends_the_others(finished):
 
 
 def test_nobody_waits_for_ever_for_a_process_that_hangs(lsp_store, tmp_path):
-    [[first, _]] = run_jobs(tmp_path, [job(lsp_store, tmp_path / "run", hang=[1, 4], timeout=5)])
+    jobs = [job(lsp_store, tmp_path / "run", hang=[1, 4], timeout=5)]
+    first, second = start_ranks(*write_jobs(tmp_path, jobs))
+    said, _ = first.communicate(timeout=100)
+    second.kill()
+    second.communicate()
+    [[first, _]] = outcomes_of(tmp_path, jobs, said)
     assert_peer_is_missed(first, tmp_path / "run")
     assert first["seconds"] > 5
 
@@ -187,11 +204,11 @@ def test_a_signal_and_a_kill_of_all_and_then_as_if_unbroken(finished, lsp_store,
     assert said.count("mlsm: error:") == 1 and f"stopped after step {stopped} of 60" in said
     assert (tmp_path / "run" / "checkpoints" / f"step-{stopped:08d}").is_dir()
 
-    process = launch("cli.py", *flags)
-    wait_for_step(process, tmp_path / "run", stopped + 8)
-    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        one.kill()
-    process.communicate()
+    both = start_ranks(ROOT / "cli.py", *flags)
+    wait_for_step(both[0], tmp_path / "run", stopped + 8)
+    for process in both:
+        process.kill()
+        process.communicate()
 
     process = launch("cli.py", *flags, launcher=ACCELERATE)
     said, _ = process.communicate(timeout=120)

@@ -2,17 +2,15 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from preloaded import run_command
 from safetensors.torch import load_file
 from tiny_store import log_of
 
@@ -107,14 +105,7 @@ def under_limit(config, most_bytes):
     command = [part for name in given for part in (f"--{name}", str(getattr(config, name)))]
     recipe = config.output.with_name("plain.yaml")
     recipe.write_text("train-student: {}")
-    process = subprocess.run(
-        [sys.executable, "cli.py", "train-student", "--recipe", str(recipe), *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
-    )
+    process = run_command(["train-student", "--recipe", recipe, *command], largest_file=most_bytes)
     return process.stderr, process.returncode
 
 

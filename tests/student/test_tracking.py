@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import struct
-import subprocess
 import sys
 import textwrap
 import time
 from importlib.util import find_spec
 
 import pytest
+from preloaded import run_python
 from tiny_store import log_of
 
 import student.tracking
@@ -103,8 +103,8 @@ def test_killed_and_resumed_every_step_is_there_once(ids_store, settings, home, 
     changes = {"store": str(ids_store.path), "objective": "mlm", "track": INSTALLED}
     changes |= {"eval_every": 4, "checkpoints": (1,)}
     config = StudentConfig(**settings | changes)
-    code = [sys.executable, "-c", textwrap.dedent(KILLED), json.dumps(config.to_json())]
-    assert subprocess.run(code).returncode == -signal.SIGKILL
+    killed = run_python(["-c", textwrap.dedent(KILLED), json.dumps(config.to_json())])
+    assert killed.returncode == -signal.SIGKILL
     assert max(log_of(config.output)) == 5 and (config.output / "checkpoints" / "step-00000003").exists()
     train(config)
     log = log_of(config.output)

@@ -2,13 +2,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from http_store import serving
+from preloaded import Preloaded, run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 from transformers import AutoModel
@@ -187,8 +187,7 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp
     train(unbroken)
     killed = StudentConfig(store=lsp_store.path, **settings)
     arguments = [json.dumps(killed.to_json()), moment]
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), *arguments]
-    child = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    child = run_python(["-c", textwrap.dedent(KILLED), *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert child.returncode == -signal.SIGKILL
     assert sorted(path.name for path in (killed.output / "checkpoints").glob("step-*"))[-1] < "step-00000005"
     steps = []
@@ -348,9 +347,9 @@ TRAINED_ELSEWHERE = """
 def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp_path):
     unbroken = train_unbroken(ids_store, settings, tmp_path)
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
-    command = [sys.executable, "-c", textwrap.dedent(TRAINED_ELSEWHERE), json.dumps(config.to_json())]
+    command = ["-c", textwrap.dedent(TRAINED_ELSEWHERE), json.dumps(config.to_json())]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
+    with Preloaded(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
         assert first.stdout.readline() == "waiting\n"
         begun = config.output / "checkpoints" / ".step-00000009.tmp"  # a save under way
         begun.mkdir(parents=True)

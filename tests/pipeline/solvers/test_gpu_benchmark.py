@@ -11,10 +11,13 @@ from data import ROOT
 pytest.importorskip("numba.cuda")
 
 TOY = """
-import json, numpy as np, torch
+import json, sys, numpy as np, torch
 from types import SimpleNamespace
 from benchmarks import gpu_coding
+sys.path.append("tests/pipeline/solvers")
+import lockstep
 
+lockstep.install()  # the simulator's own scheduler polls
 gpu_coding.WARM_UP, gpu_coding.ROUNDS = 0, 1
 toy = SimpleNamespace(config={"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 50},
                       layer=1, windows=1, length=4, atoms=6, training_vectors=60)

@@ -3,16 +3,13 @@
 import csv
 import json
 import math
-import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data import ROOT
-from preloaded import run_command
+from preloaded import run_command, run_python
 from tiny_store import log_of
 
 from common.errors import EXIT_QUARANTINE, SweepError, WsdDataError
@@ -180,8 +177,7 @@ def test_killed_while_encoding_and_while_training_it_goes_on(settings, result, t
     values = {name: value for name, value in vars(settings).items() if name != "output"}
     for stage, when in (("encode", "done > 10_000"), ("train-student l3", "figures['step'] == 7")):
         code = KILLED.format(stage=stage, when=when, values=values, output=str(tmp_path))
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        killed = run_python(["-c", code])
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     (first,) = tmp_path.glob("students/sweep-l1-*/result.json")
     before = first.stat().st_mtime_ns

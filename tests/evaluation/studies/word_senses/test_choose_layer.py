@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data import ROOT
+from preloaded import run_python
 from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
@@ -144,8 +142,7 @@ module.choose_layer(ChooseLayerConfig(**settings))
 
 
 def killed(settings, where):
-    command = [sys.executable, "-c", KILLED, repr(settings), where]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    run = run_python(["-c", KILLED, repr(settings), where])
     assert run.returncode == -9 and f"killed in {where}" in run.stdout, run.stderr
 
 

@@ -2,19 +2,16 @@
 
 import json
 import math
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from data import ROOT
+from preloaded import run_python
 from tiny_exports import exported
 from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
@@ -155,7 +152,7 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
         evaluate(BlimpConfig(models=({config.models[0]!r},), data_dir=Path({str(config.data_dir)!r}),
                              output=Path({str(config.output)!r}), device="cpu"), progress)
     """)
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    run = run_python(["-c", code])
     assert run.returncode == -signal.SIGKILL
     files = sorted(path.name for path in config.output.rglob("*") if path.is_file())
     assert files == sorted(f"{name}.npz" for name in PARADIGMS[:20])
