@@ -16,9 +16,10 @@ import torch
 
 from pipeline.solvers import fista
 from pipeline.solvers.fista import STEPS
+from pipeline.solvers.prepared import Prepared, prepare
 from pipeline.solvers.problem import ROWS_AT_ONCE, Array, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
 
-__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "nonneg_lasso"]
+__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "Prepared", "nonneg_lasso", "prepare"]
 
 BACKENDS = ("auto", "cpu", "cuda", "fista")
 ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
@@ -29,7 +30,7 @@ def nonneg_lasso(
     atoms_Kd: Array,
     lam: float,
     *,
-    gram_KK: Array | None = None,
+    gram_KK: Array | Prepared | None = None,
     tol: float | None = 1e-3,
     gap: bool = False,
     backend: str = "auto",
@@ -39,7 +40,8 @@ def nonneg_lasso(
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
                strides; computed in float32, to which other types are cast a chunk of rows at a time
-    atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given
+    atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given; on a CPU, for many
+               calls with the same atoms, prepare(atoms_Kd, gram_KK)
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
     tol        largest KKT violation to leave, in units of a correlation; float32 resolves violations only
                to about 1e-6 times (1 + the sum of the code), a GPU to 5e-5
@@ -112,7 +114,10 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
             "the dictionary has no atoms, or its atoms have no width; expected shape (K, d) with K, d >= 1; found "
             f"{tuple(atoms_Kd.shape)}"
         )
-    if gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
+    if isinstance(gram_KK, Prepared):
+        if len(gram_KK.view.square_K) != len(atoms_Kd) or backend == "cuda" or _on_gpu(hidden_Nd):
+            raise ValueError("gram is prepared for other atoms, or for a CPU where a GPU codes; give the matrix itself")
+    elif gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(
             f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; found {tuple(np.shape(gram_KK))}"
         )

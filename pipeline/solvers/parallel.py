@@ -20,14 +20,15 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contr
 # into its caller, always: else code fresh from the compiler and code from the cache could round differently
 inlined = numba.njit(forceinline=True, **OPTIONS)
 _here = Path(__file__)
-_inlined_sources = hashlib.sha256(_here.read_bytes() + _here.with_name("vectors.py").read_bytes()).hexdigest()[:12]
+_sources = (_here, _here.with_name("vectors.py"), _here.with_name("working_set.py"))
+_inlined_sources = hashlib.sha256(b"".join(path.read_bytes() for path in _sources)).hexdigest()[:12]
 
 
 def kernel(function: Callable) -> Callable:
     """Compile a function that Python calls, cached on disk if some directory for that can be written.
 
     Numba looks for changes only in the file of the function itself. The name under which it is cached therefore says
-    what this file and vectors.py contain, which are compiled into it.
+    what this file, vectors.py and working_set.py contain, which are compiled into it.
     """
     function.__qualname__ += f"-{_inlined_sources}"
     try:

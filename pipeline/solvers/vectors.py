@@ -16,7 +16,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 LANES = 16
+CACHE_LINE = 64  # bytes
 COMBINED_ROWS = 2  # rows of `combine` at once: two sums, so that additions need not wait for each other
+MULTIPLIED_ROWS = 4  # rows of `row_products` at once: four sums
 SUBTRACTED_ROWS = 8  # rows of `subtract_rows` at once: the gradient is read and written an eighth as often
 
 FAST = ("reassoc", "contract", "nsz", "nnan", "ninf")
@@ -56,30 +58,132 @@ def combine(
 @intrinsic
 def subtract_rows(
     typingctx: Any,
-    grad_K: types.Array,
+    out: types.Array,
     weights: types.Array,
     matrix_KK: types.Array,
     rows: types.Array,
     count: types.Integer,
 ) -> Typing:
-    """grad_K -= weights[:count] @ matrix_KK[rows[:count]]."""
+    """out -= weights[:count] @ matrix_KK[rows[:count]]; the matrix of float32 or int16."""
 
     def generate(context, builder, signature, args):
-        grad, weights, matrix, rows = _Array(context, builder, signature, args).first(4)
+        out, weights, matrix, rows = _Array(context, builder, signature, args).first(4)
         with _loop(builder, _number(0), args[4], SUBTRACTED_ROWS) as first:
             entries = [builder.add(first, _number(i)) for i in range(SUBTRACTED_ROWS)]
             terms = [(weights.load(entry, 1), builder.sext(rows.load(entry, 1), I64)) for entry in entries]
-            whole = builder.and_(matrix.length, _number(-LANES))
-            for start, stop, lanes in ((_number(0), whole, LANES), (whole, matrix.length, 1)):
-                with _loop(builder, start, stop, lanes) as column:
-                    total = grad.load(column, lanes)
-                    for weight, row in terms:
-                        product = _product(builder, weight, matrix.load(matrix.place(row, column), lanes))
-                        total = builder.fsub(total, product, flags=FAST)
-                    grad.store(total, column)
+            with _loop(builder, _number(0), matrix.length, LANES) as column:
+                total = out.load(column)
+                for weight, row in terms:
+                    product = _product(builder, weight, matrix.load(matrix.place(row, column)))
+                    total = builder.fsub(total, product, flags=FAST)
+                out.store(total, column)
         return context.get_dummy_value()
 
-    return types.void(grad_K, weights, matrix_KK, rows, count), generate
+    return types.void(out, weights, matrix_KK, rows, count), generate
+
+
+@intrinsic
+def row_products(
+    typingctx: Any,
+    out: types.Array,
+    vector: types.Array,
+    matrix_Kd: types.Array,
+    rows: types.Array,
+    count: types.Integer,
+) -> Typing:
+    """out[:count] = matrix_Kd[rows[:count]] @ vector."""
+
+    def generate(context, builder, signature, args):
+        out, vector, matrix, rows = _Array(context, builder, signature, args).first(4)
+        sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(MULTIPLIED_ROWS)]
+        with _loop(builder, _number(0), args[4], MULTIPLIED_ROWS) as first:
+            entries = [builder.add(first, _number(i)) for i in range(MULTIPLIED_ROWS)]
+            places = [builder.sext(rows.load(entry, 1), I64) for entry in entries]
+            for total in sums:
+                builder.store(ir.Constant(VECTOR, None), total)
+            with _loop(builder, _number(0), matrix.length, LANES) as column:
+                factor = vector.load(column)
+                for total, row in zip(sums, places, strict=True):
+                    product = builder.fmul(factor, matrix.load(matrix.place(row, column)), flags=FAST)
+                    builder.store(builder.fadd(builder.load(total), product, flags=FAST), total)
+            for total, entry in zip(sums, entries, strict=True):
+                out.store(_sum(builder, builder.load(total)), entry)
+        return context.get_dummy_value()
+
+    return types.void(out, vector, matrix_Kd, rows, count), generate
+
+
+@intrinsic
+def lanes_above(
+    typingctx: Any,
+    grad_K: types.Array,
+    factor: types.Float,
+    sizes_K: types.Array,
+    place: types.Integer,
+    cut: types.Float,
+) -> Typing:
+    """Bits of the 16 lanes from `place` on in which grad_K + factor * abs(sizes_K) is above the cut."""
+
+    def generate(context, builder, signature, args):
+        (grad,) = _Array(context, builder, signature, args).first(1)
+        sizes = _Array(context, builder, signature, args, 2)
+        values = sizes.load(args[3])
+        zero = ir.Constant(VECTOR, None)
+        absolute = _maximum(builder, values, builder.fsub(zero, values, flags=FAST))
+        bound = builder.fadd(grad.load(args[3]), _product(builder, args[1], absolute), flags=FAST)
+        above = builder.fcmp_ordered(">", bound, _splat(builder, args[4]), flags=FAST)
+        return builder.zext(builder.bitcast(above, ir.IntType(LANES)), I64)
+
+    return types.int64(grad_K, types.float32, sizes_K, place, types.float32), generate
+
+
+@intrinsic
+def widen(typingctx: Any, out: types.Array, matrix_nK: types.Array, row: types.Integer) -> Typing:
+    """out[:K] = matrix_nK[row], of float32 or the bits of bfloat16 as int16."""
+
+    def generate(context, builder, signature, args):
+        out, matrix = _Array(context, builder, signature, args).first(2)
+        whole = builder.and_(matrix.length, _number(-LANES))
+        for start, stop, lanes in ((_number(0), whole, LANES), (whole, matrix.length, 1)):
+            with _loop(builder, start, stop, lanes) as column:
+                values = matrix.load_bits(matrix.place(args[2], column), lanes)
+                if matrix.bytes == 2:
+                    kind = I32 if lanes == 1 else ir.VectorType(I32, LANES)
+                    sixteen = ir.Constant(I32, 16) if lanes == 1 else ir.Constant(kind, [16] * LANES)
+                    values = builder.shl(builder.zext(values, kind), sixteen)
+                    values = builder.bitcast(values, FLOAT if lanes == 1 else VECTOR)
+                out.store(values, column)
+        return context.get_dummy_value()
+
+    return types.void(out, matrix_nK, row), generate
+
+
+@intrinsic
+def prefetch_row(typingctx: Any, matrix_Kd: types.Array, row: types.Integer) -> Typing:
+    """Ask for a row that will be read soon."""
+
+    def generate(context, builder, signature, args):
+        (matrix,) = _Array(context, builder, signature, args).first(1)
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep, data = (ir.Constant(I32, number) for number in (0, 3, 1))
+        with _loop(builder, _number(0), matrix.length, CACHE_LINE // matrix.bytes) as column:
+            place = builder.gep(matrix.data, [matrix.place(args[1], column)])
+            builder.call(prefetch, [builder.bitcast(place, pointer), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(matrix_Kd, types.int64), generate
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, bits: types.Integer) -> Typing:
+    """The number of the lowest bit that is set."""
+
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), generate
 
 
 @intrinsic
@@ -197,6 +301,7 @@ class _Array:
         self._arguments = context, builder, signature, args
         array = context.make_array(signature.args[number])(context, builder, args[number])
         self.builder, self.data = builder, array.data
+        self.bytes = signature.args[number].dtype.bitwidth // 8
         shape = cgutils.unpack_tuple(builder, array.shape)
         self.length = shape[-1]
 
@@ -209,11 +314,17 @@ class _Array:
         return self.builder.add(self.builder.mul(row, self.length), column)
 
     def load(self, place, lanes=LANES):
-        """The vector that begins at an entry, or with one lane the entry."""
+        """The vector of floats that begins at an entry, or with one lane the entry as it is."""
+        values = self.load_bits(place, lanes)
+        return self.builder.sitofp(values, VECTOR) if lanes > 1 and values.type != VECTOR else values
+
+    def load_bits(self, place, lanes):
+        """The same, unconverted."""
         pointer = self.builder.gep(self.data, [place])
         if lanes > 1:
-            pointer = self.builder.bitcast(pointer, VECTOR.as_pointer())
-        return self.builder.load(pointer, align=4)
+            kind = ir.VectorType(pointer.type.pointee, LANES)
+            pointer = self.builder.bitcast(pointer, kind.as_pointer())
+        return self.builder.load(pointer, align=self.bytes)
 
     def store(self, value, place):
         pointer = self.builder.gep(self.data, [place])
@@ -245,13 +356,15 @@ class _FirstOf:
 
 
 def _product(builder, scalar, values):
-    """A scalar times a vector or another scalar."""
-    if values.type == FLOAT:
-        return builder.fmul(scalar, values, flags=FAST)
+    """A scalar times a vector."""
+    return builder.fmul(_splat(builder, scalar), values, flags=FAST)
+
+
+def _splat(builder, scalar):
+    """A vector of one number."""
     nowhere = ir.Constant(VECTOR, ir.Undefined)
     single = builder.insert_element(nowhere, scalar, ir.Constant(I32, 0))
-    splat = builder.shuffle_vector(single, nowhere, ir.Constant(ir.VectorType(I32, LANES), None))
-    return builder.fmul(splat, values, flags=FAST)
+    return builder.shuffle_vector(single, nowhere, ir.Constant(ir.VectorType(I32, LANES), None))
 
 
 def _reduced(builder, operation, vector, *start):

@@ -33,16 +33,47 @@ def test_combine(count, width):
     np.testing.assert_array_equal(out[width:], untouched)
 
 
-@pytest.mark.parametrize("atoms", [1, 15, 16, 17, 40, 3072])
+@pytest.mark.parametrize("columns", [16, 48, 3072])
 @pytest.mark.parametrize("count", [0, 8, 24])
-def test_subtract_rows(atoms, count):
-    grad, weights, matrix = numbers(atoms + 3), numbers(24), numbers(atoms, atoms)
-    rows = np.random.default_rng(1).integers(atoms, size=24).astype(np.int32)
-    rows[0] = atoms - 1
-    expected = grad.copy()
-    expected[:atoms] -= weights[:count] @ matrix[rows[:count]]
-    compiled(vectors.subtract_rows, *range(5))(grad, weights, matrix, rows, count)
-    np.testing.assert_allclose(grad, expected, atol=1e-4)
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_subtract_rows(columns, count, dtype):
+    out, weights = numbers(columns + 3), numbers(24)
+    matrix = (100 * numbers(40, columns)).astype(dtype)
+    rows = np.random.default_rng(1).integers(40, size=24).astype(np.int32)
+    rows[0] = 39
+    expected = out.copy()
+    expected[:columns] -= weights[:count] @ matrix[rows[:count]]
+    compiled(vectors.subtract_rows, *range(5))(out, weights, matrix, rows, count)
+    np.testing.assert_allclose(out, expected, atol=1e-2 if count else 0)
+
+
+@pytest.mark.parametrize(("count", "width"), [(0, 16), (4, 16), (12, 48)])
+def test_row_products(count, width):
+    out, vector, matrix = numbers(16), numbers(width), numbers(40, width)
+    rows = np.random.default_rng(1).integers(40, size=16).astype(np.int32)
+    expected = out.copy()
+    expected[:count] = matrix[rows[:count]] @ vector
+    compiled(vectors.row_products, *range(5))(out, vector, matrix, rows, count)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_lanes_above_and_their_bits():
+    grad, sizes, factor, cut = numbers(48), numbers(48, seed=1), np.float32(0.5), np.float32(0.3)
+    bits = compiled(vectors.lanes_above, *range(5))(grad, factor, sizes, 16, cut)
+    expected = np.flatnonzero((grad + factor * np.abs(sizes))[16:32] > cut)
+    assert 0 < len(expected) < 16 and bits == sum(1 << lane for lane in expected.tolist())
+    assert compiled(vectors.lowest_bit, 0)(bits) == expected[0]
+
+
+@pytest.mark.parametrize("columns", [5, 16, 37])
+def test_widen(columns):
+    matrix, out = torch.from_numpy(numbers(3, columns)), numbers(columns + 2)
+    for values in (matrix, matrix.bfloat16()):
+        expected = out.copy()
+        expected[:columns] = values[1].float()
+        stored = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
+        compiled(vectors.widen, *range(3))(out, stored.numpy(), 1)
+        np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize(("atoms", "blocks"), [(16, 16), (48, 16), (3072, 96), (112, 32)])

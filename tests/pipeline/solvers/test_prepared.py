@@ -1,0 +1,103 @@
+"""The approximations that the solver on a CPU starts from: how far off they say they are, and that codes do not suffer."""
+
+import warnings
+
+import numpy as np
+import pytest
+from test_nonneg_lasso import assert_equal_bits, check_certificate, problem, real_data, unit_rows
+
+from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso, onednn, prepare
+from pipeline.solvers.prepared import correlate
+
+needs_bfloat16 = pytest.mark.skipif(not onednn.multiplies_bfloat16(), reason="this processor has no bfloat16 products")
+both_products = pytest.mark.parametrize("bfloat16", [pytest.param(True, marks=needs_bfloat16), False])
+
+
+def approximate(prepared, hidden_nd):
+    """Correlations as the solver first has them, and their error bound, both float64 (n, K)."""
+    found = correlate(prepared, hidden_nd)
+    rounded_nK = found.rounded_nK
+    if rounded_nK.dtype == np.int16:
+        rounded_nK = (rounded_nK.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    approximate_nK = rounded_nK.astype(float)
+    if found.relative:
+        approximate_nK -= found.along_nr.astype(float) @ prepared.view.main_rK[:, : rounded_nK.shape[1]]
+    return approximate_nK, found.margin_n[:, None] + float(found.relative) * np.abs(rounded_nK)
+
+
+@both_products
+@pytest.mark.parametrize("data", [(200, 384, 0), (50, 16, 40), (20, 3, 5), (7, 1, 2), (30, 400, 90)])
+def test_correlations_are_within_their_bounds(data, bfloat16, monkeypatch):
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: bfloat16)
+    tokens, width, atoms = data
+    hidden_nd, atoms_Kd = problem(tokens, width, atoms) if atoms else real_data(slice(tokens))
+    hidden_nd = hidden_nd * np.float32(3)  # of any norm
+    approximate_nK, bound_nK = approximate(prepare(atoms_Kd), hidden_nd)
+    error_nK = np.abs(approximate_nK - hidden_nd.astype(float) @ atoms_Kd.T.astype(float))
+    assert (error_nK <= bound_nK).all()
+    assert bound_nK.max() < (0.06 if bfloat16 else 3e-4)
+
+
+@needs_bfloat16
+def test_main_directions_make_the_bounds_small_on_real_data(monkeypatch):
+    hidden_nd, atoms_Kd = real_data(slice(200))
+    _, bound_nK = approximate(prepare(atoms_Kd), hidden_nd)
+    monkeypatch.setattr("pipeline.solvers.prepared._main_directions", lambda atoms_Kd: np.zeros((0, 384), np.float32))
+    _, without_nK = approximate(prepare(atoms_Kd), hidden_nd)
+    assert bound_nK.mean() < 0.75 * without_nK.mean()
+
+
+def test_gram_entries_are_within_half_a_unit():
+    for factor in (1, 0.01, 30):
+        atoms_Kd = problem(1, 24, 50)[1] * np.float32(factor)
+        view = prepare(atoms_Kd).view
+        entries_KK = view.gram_KK[:, :50] * float(view.scale)
+        assert np.abs(entries_KK - atoms_Kd.astype(float) @ atoms_Kd.T.astype(float)).max() <= 0.501 * view.scale
+        assert not view.gram_KK[:, 50:].any()
+
+
+@both_products
+@pytest.mark.parametrize("tol", [1e-3, 1e-4, 5e-6])
+def test_codes_are_certified_whatever_the_product(bfloat16, tol, monkeypatch):
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: bfloat16)
+    hidden_Nd, atoms_Kd = real_data(slice(300))
+    with warnings.catch_warnings(action="error", category=ConvergenceWarning):
+        codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, tol=tol)
+    check_certificate(hidden_Nd, atoms_Kd, codes, 0.05, tol=tol)
+
+
+def test_a_certificate_finds_what_the_approximation_hides(monkeypatch):
+    """Correlations that lack the best atoms, within a bound that says so."""
+    hidden_Nd, atoms_Kd = problem(40, 16, 60)
+
+    def hide(prepared, hidden_nd):
+        found = correlate(prepared, hidden_nd)
+        rounded_nK = (hidden_nd @ atoms_Kd.T).astype(np.float32)
+        rounded_nK[:, ::2] -= 0.4
+        along_nr = np.zeros_like(found.along_nr)
+        return found._replace(rounded_nK=rounded_nK, along_nr=along_nr, margin_n=found.margin_n + np.float32(0.4))
+
+    monkeypatch.setattr(cd_cpu, "correlate", hide)
+    check_certificate(hidden_Nd, atoms_Kd, nonneg_lasso(hidden_Nd, atoms_Kd, 0.05), 0.05)
+
+
+def test_nearly_dependent_atoms_are_solved_to_a_small_tolerance():
+    """Their Gram matrix in 16 bits is not good enough: it is computed in float32."""
+    rng = np.random.default_rng(0)
+    hidden_Nd, atoms_Kd = problem(40, 16, 30)
+    near_Kd = unit_rows(atoms_Kd + 3e-3 * rng.normal(size=atoms_Kd.shape))
+    atoms_Kd = np.concatenate([atoms_Kd, near_Kd, 0.02 * atoms_Kd[:5]])
+    with warnings.catch_warnings(action="error", category=ConvergenceWarning):
+        codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.01, tol=5e-6)
+    check_certificate(hidden_Nd, atoms_Kd, codes, 0.01, tol=5e-6)
+
+
+def test_prepared_atoms_give_the_same_bits_and_fit_only_themselves():
+    hidden_Nd, atoms_Kd = problem(300, 16, 40)
+    prepared = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T)
+    expected = nonneg_lasso(hidden_Nd, atoms_Kd, 0.05)
+    assert_equal_bits(nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, gram_KK=prepared), expected)
+    with pytest.raises(ValueError, match="prepared for other atoms"):
+        nonneg_lasso(hidden_Nd, atoms_Kd[:30], 0.05, gram_KK=prepared)
+    with pytest.raises(ValueError, match="where a GPU codes"):
+        nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, gram_KK=prepared, backend="cuda")
