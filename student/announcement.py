@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.machine import multiplies_bfloat16
+
 if TYPE_CHECKING:
     from student.trainer import Trainer
 
 # The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
 # reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
+WORTH_BFLOAT16 = 1.5  # of products; a step gains less (docs/benchmarks.md)
 _SHOWN = (
     "encoder",
     "continue_from",
@@ -58,6 +61,7 @@ def announcement(trainer: "Trainer") -> str:
         ),
         ("tokens", f"about {_count(per_step * config.max_steps)}", None),
         ("learning rate", rate, origins.get("lr", "default")),
+        *_precision_rows(trainer),
         ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
     ]
     others = [
@@ -94,6 +98,18 @@ def _model_rows(trainer: "Trainer", parameters: int) -> list:
             origins.get("dropout", "the encoder's own"),
         ),
     ]
+
+
+def _precision_rows(trainer: "Trainer") -> list:
+    """A hint at bfloat16 where a run in float32 begins on a processor that multiplies it much faster."""
+    device, is_new = trainer.meter.device, trainer.steps == 0
+    if device.type != "cpu" or trainer.stepper.autocast_dtype is not None or not is_new or not multiplies_bfloat16():
+        return []
+    gain = matrix_product_rate(device, torch.bfloat16) / matrix_product_rate(device, torch.float32)
+    if gain < WORTH_BFLOAT16:
+        return []
+    hint = f"float32; this processor multiplies bfloat16 {gain:.1f} times as fast: --dtype bfloat16, another run"
+    return [("arithmetic", hint, None)]
 
 
 def _seconds_of_step(trainer: "Trainer") -> float:

@@ -1,4 +1,4 @@
-"""The approximations that the solver on a CPU starts from: how far off they say they are, and that codes do not suffer."""
+"""What the solver on a CPU starts from: how far off its approximations say they are, and that codes do not suffer."""
 
 import warnings
 

@@ -1,0 +1,48 @@
+"""The hint at bfloat16: only where the processor gains by it, and only before a run begins in float32."""
+
+import contextlib
+
+import pytest
+
+import student.announcement
+from common.errors import Interrupted
+from student.config import StudentConfig
+from student.trainer import train
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """Rates of products, by dtype's name; None is an unmeasured one."""
+    found = {"torch.bfloat16": 3e9, "torch.float32": 1e9, "None": 1e9}
+    monkeypatch.setattr(student.announcement, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(student.announcement, "matrix_product_rate", lambda device, dtype: found[str(dtype)])
+    return found
+
+
+def said(caplog, config, stop_at=None):
+    def stop(*_, step, **figures):
+        if step == stop_at:
+            raise Interrupted("stopped", 2)
+
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        with contextlib.suppress(Interrupted):
+            train(config, stop)
+    return "--dtype bfloat16" in caplog.text
+
+
+def test_it_is_given_once_where_it_pays(ids_store, settings, rates, caplog):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    assert said(caplog, config, stop_at=4)
+    assert "multiplies bfloat16 3.0 times as fast" in caplog.text
+    assert not said(caplog, config), "a run that goes on cannot change it"
+
+
+@pytest.mark.parametrize("change", ["slow", "unable", "bfloat16"])
+def test_it_is_not_given_where_it_does_not(ids_store, settings, rates, caplog, monkeypatch, change):
+    rates["torch.bfloat16"] = 1.2e9 if change == "slow" else 3e9
+    if change == "unable":
+        monkeypatch.setattr(student.announcement, "multiplies_bfloat16", lambda: False)
+    dtype = "bfloat16" if change == "bfloat16" else "float32"
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1, "dtype": dtype})
+    assert not said(caplog, config)
