@@ -18,7 +18,8 @@ A run of E epochs takes encode + begin and end + E x mlsm, E x stock_mlm or E x 
 multiplied. Stock and official batches are read from the same store, with the same order and masks. The official way's
 epoch is the median of OFFICIAL_STEPS steps, multiplied. Ours is timed from its first, slow steps on, and reads ahead
 in a thread; the others begin warm. `--quick` takes a quarter of the text, of which the dictionary, a fixed cost, is a
-larger part, and multiplies the median step of the stock rival too. Compared is time alone: what the students have learned by then is not (docs/results.md).
+larger part, and multiplies the median step of the stock rival too. Compared is time alone: what the students have
+learned by then is not (docs/results.md).
 
 Prints lines for people, then one of JSON.
 """
@@ -33,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from transformers import AutoModel, BertForMaskedLM
 
 from benchmarks.data import conditions, data_file, minilm_directory
@@ -61,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
+    transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as directory:
         begun = time.perf_counter()
         store = encode(Path(directory), TOKENS // 4 if quick else TOKENS)
@@ -155,7 +158,7 @@ def official_step(config: StudentConfig, store, onednn: bool):
     teacher = AutoModel.from_pretrained(minilm_directory(), num_hidden_layers=LAYER, add_pooling_layer=False).eval()
     for model in (student, teacher) if onednn else ():
         use_fast_linear(model)
-    atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms)
+    atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms_Kd)
     step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
 
     def step(number):

@@ -25,9 +25,8 @@ def said(caplog, config, stop_at=None):
             raise Interrupted("stopped", 2)
 
     caplog.clear()
-    with caplog.at_level("INFO"):
-        with contextlib.suppress(Interrupted):
-            train(config, stop)
+    with caplog.at_level("INFO"), contextlib.suppress(Interrupted):
+        train(config, stop)
     return "--dtype bfloat16" in caplog.text
 
 
