@@ -5,9 +5,12 @@ Left out: one pass of forward and backward (step.py).
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+from common.errors import TrainingError, describe
 
 
 def peak_memory(device: torch.device) -> int:
@@ -22,6 +25,23 @@ def free_unused(device: torch.device) -> None:
     """Give memory that torch keeps for later back to the GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
+    """Turn the error of a CPU without memory, for which torch has no class, into a TrainingError.
+
+    place, length  the store, and the tokens in its windows: what a store says can ask for any amount
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise TrainingError(
+            f"too little memory for windows of {length:,} tokens, as {place} has them ({describe(error)}). Take a"
+            f" smaller --micro-batch or --encoder, or a store of shorter windows."
+        ) from error
 
 
 def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:

@@ -34,7 +34,7 @@ from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.held_out import HeldOut
 from student.masking import build_masking
-from student.memory import what_fits
+from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, share_of_baseline
 from student.outcome import lineage, summary
 from student.ranks import Ranks, join
@@ -87,6 +87,7 @@ def train(
         if ranks.is_first:
             run.clean()
         held.enter_context(own_randomness(ranks.device))
+        held.enter_context(name_lack_of_memory(store.path, store.max_length))
         signals = held.enter_context(StopSignals())
         run.check_place()
         trainer = Trainer(resolved, store, task, run, ranks=ranks, progress=progress, signals=signals, started=started)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from common.disk import read_file
-from common.errors import RunError
+from common.errors import RunError, describe
 
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"
@@ -24,12 +24,19 @@ def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
     Raises RunError where the tokenizer cannot be read or its way of marking words is none of the known
     """
     tokenizer = _tokenizer_json(Path(tokenizer_dir))
-    continues = _rule(tokenizer, tokenizer_dir)
-    vocabulary = tokenizer["model"]["vocab"]  # Unigram lists its tokens as [token, score]
-    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], id) for id, row in enumerate(vocabulary))
-    ids = {id for token, id in pairs if continues(token)}
-    ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}
-    return np.isin(np.arange(vocab_size), list(ids))
+    try:
+        continues = _rule(tokenizer, tokenizer_dir)
+        vocabulary = tokenizer["model"]["vocab"]  # Unigram lists its tokens as [token, score]
+        is_mapping = isinstance(vocabulary, dict)
+        pairs = vocabulary.items() if is_mapping else ((row[0], id) for id, row in enumerate(vocabulary))
+        ids = {id for token, id in pairs if continues(token)}
+        ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"--mask-unit word: {tokenizer_dir}/tokenizer.json is not of a tokenizer's form ({describe(error)}), and"
+            f" says not where words begin. Take --mask-unit token or span."
+        ) from None
+    return np.isin(np.arange(vocab_size), [id for id in ids if type(id) is int])
 
 
 def _rule(tokenizer: dict, tokenizer_dir: Path):

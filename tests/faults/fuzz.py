@@ -68,7 +68,7 @@ from mutations import CRAFTED, DAMAGE, SECRET, Scene
 from safetensors.torch import load_file
 from test_foreign_stores import named_store
 from tiny_records import a_blimp_record, a_record
-from tiny_store import write_store
+from tiny_store import SPECIAL, WORDS, write_store
 
 from common.progress import silent
 from evaluation import records
@@ -77,6 +77,11 @@ from evaluation.comparison.config import CompareConfig
 from evaluation.inspection.lsps import show as lsps_show
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.stores import show as show_shards
+from evaluation.tasks.blimp import models as blimp
+from evaluation.tasks.blimp.scoring import Scorer
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.suite import finetune
+from evaluation.tasks.finetuning.suite import load as suite_load
 from pipeline.dictionary import Dictionary
 from shards.clean import clean
 from shards.derive import derive
@@ -87,9 +92,12 @@ from student.config import StudentConfig
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.lsp_model import LspModel
+from student.probe import train_probe, with_student_and_store
+from student.probe_config import ProbeConfig
 from student.trainer import train
 from terminal import lsps
 from terminal.stores import verification, view
+from terminal.training import training as training_summary
 
 SECONDS = 20  # of one use; those of a server that drips take most
 TICK = 0.5  # seconds
@@ -245,8 +253,26 @@ def clean_store(place):
     clean(place.subject, dry_run=True)
 
 
+def show_more(place):
+    """Views that read the tokenizer, too."""
+    _show_lsps(LspConfig(store=str(place.subject), word="w3", **LSPS))
+    _show_lsps(LspConfig(store=str(place.subject), similar_to="0:1", **LSPS))
+    _show_lsps(LspConfig(store=str(place.subject), html=place.output / "pages", **LSPS))
+
+
+def train_otherwise(place):
+    """With other objectives, units of masking and temperatures than `train_on_store`."""
+    ways = {
+        "lsp": {"objective": "naive-mlsm", "mask_unit": "word", "target_temperature": 2.0},
+        "ids": {"objective": "mlm", "mask_unit": "span", "documents_apart": True},
+        "logits": {"objective": "kd", "mask_unit": "word"},
+    }
+    changes = TRAINING | ways[Store.open(place.subject).kind] | {"max_steps": 1}
+    return _trained(StudentConfig(store=str(place.subject), output=place.output / "otherwise", **changes))
+
+
 def train_on_store(place):
-    objective = "mlsm" if Store.open(place.subject).kind == "lsp" else "mlm"
+    objective = {"lsp": "mlsm", "ids": "mlm", "logits": "kd"}[Store.open(place.subject).kind]
     settings = TRAINING | {"objective": objective, "max_steps": 2}
     return _trained(StudentConfig(store=str(place.subject), output=place.output / "run", **settings))
 
@@ -275,8 +301,21 @@ def export_resumable(place):
 
 def describe_run(place):
     for path in [place.subject / "export", *sorted(place.subject.glob("checkpoints/*"))]:
-        if path.is_dir():
+        if (path / "config.json").is_file():  # one that is kept
             json.dumps(records.describe(path))
+
+
+def finish_again(place):
+    """What a command says of a run that is finished already; one whose summary is damaged is finished anew."""
+    config = StudentConfig(store=str(place.healthy), output=place.subject, **TRAINING)
+    result = train(config)
+    training_summary(result, config)
+    return {name: result[name] for name in ("held_out", "baseline", "tokens", "steps")}
+
+
+def probe_run(place):
+    """A probe of the run, on the store that its config.json names, which is none on this machine."""
+    with_student_and_store(ProbeConfig(student=str(place.subject)))
 
 
 def load_dictionary(place):
@@ -314,9 +353,27 @@ def continue_from_export(place):
 
 
 def finetune_export(place):
-    from evaluation.tasks.finetuning.heads import Backbone
+    settings = {"seeds": 1, "max_steps": 1, "limit_train": 8, "batch": 4, "tasks": ("rte", "conll2003"), "smoke": True}
+    finetune(FinetuneConfig(models=(str(place.subject),), output=place.output / "finetuned", device="cpu", **settings))
 
-    Backbone(place.subject)
+
+def load_to_finetune(place):
+    suite_load(place.subject)
+
+
+def probe_export(place):
+    steps = {name: TRAINING[name] for name in ("batch_windows", "micro_batch", "eval_windows", "device")}
+    student = {"student": str(place.subject), "store": str(place.healthy)}
+    for probe_input in ("softmax", "logits"):
+        output = place.output / f"probe-{probe_input}"
+        train_probe(ProbeConfig(**student, **steps, probe_input=probe_input, max_steps=1, lr=0.1, output=output))
+
+
+def score_sentences(place):
+    model, tokenizer = blimp.load(place.subject, torch.device("cpu"))
+    for metric in ("original", "within-word-l2r"):
+        [scores] = Scorer(model, tokenizer, metric).score(["w1 w2 w3"])
+        _check(len(scores) == 3, "not a score for every token")
 
 
 def compare_records(place):
@@ -373,17 +430,21 @@ class Subject(NamedTuple):
 
 
 SUBJECTS = {
-    "store": Subject("store", READING, (show_lsps, train_on_store), share=8),
-    "ids store": Subject("ids", READING, (train_on_store,), share=2),
+    "store": Subject("store", READING, (show_lsps, show_more, train_on_store, train_otherwise), share=8),
+    "ids store": Subject("ids", READING, (train_on_store, train_otherwise), share=2),
+    "logits store": Subject("logits", READING, (train_on_store, train_otherwise), share=2),
     "run": Subject("run", (describe_run, export_newest, export_resumable, resume_run), changes=(resume_run,), share=3),
+    "finished run": Subject("finished", (describe_run, probe_run, finish_again), changes=(finish_again,)),
     "dictionary": Subject("dictionary", (load_dictionary, show_dictionary)),
     "export": Subject(
         "export",
-        (describe_export, use_export),
-        (show_export, continue_from_export, finetune_export),
+        (describe_export, use_export, load_to_finetune),
+        (show_export, continue_from_export, finetune_export, probe_export),
         sealed=False,
         share=3,
     ),
+    "probe": Subject("probe", (describe_export, use_export, score_sentences), sealed=False),
+    "masked LM": Subject("mlm", (describe_export, score_sentences), (finetune_export,), sealed=False),
     "records": Subject("records", (compare_records,), sealed=False, share=2),
     "server": Subject("served", (read_remote, verify_remote, show_remote), share=2),
 }
@@ -423,6 +484,8 @@ class Fuzzer:
             found = _must(_forked(lambda kind=kind: self._use(kind, [], []), 300))
             bad = {name: outcome for name, outcome in found["uses"].items() if outcome["outcome"] == "finding"}
             assert not bad, (kind, bad)
+            refused = {name: use["error"] for name, use in found["uses"].items() if use["outcome"] == "refused"}
+            assert not refused.keys() - {"derive_store"}, (kind, refused)  # of token ids there is nothing to derive
             self.expected[kind] = {name: outcome.get("result") for name, outcome in found["uses"].items()}
             if os.environ.get("FUZZ_TIMES"):
                 print(kind, found["memory"] >> 20, {name: use["seconds"] for name, use in found["uses"].items()})
@@ -675,13 +738,30 @@ def make_subjects(directory, number):
     directory.mkdir()
     store = named_store(directory / "store", scale=1.0 + number)
     write_store(directory / "ids", k=0, train_windows=90 + number)
+    write_store(directory / "logits", k=WORDS + len(SPECIAL) + 3, kind="logits", train_windows=90 + number)
     for name in ("healthy", "served"):
         shutil.copytree(store.path, directory / name)
     os.utime(directory / "healthy" / "target.json")
     shutil.copytree(store.path / "dictionary", directory / "dictionary")
     config = StudentConfig(store=str(store.path), output=directory / "whole", **TRAINING | {"seed": 1 + number})
     train(config)
-    shutil.move(config.output / "export", directory / "export")
+    shutil.copytree(config.output / "export", directory / "export")
+    of_ids = StudentConfig(
+        store=str(directory / "ids"), output=directory / "of-ids", **TRAINING | {"objective": "mlm", "seed": 1 + number}
+    )
+    train(of_ids)
+    shutil.move(of_ids.output / "export", directory / "mlm")
+    names = ("max_steps", "batch_windows", "micro_batch", "eval_windows", "device")
+    of_export = ProbeConfig(
+        student=str(directory / "export"),
+        store=str(store.path),
+        output=directory / "of-export",
+        lr=0.1,
+        **{name: TRAINING[name] for name in names},
+    )
+    train_probe(of_export)
+    shutil.move(of_export.output / "export", directory / "probe")
+    shutil.move(config.output, directory / "finished")
     begun = replace(config, output=directory / "run")
 
     def stop(*_, step, **__):

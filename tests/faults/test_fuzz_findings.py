@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,7 @@ from student.lsp_model import LspModel
 from student.probe import with_student_and_store
 from student.probe_config import ProbeConfig
 from student.trainer import train
+from student.words import continuation_flags
 from terminal.training import training
 
 
@@ -200,6 +202,27 @@ def test_a_target_that_is_wider_than_the_sums_of_its_units(files, change):
             use()
 
 
+def test_windows_that_are_longer_than_the_memory(subjects):
+    """Which the libraries that allocate report in classes of their own, if the system lets them."""
+    path = subjects / "logits" / "target.json"
+    write_sealed(path.parent, path, json.loads(path.read_bytes()) | {"max_length": 65_535})
+    config = StudentConfig(store=str(path.parent), output=subjects / "out", **TRAINING | {"objective": "kd"})
+    expected = f"too little memory for windows of 65,535 tokens, as {path.parent} has"
+    with pytest.raises(TrainingError, match=expected), limited_addresses(2 << 30):
+        train(config)
+
+
+@contextmanager
+def limited_addresses(more):
+    """At most so many bytes of address space beside those that are in use."""
+    pages, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def append_padding(parts):
     parts[1][1] += bytes(512)
 
@@ -281,6 +304,14 @@ def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
     for use in (lambda: show(subjects / "ids", window=0), lambda: Store.open(subjects / "ids").load_tokenizer()):
         with pytest.raises(StoreError, match="tokenizer cannot be loaded"):
             use()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"model": 1}', '{"model": {"vocab": [1], "type": "WordLevel"}}'])
+def test_a_tokenizer_that_says_nothing_of_words(subjects, text):
+    path = subjects / "ids" / "tokenizer" / "tokenizer.json"
+    path.write_text(text)
+    with pytest.raises(RunError, match=f"--mask-unit word: {path} is not of a tokenizer's form"):
+        continuation_flags(path.parent, 65)
 
 
 # -- exports ----------------------------------------------------------------------------------------------
@@ -388,21 +419,12 @@ def test_a_tokenizer_whose_ids_a_model_does_not_know(subjects, change):
 
 
 @pytest.mark.parametrize("change", TOKENIZERS)
-def test_a_tokenizer_whose_ids_a_masked_language_model_does_not_know(teacher_with_head, change):
-    blimp.load(teacher_with_head, torch.device("cpu"))
-    EXPORTS[change](teacher_with_head)
-    with pytest.raises(BlimpError, match=f"{teacher_with_head}: the tokenizer"):
-        blimp.load(teacher_with_head, torch.device("cpu"))
-
-
-@pytest.fixture
-def teacher_with_head(subjects):
-    """A masked language model with the tokenizer of the export."""
-    config = StudentConfig(
-        store=str(subjects / "ids"), output=subjects / "mlm", **TRAINING | {"objective": "mlm", "max_steps": 1}
-    )
-    train(config)
-    return config.output / "export"
+def test_a_tokenizer_whose_ids_a_masked_language_model_does_not_know(subjects, change):
+    export = subjects / "mlm"
+    blimp.load(export, torch.device("cpu"))
+    EXPORTS[change](export)
+    with pytest.raises(BlimpError, match=f"{export}: the tokenizer"):
+        blimp.load(export, torch.device("cpu"))
 
 
 def test_a_panic_of_the_tokenizers_library_is_an_error(subjects, monkeypatch):
