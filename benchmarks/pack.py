@@ -56,7 +56,7 @@ def main():
     result = {
         "pack_tokens_per_second": tokens / statistics.median(both),
         "pack_vs_npz": statistics.median(npz / both),
-        "pack_vs_npz_range": [min(npz / both), max(npz / both)],
+        "pack_vs_npz_range": [float(min(npz / both)), float(max(npz / both))],
         "pack_tokens_per_cpu_second": tokens / middle["cpu"],
         "spread": (max(both) - min(both)) / statistics.median(both),
         "writer_alone_tokens_per_second": tokens / middle["pack"],

@@ -29,9 +29,9 @@ def check_block(columns: Mapping[str, np.ndarray], group: Mapping, meta: ShardMe
 
 
 def _check_rows(columns, meta):
-    nnz, atoms = columns["nnz"], columns["atoms"]
-    entries, bits = int(nnz.sum(dtype=np.int64)), index_bits(meta.k)
-    ends = np.cumsum(nnz, dtype=np.int64)  # a row's first entry may be anything
+    atoms, bits = columns["atoms"], index_bits(meta.k)
+    ends = np.cumsum(columns["nnz"], dtype=np.int64)  # a row's first entry may be anything
+    entries = int(ends[-1]) if len(ends) else 0
     ends = ends[ends.searchsorted(1) : ends.searchsorted(entries)]
     parts = _unpack_12(atoms, entries) if bits == 12 else [atoms] if entries else []
     rising, largest = _find_rising(parts, entries)

@@ -17,7 +17,8 @@ def test_a_gather_from_raw_arrays_gives_what_the_store_gives(tmp_path):
     stored, (ids, documents, (indptr, indices, weights, tail)) = windows.targets(batch, *mask), raw.gather(order, *mask)
     assert np.array_equal(ids, batch.ids) and np.array_equal(documents, batch.documents)
     assert np.array_equal(indptr, stored.indptr) and np.array_equal(indices, stored.indices)
-    np.testing.assert_allclose(weights / np.repeat(1 - tail, np.diff(indptr)), stored.weights, rtol=0.02)
+    exact = weights / np.repeat(1 - tail, np.diff(indptr))
+    np.testing.assert_allclose(exact, stored.weights, rtol=0.04, atol=1e-4)
     np.testing.assert_allclose(tail, stored.tail, rtol=0.03, atol=1e-4)
 
 
