@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # in which all was made: the
 #             say so (an error, or a line that names these flags), and the killed run stays as it is
 #   stores    kinds of which the same command now makes another store; the earlier one stays as it is
 #   flags     verb -> flags that its defaults of then need now, when something is learned anew
+#   solver    that the solver's arithmetic is another since: rows of its stores are near, but not the same bits
 #   finetune  the flags with which its command finds its records. Without them, if there are any, it must refuse these,
 #             naming the setting that differs
 CHANGED = {
@@ -48,6 +49,7 @@ CHANGED = {
             "naive-mlsm": ["--untied"],
             "pairs": ["--segments", "never"],  # students of pairs are told segments since
         },
+        "solver": True,  # starts from rounded correlations; the same KKT tolerance over all atoms, in float32
         "stores": {"pairs"},  # teachers of pairs are told segments since
         "finetune": ["--segments", "always"],  # types go only where they were trained since
         "flags": {  # the sample's size decides on the minibatch since
@@ -154,7 +156,7 @@ def test_an_interrupted_encoding_is_finished_in_its_store_as_it_would_have_been(
     give(words(then["command"], version), {})
     assert made().keys() == there, "no other store or dictionary"
     assert before.items() <= files("runs").items(), "what was finished stays as it was"
-    assert_same_store(kind, then["made"], expected)
+    assert_same_store(version, kind, then["made"], expected)
     if kind != "ids":
         assert_rows_near(Store.open(then["store"]), Store.open(HERE / version / "finished" / in_runs(then["store"])))
 
@@ -167,7 +169,7 @@ def test_the_command_that_verify_shards_names_finishes_a_store(version, kind, pl
     (command,) = verify(then["store"])["commands"]
     give(shlex.split(command)[1:], {})
     assert made().keys() == there and not verify(then["store"], full=True)["missing"]
-    assert_same_store(kind, then["made"], expected)
+    assert_same_store(version, kind, then["made"], expected)
 
 
 @pytest.mark.parametrize(("version", "kind"), each("stores", without="stores"))
@@ -183,7 +185,7 @@ def test_a_corpus_that_has_grown_adds_to_the_store(version, kind, place):
     then, before, there = expected["stores"][kind], files("runs"), made().keys()
     give(words(then["grown"], version), {})
     assert made().keys() == there and before.items() <= files("runs").items()
-    assert_same_store(kind, then["made_grown"], expected)
+    assert_same_store(version, kind, then["made_grown"], expected)
     assert not verify(then["store"], full=True)["damaged"]
     assert describe(f"{then['store']}/plans/{then['made']['plan']}.json") == then["made"], "its first plan is readable"
 
@@ -204,11 +206,11 @@ def test_a_changed_target_is_a_new_store_and_the_earlier_one_stays(version, kind
     assert describe(Path(new))["plan"] == then["made"]["plan"] and same_text[0] == same_text[1], "they pair"
 
 
-def assert_same_store(kind, then, expected):
+def assert_same_store(version, kind, then, expected):
     """The store has the plan, the units and the text that the version gave it; ids, and rows on its machine, bit for
     bit."""
     now = describe(Path(expected["stores"][kind]["store"]))
-    if kind != "ids" and not is_same_machine(expected):
+    if kind != "ids" and (CHANGED[version]["solver"] or not is_same_machine(expected)):
         now, then = without_rows(now), without_rows(then)
     assert now == then and list(now["units"]) == list(then["units"])
 
