@@ -158,7 +158,9 @@ def test_an_interrupted_encoding_is_finished_in_its_store_as_it_would_have_been(
     assert before.items() <= files("runs").items(), "what was finished stays as it was"
     assert_same_store(version, kind, then["made"], expected)
     if kind != "ids":
-        assert_rows_near(Store.open(then["store"]), Store.open(HERE / version / "finished" / in_runs(then["store"])))
+        assert_rows_near(
+            version, Store.open(then["store"]), Store.open(HERE / version / "finished" / in_runs(then["store"]))
+        )
 
 
 @pytest.mark.parametrize(("version", "kind"), each("stores"))
@@ -220,12 +222,14 @@ def without_rows(described):
     return described | {"units": units}
 
 
-def assert_rows_near(store, other):
+def assert_rows_near(version, store, other):
+    """Of another solver both are as far from the exact rows as a tolerance of 1e-3 allows, 0.0067 on average."""
+    within, average = (0.9, 0.02) if CHANGED[version]["solver"] else (WITHIN, TV_ON_AVERAGE)
     for split in ("train", "held_out"):
         (dense_Nk, tail_N), (other_Nk, other_tail_N) = rows(store.split(split)), rows(other.split(split))
         apart_N = 0.5 * np.abs(dense_Nk - other_Nk).sum(1)
-        assert np.quantile(apart_N, WITHIN) < TV_OF_A_TOKEN and apart_N.mean() < TV_ON_AVERAGE
-        assert np.quantile(np.abs(tail_N - other_tail_N), WITHIN) < TV_OF_A_TOKEN
+        assert np.quantile(apart_N, within) < TV_OF_A_TOKEN and apart_N.mean() < average
+        assert np.quantile(np.abs(tail_N - other_tail_N), within) < TV_OF_A_TOKEN
 
 
 def everything(windows):
