@@ -17,6 +17,7 @@ import sys
 import numpy as np
 
 from benchmarks.data import bench_file, conditions
+from pipeline.solvers.vectors import LANES
 
 TOKENS, LAM, TOL = 400, 0.05, 1e-3
 COUNTING = "MLSM_COUNTING"
@@ -57,11 +58,13 @@ def _vectors():
 
 
 def _counted(hidden_Nd, atoms_Kd):
-    from pipeline.solvers import cd_cpu
+    from pipeline.solvers import cd_cpu, working_set
 
     tally = {"updated_rows": 0, "inner": 0}
     for name, function in _loops(tally).items():
-        setattr(cd_cpu, name, function)
+        for module in (cd_cpu, working_set):
+            if hasattr(module, name):
+                setattr(module, name, function)
     gram_KK = atoms_Kd @ atoms_Kd.T
     codes = cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, LAM, TOL)
     tokens = len(hidden_Nd)
@@ -81,7 +84,28 @@ def _loops(tally):
 
     def subtract_rows(grad_K, weights, matrix_KK, rows, count):
         grad_K[: matrix_KK.shape[1]] -= weights[:count] @ matrix_KK[rows[:count]]
-        tally["updated_rows"] += int(count)
+        if matrix_KK.dtype == np.int16:  # the Gram matrix; atoms and main directions are float32
+            tally["updated_rows"] += int(count)
+        else:
+            tally["inner"] += 2 * int(count) * matrix_KK.shape[1]
+
+    def row_products(out, vector, matrix_Kd, rows, count):
+        out[:count] = matrix_Kd[rows[:count]] @ vector
+        tally["inner"] += 2 * int(count) * matrix_Kd.shape[1]
+
+    def lanes_above(grad_K, factor, sizes_K, place, cut):
+        lanes = slice(place, place + LANES)
+        above = np.flatnonzero(grad_K[lanes] + factor * np.abs(sizes_K[lanes]) > cut)
+        return sum(1 << lane for lane in above.tolist())
+
+    def lowest_bit(bits):
+        return (bits & -bits).bit_length() - 1
+
+    def widen(out, matrix_nK, row):
+        values = matrix_nK[row]
+        if values.dtype == np.int16:
+            values = (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        out[: len(values)] = values
 
     def block_maxima(grad_K, block_max):
         whole = len(grad_K) // len(block_max) * len(block_max)
@@ -110,6 +134,11 @@ def _loops(tally):
     return {
         "combine": combine,
         "subtract_rows": subtract_rows,
+        "row_products": row_products,
+        "lanes_above": lanes_above,
+        "lowest_bit": lowest_bit,
+        "widen": widen,
+        "prefetch_row": lambda matrix_Kd, row: None,
         "block_maxima": block_maxima,
         "largest": np.max,
         "dot": dot,

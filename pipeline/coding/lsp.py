@@ -18,7 +18,7 @@ from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import Hidden, center_on, centred_rows
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig
-from pipeline.solvers import nonneg_lasso
+from pipeline.solvers import nonneg_lasso, onednn, prepare
 from pipeline.solvers.parallel import one_blas_thread
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class LspCoder(TeacherCoder):
     def __init__(self, teacher: "Teacher", outputs: Sequence[Output], config: EncodeConfig, special_ids: dict):
         super().__init__(teacher, outputs, config, special_ids)
         self._dictionaries = [_load_dictionary(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
+        if teacher.device.type == "cpu" and config.solver == "cd":
+            self.environment["correlations"] = "bfloat16" if onednn.multiplies_bfloat16() else "float32"
         self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
         self._checked: set[int] = set()  # outputs of which some token is known to have a code
 
@@ -84,8 +86,8 @@ def _load_dictionary(device, atoms_Kd):
     """Atoms and their Gram matrix, as the solver takes them."""
     with one_blas_thread():  # how a product is cut up for threads changes how its sums round
         gram_KK = atoms_Kd @ atoms_Kd.T
-    if device.type == "cpu":
-        return atoms_Kd, gram_KK
+        if device.type == "cpu":
+            return atoms_Kd, prepare(atoms_Kd, gram_KK)
     pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)
     torch.cuda.synchronize(device)  # once, so that no lane has to wait for them
     return pair

@@ -63,8 +63,11 @@ INNER = 0.1  # a round solves its working set to this share of the worst violati
 
 def solve(hidden_Nd: Array, atoms_Kd: Array, gram_KK: Array | Prepared | None, lam: float, tol: float) -> Codes:
     """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked."""
-    with one_blas_thread():  # how a product is cut up for threads changes how its sums round
-        prepared = gram_KK if isinstance(gram_KK, Prepared) else prepare(atoms_Kd, gram_KK)
+    if isinstance(gram_KK, Prepared):
+        prepared = gram_KK
+    else:
+        with one_blas_thread():  # how a product is cut up for threads changes how its sums round
+            prepared = prepare(atoms_Kd, gram_KK)
     starts = range(0, len(hidden_Nd), TASK_ROWS)
     parts: list[Any] = [None] * len(starts)
     threads = min(thread_count(), len(starts))

@@ -43,13 +43,23 @@ def make_working_set(capacity: int) -> WorkingSet:
 
 
 @inlined
-def round_up(size):
+def round_up(size: int) -> int:
     """Loops over a working set run to a multiple of 16: no scalar remainder."""
     return (size + LANES - 1) // LANES * LANES
 
 
 @inlined
-def minimise(gram, code, excess, steps, direction, image, residual, size, tol):
+def minimise(
+    gram: np.ndarray,
+    code: np.ndarray,
+    excess: np.ndarray,
+    steps: np.ndarray,
+    direction: np.ndarray,
+    image: np.ndarray,
+    residual: np.ndarray,
+    size: int,
+    tol: np.float32,
+) -> None:
     """Solve the problem over the working set to a KKT violation of tol, or as near as MAX_SWEEPS come."""
     for sweep in range(MAX_SWEEPS):
         _descend(gram, code, excess, steps, size)
@@ -72,7 +82,7 @@ def _descend(gram, code, excess, steps, size):
 
 
 @inlined
-def violation(code, excess, size):
+def violation(code: np.ndarray, excess: np.ndarray, size: int) -> np.float32:
     """KKT violation of the working set."""
     worst = np.float32(0)
     for i in range(size):

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # in which all was made: the
 #             say so (an error, or a line that names these flags), and the killed run stays as it is
 #   stores    kinds of which the same command now makes another store; the earlier one stays as it is
 #   flags     verb -> flags that its defaults of then need now, when something is learned anew
+#   solver    that the solver's arithmetic is another since: rows of its stores are near, but not the same bits
 #   finetune  the flags with which its command finds its records. Without them, if there are any, it must refuse these,
 #             naming the setting that differs
 CHANGED = {
@@ -48,6 +49,7 @@ CHANGED = {
             "naive-mlsm": ["--untied"],
             "pairs": ["--segments", "never"],  # students of pairs are told segments since
         },
+        "solver": True,  # starts from rounded correlations; the same KKT tolerance over all atoms, in float32
         "stores": {"pairs"},  # teachers of pairs are told segments since
         "finetune": ["--segments", "always"],  # types go only where they were trained since
         "flags": {  # the sample's size decides on the minibatch since
@@ -154,9 +156,11 @@ def test_an_interrupted_encoding_is_finished_in_its_store_as_it_would_have_been(
     give(words(then["command"], version), {})
     assert made().keys() == there, "no other store or dictionary"
     assert before.items() <= files("runs").items(), "what was finished stays as it was"
-    assert_same_store(kind, then["made"], expected)
+    assert_same_store(version, kind, then["made"], expected)
     if kind != "ids":
-        assert_rows_near(Store.open(then["store"]), Store.open(HERE / version / "finished" / in_runs(then["store"])))
+        assert_rows_near(
+            version, Store.open(then["store"]), Store.open(HERE / version / "finished" / in_runs(then["store"]))
+        )
 
 
 @pytest.mark.parametrize(("version", "kind"), each("stores"))
@@ -167,7 +171,7 @@ def test_the_command_that_verify_shards_names_finishes_a_store(version, kind, pl
     (command,) = verify(then["store"])["commands"]
     give(shlex.split(command)[1:], {})
     assert made().keys() == there and not verify(then["store"], full=True)["missing"]
-    assert_same_store(kind, then["made"], expected)
+    assert_same_store(version, kind, then["made"], expected)
 
 
 @pytest.mark.parametrize(("version", "kind"), each("stores", without="stores"))
@@ -183,7 +187,7 @@ def test_a_corpus_that_has_grown_adds_to_the_store(version, kind, place):
     then, before, there = expected["stores"][kind], files("runs"), made().keys()
     give(words(then["grown"], version), {})
     assert made().keys() == there and before.items() <= files("runs").items()
-    assert_same_store(kind, then["made_grown"], expected)
+    assert_same_store(version, kind, then["made_grown"], expected)
     assert not verify(then["store"], full=True)["damaged"]
     assert describe(f"{then['store']}/plans/{then['made']['plan']}.json") == then["made"], "its first plan is readable"
 
@@ -204,11 +208,11 @@ def test_a_changed_target_is_a_new_store_and_the_earlier_one_stays(version, kind
     assert describe(Path(new))["plan"] == then["made"]["plan"] and same_text[0] == same_text[1], "they pair"
 
 
-def assert_same_store(kind, then, expected):
+def assert_same_store(version, kind, then, expected):
     """The store has the plan, the units and the text that the version gave it; ids, and rows on its machine, bit for
     bit."""
     now = describe(Path(expected["stores"][kind]["store"]))
-    if kind != "ids" and not is_same_machine(expected):
+    if kind != "ids" and (CHANGED[version]["solver"] or not is_same_machine(expected)):
         now, then = without_rows(now), without_rows(then)
     assert now == then and list(now["units"]) == list(then["units"])
 
@@ -218,12 +222,14 @@ def without_rows(described):
     return described | {"units": units}
 
 
-def assert_rows_near(store, other):
+def assert_rows_near(version, store, other):
+    """Of another solver both are as far from the exact rows as a tolerance of 1e-3 allows, 0.0067 on average."""
+    within, average = (0.9, 0.02) if CHANGED[version]["solver"] else (WITHIN, TV_ON_AVERAGE)
     for split in ("train", "held_out"):
         (dense_Nk, tail_N), (other_Nk, other_tail_N) = rows(store.split(split)), rows(other.split(split))
         apart_N = 0.5 * np.abs(dense_Nk - other_Nk).sum(1)
-        assert np.quantile(apart_N, WITHIN) < TV_OF_A_TOKEN and apart_N.mean() < TV_ON_AVERAGE
-        assert np.quantile(np.abs(tail_N - other_tail_N), WITHIN) < TV_OF_A_TOKEN
+        assert np.quantile(apart_N, within) < TV_OF_A_TOKEN and apart_N.mean() < average
+        assert np.quantile(np.abs(tail_N - other_tail_N), within) < TV_OF_A_TOKEN
 
 
 def everything(windows):

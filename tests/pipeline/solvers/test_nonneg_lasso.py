@@ -15,36 +15,11 @@ import torch
 from data import ROOT, bench_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lasso import assert_equal_bits, check_certificate, problem, real_data, unit_rows
 
 from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import duality_gap, kkt_violation, objective
-
-FLOAT32 = 5e-6  # what rounding adds to a KKT violation of 1e-3
-
-
-def unit_rows(array):
-    norms = np.linalg.norm(array, axis=1, keepdims=True)
-    return (array / np.maximum(norms, 1e-12)).astype(np.float32)
-
-
-def problem(tokens=50, width=16, atoms=40, seed=0):
-    rng = np.random.default_rng(seed)
-    return unit_rows(rng.normal(size=(tokens, width))), unit_rows(rng.normal(size=(atoms, width)))
-
-
-def check_certificate(hidden, atoms, codes, lam, tol=1e-3):
-    """Well-formed, optimal to the tolerance, and honest about it."""
-    assert codes.indptr.dtype == np.int64 and codes.indices.dtype == np.int32
-    assert codes.values.dtype == codes.kkt.dtype == np.float32
-    assert len(codes.indptr) == len(hidden) + 1 and len(codes.kkt) == len(hidden)
-    assert (codes.values > 0).all()
-    rows = np.repeat(np.arange(len(hidden)), np.diff(codes.indptr))
-    assert (np.diff(rows * len(atoms) + codes.indices) > 0).all()
-    true = kkt_violation(hidden, atoms, codes, lam)
-    rounding = FLOAT32 + 1e-6 * np.array([codes.dense(len(atoms)).sum(1)]).max(initial=0)
-    assert np.abs(true - codes.kkt).max(initial=0) <= rounding
-    assert true.max(initial=0) <= tol + rounding
 
 
 def sklearn_codes(hidden, atoms, lam):
@@ -69,11 +44,6 @@ def test_random_problems_against_an_oracle(oracle, width, atoms, lam):
     expected = oracle(hidden, atoms, lam)
     np.testing.assert_allclose(objective(hidden, atoms, codes, lam), objective(hidden, atoms, expected, lam), rtol=1e-5)
     np.testing.assert_allclose(codes.dense(len(atoms)), expected, atol=2e-3)
-
-
-def real_data(rows):
-    hidden = np.load(bench_file("hidden_test_8192x384_f16.npy"))[rows]
-    return unit_rows(hidden.astype(np.float32)), np.load(bench_file("spams_atoms_3072x384_f32.npy"))
 
 
 @pytest.mark.parametrize(("oracle", "rows"), [(sklearn_codes, 8), (spams_codes, 200)])
@@ -212,11 +182,6 @@ def test_the_duality_gap_comes_on_request():
             codes = nonneg_lasso(hidden, atoms, 0.05, gap=True, backend=backend)
         np.testing.assert_array_equal(codes.gap, duality_gap(hidden, atoms, codes, 0.05))
     assert codes.gap.mean() > nonneg_lasso(hidden, atoms, 0.05, gap=True).gap.mean()
-
-
-def assert_equal_bits(found, expected):
-    for name in ("indptr", "indices", "values", "kkt"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
 def test_layout_and_given_gram_change_no_bit():

@@ -1,0 +1,45 @@
+"""Problems for the solvers, and what a right answer to them is.
+
+Shapes: N tokens, d hidden width, K atoms.
+"""
+
+import numpy as np
+from data import bench_file
+
+from pipeline.solvers.problem import kkt_violation
+
+FLOAT32 = 5e-6  # what rounding adds to a KKT violation of 1e-3
+
+
+def unit_rows(array):
+    norms = np.linalg.norm(array, axis=1, keepdims=True)
+    return (array / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def problem(tokens=50, width=16, atoms=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return unit_rows(rng.normal(size=(tokens, width))), unit_rows(rng.normal(size=(atoms, width)))
+
+
+def check_certificate(hidden, atoms, codes, lam, tol=1e-3):
+    """Well-formed, optimal to the tolerance, and honest about it."""
+    assert codes.indptr.dtype == np.int64 and codes.indices.dtype == np.int32
+    assert codes.values.dtype == codes.kkt.dtype == np.float32
+    assert len(codes.indptr) == len(hidden) + 1 and len(codes.kkt) == len(hidden)
+    assert (codes.values > 0).all()
+    rows = np.repeat(np.arange(len(hidden)), np.diff(codes.indptr))
+    assert (np.diff(rows * len(atoms) + codes.indices) > 0).all()
+    true = kkt_violation(hidden, atoms, codes, lam)
+    rounding = FLOAT32 + 1e-6 * np.array([codes.dense(len(atoms)).sum(1)]).max(initial=0)
+    assert np.abs(true - codes.kkt).max(initial=0) <= rounding
+    assert true.max(initial=0) <= tol + rounding
+
+
+def real_data(rows):
+    hidden = np.load(bench_file("hidden_test_8192x384_f16.npy"))[rows]
+    return unit_rows(hidden.astype(np.float32)), np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+
+
+def assert_equal_bits(found, expected):
+    for name in ("indptr", "indices", "values", "kkt"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
