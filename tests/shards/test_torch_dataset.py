@@ -1,13 +1,9 @@
 """The torch dataset: content against the plain path, exact resume, any ranks and workers, and what is refused."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from copy import deepcopy
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,6 +14,7 @@ import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
+from preloaded import run_python
 from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -254,9 +251,7 @@ def test_a_killed_worker_is_an_error(store, loader):
         "for worker in batches._workers: worker.kill()\n"  # they may wait for a lock that the dead one held
         "os._exit(0)\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    run = run_python(["-c", script], timeout=100)
     assert run.stdout.startswith("raised"), run.stdout + run.stderr
 
 

@@ -190,7 +190,7 @@ def types_and_layouts():
 
 @check
 def chunks_change_nothing():
-    hidden, atoms = problem(5, 12, 30)
+    hidden, atoms = problem(3, 12, 30)
     expected = solve(hidden, atoms, 0.05)
     same_bits(solve(hidden, atoms, 0.05), expected)
     with changed(cd_cuda, GRADIENT_BYTES=2 * 4 * 30):

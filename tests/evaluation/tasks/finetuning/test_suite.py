@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from data import ROOT
-from preloaded import run_command
+from preloaded import Preloaded, run_command
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -41,11 +40,11 @@ def settings(teacher_directory, miniatures, tmp_path):
 
 
 def command(settings):
-    """The same as a command."""
+    """The same as arguments of Python."""
     flags = {"seeds": settings.seeds, "data-dir": settings.data_dir, "output": settings.output, "lr": settings.lr}
     flags |= {"epochs": settings.epochs, "device": "cpu"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, str(ROOT / "cli.py"), "finetune", *settings.models, *words, "--tasks", *settings.tasks]
+    return [ROOT / "cli.py", "finetune", *settings.models, *words, "--tasks", *settings.tasks]
 
 
 def compared(output):
@@ -106,7 +105,7 @@ def test_a_second_time_it_is_finished(settings):
 def test_killed_and_continued_it_equals_the_unbroken(settings, tmp_path_factory):
     settings = replace(settings, seeds=3)
     unbroken = replace(settings, output=tmp_path_factory.mktemp("unbroken"))
-    process = subprocess.Popen(
+    process = Preloaded(
         command(settings),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
