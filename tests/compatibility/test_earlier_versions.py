@@ -264,7 +264,7 @@ def test_a_dictionary_whose_learning_was_killed_is_learned_on(version, place):
     assert history[:2] == then["history"][:2], "bit for bit: these came from the checkpoint"
     for now, before in zip(history, then["history"], strict=True):
         assert now | {"nnz": 0} == pytest.approx(before | {"nnz": 0}, rel=1e-3)
-        assert now["nnz"] == pytest.approx(before["nnz"], rel=1e-2)  # counts entries, of which the smallest come and go
+        assert now["nnz"] == pytest.approx(before["nnz"], rel=3e-2)  # counts entries, of which the smallest come and go
     atoms, learned = np.load(Path(then["dictionary"], "atoms.npy")), np.load(HERE / version / "learned.npy")
     assert np.abs(atoms - learned).max() < 1e-3
 
