@@ -266,7 +266,9 @@ def test_a_dictionary_whose_learning_was_killed_is_learned_on(version, place):
         assert now | {"nnz": 0} == pytest.approx(before | {"nnz": 0}, rel=1e-3)
         assert now["nnz"] == pytest.approx(before["nnz"], rel=3e-2)  # counts entries, of which the smallest come and go
     atoms, learned = np.load(Path(then["dictionary"], "atoms.npy")), np.load(HERE / version / "learned.npy")
-    assert np.abs(atoms - learned).max() < 1e-3
+    # The codes that atoms are learned from have a loose tolerance, within which those of later solvers differ.
+    assert np.abs(atoms - learned).max() < 0.05
+    assert (atoms * learned).sum(1).min() > 0.995
 
 
 # -- runs --------------------------------------------------------------------------------------------------
