@@ -1,4 +1,4 @@
-"""Tokens per second of our MLSM step over the best stock masked-LM training step of this processor.
+"""Tokens per second of our MLSM step over the faster form of a stock masked-LM training step on this machine.
 
     python -m benchmarks.student_step [--quick]
 

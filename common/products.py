@@ -9,9 +9,10 @@ so that results do not depend on how many threads a command has.
     products = measure_products([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
     multiply = find_way("weight_gradient", (4096, 256, 1024), products)
 
-A dictionary of products names only what is not computed in the first way of `WAYS`, which is oneDNN's. The ways differ
-in the last bits, so whoever must repeat a computation keeps the dictionary (student/arithmetic.py, the records of
-units). Left out: the layers themselves (student/linear.py, pipeline/teacher/cut.py).
+A dictionary of products names only what is not computed in the first way of `WAYS`, which is oneDNN's: the operation, a
+class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits, so whoever must
+repeat a computation keeps the dictionary (student/arithmetic.py, the records of units). Left out: the layers themselves
+(student/linear.py, pipeline/teacher/cut.py).
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -21,7 +22,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +49,12 @@ WAYS: dict[str, dict[str, Callable[..., Tensor]]] = {
         "torch": lambda gradient_NK, rows_Nd: gradient_NK.t() @ rows_Nd,
     },
 }
-USUAL: Mapping[str, str] = MappingProxyType({})  # everything by oneDNN
-TORCH: Mapping[str, str] = MappingProxyType({"all": "torch"})
+USUAL: Mapping[str, str] = {}  # everything by oneDNN; plain dictionaries, since models that hold them are copied
+TORCH: Mapping[str, str] = {"all": "torch"}
 WORTH_MEASURING = 2**24  # multiply-adds; of smaller products the call itself is a large part
 GAIN = 0.95  # another way must take at most this share of the usual one's time
-SECONDS, ROUNDS = 0.1, 3  # timed for a product, and times that each way is taken at least
+SECONDS, ROUNDS = 0.1, 3  # timed for a product, and times that each way is taken unless that takes ten times as long
+MOST_OUTPUTS, MOST_WORK = 2**15, 2**32  # of a product that is timed, and its multiply-adds: others are scaled down
 _ROW_CLASSES = (64, 256, 1024, 4096)  # those of N: the smallest that holds it, else the last
 
 
@@ -106,6 +107,8 @@ def _row_class(rows: int) -> int:
 def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
     """The way that takes the least time, by its best round, as other work on the machine only adds."""
     generator = torch.Generator().manual_seed(0)
+    outputs = min(outputs, MOST_OUTPUTS)
+    rows = min(rows, max(_ROW_CLASSES[1], MOST_WORK // (inputs * outputs)))
     sizes = {"forward": (inputs, outputs), "input_gradient": (outputs, inputs), "weight_gradient": (outputs, inputs)}
     first, second = sizes[operation]
     factors = [torch.randn(rows, first, generator=generator)]
@@ -125,7 +128,8 @@ def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
                 if turn > 0:
                     best[name] = min(best[name], time.perf_counter() - start)
             begun = begun or time.perf_counter()  # after the first turn, in which memory is allocated
-            if turn >= ROUNDS and time.perf_counter() - begun > SECONDS:
+            seconds = time.perf_counter() - begun
+            if (turn >= ROUNDS and seconds > SECONDS) or (turn > 0 and seconds > 10 * SECONDS):
                 break
     fastest = min(best, key=lambda name: best[name])
     return fastest if best[fastest] <= GAIN * best["onednn"] else "onednn"
@@ -146,7 +150,8 @@ def _one_thread():
 
 def _machine() -> str:
     """What the times depend on."""
-    return f"{processor()}, torch {torch.__version__}"
+    capability, precision = torch.backends.cpu.get_cpu_capability(), torch.get_float32_matmul_precision()
+    return f"{processor()}, {capability}, torch {torch.__version__}, precision {precision}"
 
 
 def _cache_file():
@@ -156,12 +161,16 @@ def _cache_file():
 def _read_cache() -> dict[str, dict[str, str]]:
     try:
         known = json.loads(_cache_file().read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, RuntimeError):  # the last one where nobody's home is known
         return {}
     if not isinstance(known, dict):
         return {}
     return {
-        machine: {name: way for name, way in ways.items() if way in WAYS.get(name.partition(" ")[0], ())}
+        machine: {
+            name: way
+            for name, way in ways.items()
+            if isinstance(way, str) and way in WAYS.get(name.partition(" ")[0], ())
+        }
         for machine, ways in known.items()
         if isinstance(ways, dict)
     }
@@ -172,5 +181,5 @@ def _write_cache(known: dict) -> None:
     try:
         make_directories(_cache_file().parent)
         replace_json(_cache_file(), known)
-    except OSError as error:
-        logger.debug("%s cannot be written: %s", _cache_file(), error)
+    except (OSError, RuntimeError) as error:
+        logger.debug("what was measured cannot be kept: %s", error)

@@ -75,7 +75,7 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
-    teacher.choose_products(config.products)
+    teacher.choose_products(config.products, config.batch_tokens)
     output = Output(teacher.layer, None)
     if config.dry_run:
         target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)

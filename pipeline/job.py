@@ -183,7 +183,7 @@ def load_teacher(job: Job) -> "Teacher":
     if teacher.device.type == "cuda":
         require_gpu_solver()
     check_teacher(job, teacher)
-    teacher.choose_products(config.products, job.products)
+    teacher.choose_products(config.products, config.batch_tokens, job.products)
     return teacher
 
 

@@ -128,7 +128,7 @@ class Logits(Kind):
 
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
         check_teacher(job, teacher)
-        teacher.choose_products(job.config.products, job.products)
+        teacher.choose_products(job.config.products, job.config.batch_tokens, job.products)
         return teacher
 
     def describe(self, job: Job, teacher: "MaskedLm", output: Output) -> Description:

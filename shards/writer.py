@@ -133,7 +133,7 @@ class UnitWriter:
             self._measure_fidelity(columns, block)
 
     def _count_rows(self, nnz, indices, weights, tail):
-        coded, mass, terms = nnz > 0, np.zeros(self.meta.k), np.empty(len(weights), np.float32)
+        coded, mass, terms = nnz > 0, np.zeros(self.meta.k), np.empty(len(weights), np.result_type(weights, tail))
         for rows, entries in codec.row_parts(nnz):
             probability = weights[entries] / np.repeat(1 - tail[rows], nnz[rows])  # of the kept entries alone
             np.add.at(mass, indices[entries].astype(np.int64), probability.astype(np.float64))

@@ -13,7 +13,7 @@ import torch
 from common.products import TORCH, USUAL, Shape, measure_products
 from student.config import ResolvedConfig
 
-_NEAR = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously
+_STRAYING = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously
 
 
 class Arithmetic(NamedTuple):
@@ -40,19 +40,22 @@ class Arithmetic(NamedTuple):
         )
 
 
-def choose_arithmetic(config: ResolvedConfig, model: Any, max_length: int, device: torch.device) -> Arithmetic:
+def choose_arithmetic(
+    config: ResolvedConfig, model: Any, max_length: int, device: torch.device, ranks: int = 1
+) -> Arithmetic:
     """The arithmetic of a run that begins, as `--products` says.
 
     model       a Student or what stands in for it: its linear layers and `output_shapes` count
     max_length  L, tokens of a window
+    ranks       processes that share a batch
     """
     if device.type != "cpu" or config.dtype != "float32" or config.compile or config.products == "onednn":
         return Arithmetic()
     if config.products == "torch":
         return Arithmetic(products=TORCH)
-    tokens = config.micro_batch * max_length
+    tokens = min(config.micro_batch, -(-config.batch_windows // ranks)) * max_length
     rates = {config.mask_rate, config.mask_rate_end or config.mask_rate}
-    masked = {round(near * rate * tokens) for rate in rates for near in _NEAR}
+    masked = {round(near * rate * tokens) for rate in rates for near in _STRAYING}
     layers = {
         (layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, torch.nn.Linear)
     }

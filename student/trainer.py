@@ -110,7 +110,7 @@ def _open(
     settings = task.settings(resolved.config)
 
     def arithmetic() -> Arithmetic:
-        return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device)
+        return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
     run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first, arithmetic=arithmetic)
     return resolved, store, task, run

@@ -29,6 +29,7 @@ from pipeline.coding.coder import TeacherCoder
 from pipeline.coding.distributions import MOST_ENTRIES, Distributions
 from pipeline.coding.hidden import Hidden, not_finite
 from pipeline.config import EncodeLogitsConfig
+from pipeline.teacher.masked_lm import HEAD_ROWS
 
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
 COMPARED_TOKENS = 128  # of one product, where two precisions are compared: three tables of this many logits
-CHUNK_TOKENS = 1024  # more make no product faster
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LogitsCoder(TeacherCoder):
         super().__init__(teacher, outputs, config, special_ids)
         self._top_n = entries_kept(config.top_n, teacher)
         fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
-        self._chunk = max(1, min(CHUNK_TOKENS, config.batch_tokens, fitting))
+        self._chunk = max(1, min(HEAD_ROWS, config.batch_tokens, fitting))
 
     def read_states(self, teacher: "Teacher", batch: Batch, outputs: Sequence[int]) -> dict[int, Hidden]:
         rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)

@@ -23,7 +23,7 @@ from common.documents import accept_pairwise_mask, attention_inputs, why_not_apa
 from common.errors import TeacherError, describe
 from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, max_positions
 from common.paths import utf8_name
-from common.products import TORCH, USUAL, find_way, measure_products
+from common.products import TORCH, USUAL, Shape, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
 
@@ -108,31 +108,34 @@ class Teacher:
         """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
 
-    def choose_products(self, setting: str, decided: Mapping[str, str] | None = None, tokens: int = 8192) -> None:
+    def choose_products(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
         """Take the library of each product as `--products` says.
 
+        tokens   of a forward pass, at most
         decided  what another process, which handed this one its work, decided already
-        tokens   of a forward pass, about
         """
         if decided is None:
             decided = {}
             if self._is_served() and setting != "onednn":
-                layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
-                shapes = {(tokens, layer.in_features, layer.out_features) for layer in layers}
-                decided = TORCH if setting == "torch" else measure_products(shapes, ["forward"])
+                decided = TORCH if setting == "torch" else measure_products(self._shapes(tokens), ["forward"])
         self._use_products(decided)
 
     def _use_products(self, products: Mapping[str, str]) -> None:
         self.products = products if self._is_served() else USUAL
-        for module in self._modules() if self._is_served() else ():
+        for module in self._all_layers() if self._is_served() else ():
             if type(module) in (torch.nn.Linear, _FastLinear):  # another subclass may compute something else
                 module.__class__, module.products = _FastLinear, products
 
     def _is_served(self) -> bool:
         return self.device.type == "cpu" and self.dtype == torch.float32
 
-    def _modules(self) -> Iterable[torch.nn.Module]:
+    def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._model.modules()
+
+    def _shapes(self, tokens: int) -> set[Shape]:
+        """Those of the products in a forward pass of so many tokens."""
+        layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
+        return {(tokens, layer.in_features, layer.out_features) for layer in layers}
 
     @torch.inference_mode()
     def __call__(

@@ -20,11 +20,14 @@ from transformers.modeling_outputs import BaseModelOutput
 from common.device import choose_device
 from common.errors import TeacherError
 from common.invocation import program
+from common.products import Shape
 from pipeline.teacher.cut import Teacher, check_report, cut_config, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+HEAD_ROWS = 1024  # tokens of one pass of the head at most: more make no product faster
 
 
 class MaskedLm(Teacher):
@@ -61,8 +64,14 @@ class MaskedLm(Teacher):
         """As of Teacher."""
         return MaskedLm.load(self.name, dtype="float32", device=self.device)
 
-    def _modules(self) -> Iterable[torch.nn.Module]:
+    def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._whole.modules()
+
+    def _shapes(self, tokens: int) -> set[Shape]:
+        encoder = set(self._model.modules())
+        head = [layer for layer in self._whole.modules() if isinstance(layer, torch.nn.Linear) and layer not in encoder]
+        rows = min(tokens, HEAD_ROWS)
+        return super()._shapes(tokens) | {(rows, layer.in_features, layer.out_features) for layer in head}
 
     @torch.inference_mode()
     def logits(self, rows_Cd: torch.Tensor) -> torch.Tensor:

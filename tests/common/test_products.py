@@ -92,8 +92,8 @@ def test_products_that_take_no_time_are_not_measured(timed):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{", b'{"machine": 7}', b"[" * 100_000, b"\xff"],
-    ids=["empty", "list", "cut", "number", "deep", "bytes"],
+    [b"", b"[]", b"{", b'{"machine": 7}', b'{"machine": {"forward 1 2 3": ["x"]}}', b"[" * 100_000, b"\xff"],
+    ids=["empty", "list", "cut", "number", "ways", "deep", "bytes"],
 )
 def test_a_damaged_cache_is_measured_again(timed, cache, content):
     cache.parent.mkdir()
@@ -122,3 +122,21 @@ def test_without_the_operator_everything_is_torchs(timed, monkeypatch):
     monkeypatch.setattr(common.products, "available", lambda: False)
     assert measure_products([WIDE]) == {} and not timed
     assert find_way("forward", WIDE, USUAL) is WAYS["forward"]["torch"]
+
+
+def test_where_nobody_has_a_home_it_is_measured_again(timed, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(common.products, "cache_directory", homeless)
+    measure_products([WIDE])
+    measure_products([WIDE])
+    assert len(timed) == 6
+
+
+def test_large_vocabularies_are_timed_at_a_smaller_size(monkeypatch):
+    sizes = []
+    ways = {"onednn": lambda rows, weight, bias: sizes.append((*rows.shape, len(weight))) or torch.zeros(1)}
+    monkeypatch.setitem(WAYS, "forward", ways)
+    common.products._fastest("forward", 4096, 1024, 250_000)
+    assert set(sizes) == {(256, 1024, 2**15)}

@@ -48,29 +48,29 @@ def test_with_torchs_own_products_it_is_the_full_model_bit_for_bit(teacher_direc
     teacher = Teacher.load(teacher_directory, 2)
     assert teacher.products == USUAL
     usual = teacher(ids)
-    teacher.choose_products("torch")
+    teacher.choose_products("torch", 100)
     assert teacher.products == TORCH
     full = AutoModel.from_pretrained(teacher_directory, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = full(ids, output_hidden_states=True).hidden_states[2]
     assert torch.equal(teacher(ids), expected)
     assert torch.allclose(usual, expected, atol=1e-5)
-    teacher.choose_products("onednn")
+    teacher.choose_products("onednn", 100)
     assert torch.equal(teacher(ids), usual)
 
 
 def test_what_was_decided_elsewhere_is_not_measured_again(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2)
-    teacher.choose_products("auto", {"forward 4096 32 32": "torch"})
+    teacher.choose_products("auto", 100, {"forward 4096 32 32": "torch"})
     assert teacher.products == {"forward 4096 32 32": "torch"} and not measured
-    teacher.choose_products("auto", tokens=100)
+    teacher.choose_products("auto", 100)
     assert teacher.products == TORCH
     assert measured == [([(100, 32, 32), (100, 32, 64), (100, 64, 32)], ["forward"])]
 
 
 def test_low_precision_has_nothing_to_choose(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2, dtype="bfloat16")
-    teacher.choose_products("auto")
+    teacher.choose_products("auto", 100)
     assert teacher.products == USUAL and not measured
 
 

@@ -118,3 +118,16 @@ def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
     monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("measured"))
     config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
     assert choose_arithmetic(config, None, 128, torch.device("cpu")) == Arithmetic()
+
+
+def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
+    asked: list = []
+    monkeypatch.setattr(
+        student.arithmetic, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    model.output_shapes = []
+    config = StudentConfig(dtype="float32", micro_batch=32, batch_windows=32, mask_rate=0.25)
+    for ranks in (1, 4, 5):
+        choose_arithmetic(config, model, 128, torch.device("cpu"), ranks)
+    assert asked == [{4096, 819, 1280}, {1024, 205, 320}, {7 * 128, 179, 280}]

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, BertConfig, DebertaV2Config
 
-from student import onednn
+from student import linear
 from student.encoders import build_encoder
 from student.last_layer import FORWARDS
 from student.model import Student
@@ -89,7 +89,7 @@ def test_a_layer_that_is_followed_by_a_convolution_is_computed_whole():
 
 
 def test_the_work_of_the_last_layer_is_saved(monkeypatch):
-    monkeypatch.setattr(onednn, "available", lambda: False)  # whose products are not counted
+    monkeypatch.setattr(linear, "available", lambda: False)  # whose products are not counted
     config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256)
     ids, where = torch.full((4, 64), 9), torch.arange(0, 256, 8)
     flops = []

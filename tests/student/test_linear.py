@@ -1,10 +1,14 @@
 """oneDNN's linear layers against torch's own."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import student.linear
+from common.products import TORCH, USUAL
 from student.linear import FastLinear, linear, use_fast_linear
 
 pytestmark = pytest.mark.skipif(not student.linear.available(), reason="this torch lacks the operator")
@@ -59,3 +63,12 @@ def test_without_the_operator_everything_works(monkeypatch):
     monkeypatch.setattr(student.linear, "available", lambda: False)
     rows, weight = torch.randn(5, 8), torch.randn(4, 8)
     assert torch.equal(linear(rows, weight), F.linear(rows, weight))
+
+
+def test_a_model_with_fast_layers_can_be_copied_and_pickled():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    rows = torch.randn(5, 8)
+    for products in (USUAL, TORCH, {"forward 64 8 16": "torch"}):
+        use_fast_linear(model, products)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(twin(rows), model(rows)) and twin[0].products == products
