@@ -115,7 +115,7 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
             f"{tuple(atoms_Kd.shape)}"
         )
     if isinstance(gram_KK, Prepared):
-        if len(gram_KK.view.square_K) != len(atoms_Kd) or backend == "cuda" or _on_gpu(hidden_Nd):
+        if not gram_KK.fits(atoms_Kd) or backend == "cuda" or _on_gpu(hidden_Nd):
             raise ValueError("gram is prepared for other atoms, or for a CPU where a GPU codes; give the matrix itself")
     elif gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(

@@ -171,6 +171,8 @@ def _solve_rows(codes, hidden_nd, found, view, lam, tol, scratch, working, done)
             if size < 0:
                 return n
             _copy_gram(gram, atoms, steps, view, old_size, size)
+            if view.has_small:
+                _compute_gram(working, view.atoms_Kd, size)
             _load_excess(working, hidden_nd[n], view, old_size, size, lam)
             inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
             minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
@@ -262,7 +264,7 @@ def _join(atoms, size, grad_K, view, block_max, threshold):
         if block_max[b] < threshold:
             continue
         for j in range(b, len(grad_K), len(block_max)):
-            if grad_K[j] >= threshold and view.square_K[j] > 0:
+            if j < len(view.square_K) and grad_K[j] >= threshold and view.square_K[j] > 0:
                 if size == len(atoms):
                     return -1
                 prefetch_row(view.atoms_Kd, j)

@@ -31,6 +31,7 @@ SAMPLE = 1024  # atoms that it looks at, about
 ROWS_AT_ONCE = 256  # of the Gram matrix, by one thread
 LARGEST_INTEGER = 32767
 OUTPUT_ROUNDING = np.float32(0.002)  # a little above 2^-9: bfloat16 has 8 bits
+SMALL = 3000  # squared norms in units of the scale below which 16 bits are too coarse: norms below 0.3
 
 
 class View(NamedTuple):
@@ -41,6 +42,7 @@ class View(NamedTuple):
     scale: np.float32
     square_K: np.ndarray  # float32, squared norms
     main_rK: np.ndarray  # float32, the atoms along the main directions
+    has_small: bool  # some atom is so small that its Gram entries need more than 16 bits
 
 
 class Prepared(NamedTuple):
@@ -51,6 +53,11 @@ class Prepared(NamedTuple):
     weight_rounding: float  # the largest norm of what rounding took off an atom
     norm: float  # the largest of an atom
     basis_rd: np.ndarray  # the main directions, orthonormal; zeros fill up the rows
+
+    def fits(self, atoms_Kd: Array) -> bool:
+        """Whether it was made of these atoms, as they are now."""
+        atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
+        return np.array_equal(self.view.atoms_Kd[:, : self.weight_Kd.shape[1]], atoms_Kd)
 
 
 class Correlations(NamedTuple):
@@ -74,7 +81,9 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
     gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
     num_atoms, width = atoms_Kd.shape
     square_K = gram_KK.diagonal().copy()
-    largest = max(float(square_K.max()), 1e-30)
+    largest = max(float(np.abs(gram_KK).max()), 1e-30)  # off the diagonal too: a given matrix may be rounded
+    if not np.isfinite(largest):
+        raise ValueError("the atoms or their Gram matrix hold numbers that are not finite")
     integers_KK = aligned_zeros(num_atoms, num_atoms, np.int16)
 
     def quantise(starts):
@@ -84,7 +93,7 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
 
     run_in_threads(quantise, range(0, num_atoms, ROWS_AT_ONCE), thread_count())
     basis_rd, main_rK = np.zeros((DIRECTIONS, width), np.float32), aligned_zeros(DIRECTIONS, num_atoms)
-    weight_Kd, rounding = torch.from_numpy(atoms_Kd), 0.0
+    weight_Kd, rounding = torch.from_numpy(atoms_Kd.copy()), 0.0  # the caller may change theirs
     if onednn.multiplies_bfloat16():
         found_rd = _main_directions(atoms_Kd)
         basis_rd[: len(found_rd)] = found_rd
@@ -95,7 +104,9 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
         rounding = float((weight_Kd.float() - exact_Kd).norm(dim=1).max())
     padded_Kd = aligned_zeros(num_atoms, width)
     padded_Kd[:, :width] = atoms_Kd
-    view = View(padded_Kd, integers_KK, np.float32(largest / LARGEST_INTEGER), square_K, main_rK)
+    scale = np.float32(largest / LARGEST_INTEGER)
+    has_small = bool((square_K[square_K > 0] < SMALL * scale).any())
+    view = View(padded_Kd, integers_KK, scale, square_K, main_rK, has_small)
     return Prepared(view, weight_Kd, rounding, largest**0.5 * (1 + 1e-6), basis_rd)
 
 
@@ -113,7 +124,9 @@ def correlate(prepared: Prepared, hidden_nd: np.ndarray) -> Correlations:
     rounded_nd = rest_nd.bfloat16()
     lost_n, rest_n = (rounded_nd.float() - rest_nd).norm(dim=1), rest_nd.norm(dim=1)
     # Cauchy-Schwarz, once for each rounded factor; the last term is float32's share of taking directions out
-    margin_n += lost_n * prepared.norm + rest_n * (1.01 * prepared.weight_rounding) + norm_n * 1e-6
+    margin_n += (
+        lost_n * prepared.norm + rest_n * (1.01 * prepared.weight_rounding) + norm_n * (1e-6 * max(1.0, prepared.norm))
+    )
     product_nK = multiply(rounded_nd, prepared.weight_Kd).view(torch.int16).numpy()
     return Correlations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
 

@@ -101,3 +101,33 @@ def test_prepared_atoms_give_the_same_bits_and_fit_only_themselves():
         nonneg_lasso(hidden_Nd, atoms_Kd[:30], 0.05, gram_KK=prepared)
     with pytest.raises(ValueError, match="where a GPU codes"):
         nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, gram_KK=prepared, backend="cuda")
+
+
+def test_small_atoms_among_large_ones_are_coded_exactly():
+    rng = np.random.default_rng(3)
+    atoms = rng.normal(size=(60, 16))
+    atoms *= np.where(np.arange(60) % 2, 0.005, 1.0)[:, None] / np.linalg.norm(atoms, axis=1, keepdims=True)
+    hidden = rng.normal(size=(200, 16))
+    hidden /= np.linalg.norm(hidden, axis=1, keepdims=True)
+    atoms, hidden = atoms.astype(np.float32), hidden.astype(np.float32)
+    codes = nonneg_lasso(hidden, atoms, 0.001, tol=1e-3)
+    assert codes.indices.max() < 60 and np.isfinite(codes.values).all()
+    gradient = (hidden - codes.dense(60) @ atoms.astype(np.float64)) @ atoms.T.astype(np.float64) - 0.001
+    dense = codes.dense(60)
+    assert gradient.max() < 1.1e-3 and np.abs(gradient[dense > 0]).max() < 1.1e-3
+
+
+def test_prepared_atoms_belong_to_their_matrix_as_it_is():
+    atoms = np.eye(20, dtype=np.float32)
+    prepared = prepare(atoms)
+    with pytest.raises(ValueError, match="prepared for other atoms"):
+        nonneg_lasso(atoms[:3], atoms[::-1].copy(), 0.05, gram_KK=prepared)
+    atoms[0, 0] = 0.5
+    with pytest.raises(ValueError, match="prepared for other atoms"):
+        nonneg_lasso(atoms[:3], atoms, 0.05, gram_KK=prepared)
+
+
+def test_a_gram_matrix_that_is_not_finite_is_refused():
+    atoms = np.eye(20, dtype=np.float32)
+    with pytest.raises(ValueError, match="not finite"):
+        prepare(atoms, np.full((20, 20), np.nan, np.float32))
