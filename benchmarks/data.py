@@ -8,6 +8,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from common.machine import processor
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -58,7 +60,7 @@ def conditions(*packages):
     """Hardware, versions, date and command; `packages` are further distributions to name."""
     names = ("numpy", "numba", "torch", "transformers", *packages)
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -66,15 +68,6 @@ def conditions(*packages):
         "date": time.strftime("%Y-%m-%d"),
         "command": f"python -m {_module()}",
     }
-
-
-def _cpu_name():
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (names or [platform.machine()])[0]
 
 
 def _module():

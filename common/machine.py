@@ -25,15 +25,6 @@ def processor() -> str:
     return ", ".join([cpu_model(), *numbers])
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16; without them these are slower than float32's."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
 def cache_directory() -> Path:
     """Where things are kept that can be made or fetched again: $MLSM_CACHE, else mlsm in the user's cache."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")

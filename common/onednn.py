@@ -28,3 +28,14 @@ def available() -> bool:
         return torch.equal(multiply(rows, weight, bias), torch.nn.functional.linear(rows, weight, bias))
     except (AttributeError, RuntimeError, TypeError):
         return False
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 itself, and oneDNN's operator takes it."""
+    rows = torch.arange(6, dtype=torch.float32).view(2, 3)
+    try:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return fast and available() and torch.equal(multiply(rows.bfloat16(), rows.bfloat16()).float(), rows @ rows.T)
+    except (AttributeError, RuntimeError, TypeError):
+        return False

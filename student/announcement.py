@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from common.machine import multiplies_bfloat16
+from common.onednn import multiplies_bfloat16
 
 if TYPE_CHECKING:
     from student.trainer import Trainer

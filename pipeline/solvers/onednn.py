@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import ThreadpoolController
 
-from common.onednn import available, multiply
+from common.onednn import available, multiplies_bfloat16, multiply
 
 
 def linear(rows_nd: torch.Tensor, weight_Kd: torch.Tensor, bias_K: torch.Tensor | None = None) -> torch.Tensor:
@@ -35,17 +35,7 @@ def is_exact() -> bool:
     return available() and torch.backends.mkldnn.matmul.fp32_precision not in ("bf16", "tf32")
 
 
-@functools.cache
-def multiplies_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 itself, and oneDNN's operator takes it."""
-    rows = torch.arange(6, dtype=torch.float32).view(2, 3)
-    try:
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return fast and available() and torch.equal(multiply(rows.bfloat16(), rows.bfloat16()).float(), rows @ rows.T)
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-
-
+__all__ = ["is_exact", "linear", "multiplies_bfloat16", "one_thread", "product"]
 _libraries = functools.cache(ThreadpoolController)  # made after torch, hence OpenMP, is loaded
 
 

@@ -81,7 +81,7 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
     gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
     num_atoms, width = atoms_Kd.shape
     square_K = gram_KK.diagonal().copy()
-    largest = max(float(np.abs(gram_KK).max()), 1e-30)  # off the diagonal too: a given matrix may be rounded
+    largest = max(float(gram_KK.max()), -float(gram_KK.min()), 1e-30)  # a rounded matrix may exceed its diagonal
     if not np.isfinite(largest):
         raise ValueError("the atoms or their Gram matrix hold numbers that are not finite")
     integers_KK = aligned_zeros(num_atoms, num_atoms, np.int16)
