@@ -319,7 +319,7 @@ def test_numbers_without_a_dot_in_a_recipe(tmp_path):
     (tmp_path / "r.yaml").write_text("train-student: {lr: 1e-4}\nencode-lsp: [1]\n")
     assert "expected a mapping" in error_line(mlsm("encode-lsp", "--recipe", tmp_path / "r.yaml", check=2))
     (tmp_path / "r.yaml").write_text("train-student: {lr: 1e-4}\n")
-    run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", check=0)
+    run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", cwd=tmp_path, check=0)
     assert yaml.safe_load(run.stdout)["train-student"]["lr"] == 1e-4
 
 
@@ -335,7 +335,9 @@ def test_numbers_without_a_dot_in_a_recipe(tmp_path):
 )
 def test_types_in_a_recipe(tmp_path, setting, message):
     (tmp_path / "r.yaml").write_text(f"train-student: {{{setting}}}\n")
-    run = mlsm("train-student", "--recipe", tmp_path / "r.yaml", "--print-config", check=2 if message else 0)
+    run = mlsm(
+        "train-student", "--recipe", tmp_path / "r.yaml", "--print-config", cwd=tmp_path, check=2 if message else 0
+    )
     if message:
         assert message in error_line(run)
     else:
@@ -344,7 +346,7 @@ def test_types_in_a_recipe(tmp_path, setting, message):
 
 
 def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
-    run = mlsm("train-student", "--continue-from", tmp_path, "--print-config", check=0)
+    run = mlsm("train-student", "--continue-from", tmp_path, "--print-config", cwd=tmp_path, check=0)
     settings = yaml.safe_load(run.stdout)["train-student"]
     assert settings["max_steps"] is settings["lr"] is settings["dropout"] is None  # they follow from the store
 
