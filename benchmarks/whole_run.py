@@ -16,10 +16,10 @@ of 128 tokens, k = 768, all in one process on a CPU. Timed, one after the other:
 
 A run of E epochs takes encode + begin and end + E x mlsm, E x stock_mlm or E x official: one epoch is measured and
 multiplied. Stock and official batches are read from the same store, with the same order and masks. The official
-way's epoch, which has the dictionary for nothing, is the median of some steps, multiplied. Ours is timed from its first,
-slow steps on, and reads ahead in a thread; the others begin warm. `--quick` takes a quarter of the text, of which the
-dictionary, a fixed cost, is a larger part, times fewer steps, and multiplies the stock rival's median step too. Compared
-is time alone: what the students have learned by then is not (docs/results.md).
+way's epoch, which has the dictionary for nothing, is the median of some steps, multiplied. Ours is timed from its
+first, slow steps on, and reads ahead in a thread; the others begin warm. `--quick` takes a quarter of the text, of
+which the dictionary, a fixed cost, is a larger part, times fewer steps, and multiplies the stock rival's median step
+too. Compared is time alone: what the students have learned by then is not (docs/results.md).
 
 Prints lines for people, then one of JSON.
 """
