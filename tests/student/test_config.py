@@ -55,6 +55,13 @@ def test_the_last_step_is_always_kept():
     assert config.checkpoint_steps(1000) == [100, 250, 1000]
 
 
+def test_the_untrained_student_is_kept_only_where_its_share_is_zero():
+    assert StudentConfig(checkpoints=(0, 0.001, 1)).checkpoint_steps(100) == [0, 1, 100]
+    assert StudentConfig(checkpoints=(0.001, 1)).checkpoint_steps(100) == [1, 100]
+    with pytest.raises(ValueError, match="--checkpoints must be shares of the steps from 0 to 1, found"):
+        StudentConfig(checkpoints=(-0.1,))
+
+
 def test_identity_leaves_out_what_may_change_on_resume():
     identity = StudentConfig(micro_batch=8, device="cpu", output="x").identity()
     assert identity == StudentConfig().identity()
