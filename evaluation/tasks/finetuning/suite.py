@@ -35,8 +35,8 @@ from evaluation import records
 from evaluation.models import directories
 from evaluation.tasks.finetuning import metrics, training
 from evaluation.tasks.finetuning.batches import choose, encode, order_digest
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import TaskData, load_task
+from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
+from evaluation.tasks.finetuning.data import TaskData, hold_out_tenth, load_task
 from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.tasks import TASKS, Task
@@ -192,7 +192,8 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
 def _load_data(task, data_dir, settings):
     """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
     data = load_task(task, data_dir, settings.split)
-    return data._replace(train=choose(task.name, data.train, settings.limit_train))
+    data = data._replace(train=choose(task.name, data.train, settings.limit_train))
+    return hold_out_tenth(task, data) if settings.split == TENTH else data
 
 
 def _run_task(task, wanted, data_dir, settings, device, progress, tally):

@@ -205,6 +205,20 @@ def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, 
     nothing_is_trained(StudyError, "wic-seed0.json was made with other settings", lr=0.1, tasks=("mrpc", "wic"))
 
 
+def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
+    settings = replace(settings, tasks=("mnli",), seeds=1, limit_train=40)
+    finetune(settings)
+    tenth = replace(settings, split="train-tenth")
+    result = finetune(tenth)
+    assert "Scored on the tenth of the training examples" in summary(result, tenth)
+    (usual,) = records.read([settings.output / "evaluations"])
+    (record,) = records.read([settings.output / "train-tenth" / "evaluations"])
+    assert record["settings"] == usual["settings"] | {"split": "train-tenth"}
+    assert record["data"]["n_train"] + record["figures"][0]["n"] == 40 == usual["data"]["n_train"]
+    assert record["head"] == usual["head"], "the same head as the training that the rate is for"
+    assert finetune(tenth)["finished_before"]
+
+
 def test_one_model_twice_is_refused(settings):
     with pytest.raises(StudyError, match="Give it once"):
         finetune(replace(settings, models=settings.models * 2))
