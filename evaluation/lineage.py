@@ -45,6 +45,7 @@ _OF_TARGET = {
     "dictionary": TEXT,
     "teacher": TEXT,
     "teacher_name": TEXT,
+    "masked_passes": COUNT,
     "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)}),
 }
 
@@ -234,7 +235,7 @@ def _count_teacher(known):
     directory = _find_teacher(target.get("teacher_name"), target["teacher"]) if length else None
     if directory is None:
         return None
-    return tokens / length * _window_flops(directory, target.get("layer"), length)
+    return tokens / length * _window_flops(directory, target.get("layer"), length, target.get("masked_passes") or 1)
 
 
 def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
@@ -254,8 +255,9 @@ def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
     return None
 
 
-def _window_flops(directory, layer, length):
-    """Operations of a teacher on one window, cut after a layer; None for the layer: the whole, with its head."""
+def _window_flops(directory, layer, length, passes=1):
+    """Operations of a teacher on one window, cut after a layer; None for the layer: the whole, with its head, which
+    reads every token once however many passes the encoder takes."""
     import torch
     from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -269,4 +271,5 @@ def _window_flops(directory, layer, length):
             model = AutoModelForMaskedLM.from_config(config)
         else:
             model = AutoModel.from_config(cut_config(config, layer), **without_pooler(config))
-    return count_flops(model, input_ids=(1, length))
+    once = count_flops(model, input_ids=(1, length))
+    return once if passes == 1 else once + (passes - 1) * count_flops(model.base_model, input_ids=(1, length))

@@ -196,6 +196,11 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     top_n: int | Literal["all"] = 64
     """Most probable vocabulary entries kept of each token, 1 to 255; `all` is the 255 that the shard format holds. The
     mass of the others is kept as one number."""
+    masked: bool = False
+    """Take each token's distribution from a pass of the teacher in which the token is hidden: seven passes over every
+    window, each with another seventh of its tokens masked, so that the teacher never sees the answer. Takes seven times
+    as long but for the head. By default the teacher reads the text unmasked, as in the official code. Makes a store of
+    its own."""
 
     seed: int | None = None  # type: ignore[assignment]
     without_effect = ("seed",)

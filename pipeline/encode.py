@@ -20,6 +20,7 @@ from common.errors import ShardError
 from common.progress import silent
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
+from pipeline.coding.masked import PASSES
 from pipeline.config import (
     HOW,
     EncodeConfig,
@@ -141,6 +142,8 @@ def select_settings(config: Any) -> dict:
         left_out |= {"tolerance"} if config.solver == "fista" else {"solver", "solver_steps"}
     if config.held_out_by == "document":
         left_out.add("held_out_by")
+    if not getattr(config, "masked", False):
+        left_out.add("masked")
     return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
 
 
@@ -201,7 +204,8 @@ def _point_to_other_dtypes(job, teacher, kind):
     """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
     if job.config.dtype != "auto":
         return
-    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules}
+    passes = PASSES if getattr(job.config, "masked", False) else None
+    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules, "masked_passes": passes}
     found: dict[str, Path] = {}
     for path in sorted((job.config.output / "stores").glob("*/target.json")):
         with suppress(ShardError):

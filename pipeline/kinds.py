@@ -18,6 +18,7 @@ from common.errors import EncodeError
 from pipeline.coding.batch import Output, Reading
 from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.lsp import LspCoder
+from pipeline.coding.masked import PASSES
 from pipeline.executors.base import Context
 from pipeline.job import Job, check_same_teacher, check_teacher, load_teacher
 from pipeline.stores import OpenStore
@@ -144,8 +145,11 @@ class Logits(Kind):
             "octaves": LOGITS_OCTAVES,
             "dtype": name_of_dtype(teacher),
         } | Reading.of(job.config, teacher).settings()
+        name = f"logits-{Path(teacher.name).name}"
+        if job.config.masked:  # otherwise the key is lacking, as it was in earlier versions
+            settings["masked_passes"], name = PASSES, f"{name}-masked"
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-        return Description(f"logits-{Path(teacher.name).name}", settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+        return Description(name, settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
 
     def read_output(self, store: OpenStore, teacher: "MaskedLm") -> Output:
         return Output(teacher.layer, None)

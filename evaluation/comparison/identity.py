@@ -46,6 +46,7 @@ _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd"},
+    "logits": {"logits masked_passes": 0},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}
 _FOLLOW_FROM = {  # what need not be named where it differs only as these do
@@ -198,7 +199,7 @@ def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Group
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
     if objective not in _LSP_OBJECTIVES:
-        return {"logits": {f"logits {name}": value for name, value in own.items()} | kept}
+        return {"logits": _DEFAULTS["logits"] | {f"logits {name}": value for name, value in own.items()} | kept}
     learned = target.get("dictionary_settings", {})
     dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}
     own = {_NAMES.get(name, name): value for name, value in own.items()}

@@ -23,5 +23,6 @@ def store_flops(store: Store) -> float:
         fista = store.settings.get("solver")
         coding = fista_flops(*coded, fista["steps"]) if fista else solver_flops(*coded)
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
-    whole = teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
+    passes = store.settings.get("masked_passes", 1)  # of the encoder; the head reads each token once
+    whole = passes * teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
     return whole * report["windows"]
