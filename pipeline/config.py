@@ -218,6 +218,10 @@ class DictionaryConfig(TeacherConfig):
     """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
     k: tuple[int, ...] = (3072,)
     """Number of latent semantic properties: atoms of the dictionary; each number gets its own store."""
+    atoms: Literal["learned", "sampled", "clusters"] = "learned"
+    """What the atoms are: `learned`, as in the paper; two controls: `sampled`, k hidden states of the sample, drawn by
+    --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over the sample. The
+    controls make dictionaries of their own. One label a token is --atoms clusters with --solver nearest."""
     lam: float = 0.05
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
     center: Literal["none", "mean", "position"] = "none"
@@ -289,10 +293,12 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
     the default of earlier versions, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
     `--solver fista`, which has no stopping test."""
-    solver: Literal["cd", "fista"] = "cd"
+    solver: Literal["cd", "fista", "nearest"] = "cd"
     """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
     what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more than
-    twice the non-zeros (docs/sparse-coding.md). Makes a store of its own; the dictionary is the same."""
+    twice the non-zeros (docs/sparse-coding.md). `nearest` is no sparse coding but a control: of each token the one atom
+    with the largest correlation, with weight 1, whatever --lam and --top-n. Each makes a store of its own; the
+    dictionary is the same."""
     solver_steps: int = 100
     """Steps of `--solver fista`; the official code takes 100."""
     top_n: int | Literal["all"] = 32
@@ -312,15 +318,16 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
 
     def _refuse_settings_of_the_other_solver(self):
-        if self.solver == "cd" and self.solver_steps != EncodeConfig.solver_steps:
+        if self.solver != "fista" and self.solver_steps != EncodeConfig.solver_steps:
+            why = {"cd": "coordinate descent stops by --tolerance", "nearest": "nearest takes none"}
             raise ValueError(
-                f"--solver-steps {self.solver_steps} belongs to --solver fista; coordinate descent stops by "
-                "--tolerance. Add --solver fista, or leave the steps out."
+                f"--solver-steps {self.solver_steps} belongs to --solver fista; {why[self.solver]}. "
+                "Add --solver fista, or leave the steps out."
             )
-        if self.solver == "fista" and self.tolerance != EncodeConfig.tolerance:
+        if self.solver != "cd" and self.tolerance != EncodeConfig.tolerance:
+            why = {"fista": "FISTA stops after --solver-steps, wherever that is", "nearest": "nearest solves nothing"}
             raise ValueError(
-                f"--tolerance {self.tolerance} belongs to --solver cd; FISTA stops after --solver-steps, wherever that "
-                "is. Leave one of the two out."
+                f"--tolerance {self.tolerance} belongs to --solver cd; {why[self.solver]}. Leave one of the two out."
             )
         if self.solver_steps < 1:
             raise ValueError(f"--solver-steps must be positive, found {self.solver_steps}. The official code has 100.")

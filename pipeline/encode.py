@@ -138,12 +138,10 @@ def make_store(
 def select_settings(config: Any) -> dict:
     """The settings of a command that a store keeps, so that the command can be given again from anywhere."""
     left_out = {*HOW}
-    if hasattr(config, "solver"):
-        left_out |= {"tolerance"} if config.solver == "fista" else {"solver", "solver_steps"}
-    if config.held_out_by == "document":
-        left_out.add("held_out_by")
-    if not getattr(config, "masked", False):
-        left_out.add("masked")
+    of_others = {"cd": {"solver", "solver_steps"}, "fista": {"tolerance"}, "nearest": {"tolerance", "solver_steps"}}
+    left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
+    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # and what they were before
+    left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
     return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
 
 

@@ -182,8 +182,14 @@ class Lsp(Kind):
             "top_n": config.top_n,
             "dtype": name_of_dtype(teacher),
         }
+        name = f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}"
+        if (atoms := output.dictionary.settings.get("atoms")) is not None:
+            name = f"{name}-{atoms}"
         if config.solver == "fista":
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
+        elif config.solver == "nearest":
+            settings["solver"], settings["top_n"], name = {"name": "nearest"}, 1, f"{name}-nearest"
+            del settings["lam"]  # which it does not have
         else:
             settings["tolerance"] = config.tolerance  # which FISTA does not have
         if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
@@ -194,7 +200,7 @@ class Lsp(Kind):
             "teacher_layers": teacher.num_layers,
             "dictionary_settings": output.dictionary.settings,
         }
-        return Description(f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}", settings, lineage, k)
+        return Description(name, settings, lineage, k)
 
     def read_output(self, store: OpenStore, teacher: "Teacher") -> Output:
         from pipeline.dictionary import Dictionary

@@ -25,7 +25,7 @@ def summary(result: dict, settings: "FinetuneConfig") -> str:
     )
     if settings.split == "train-tenth":
         lines.append(
-            "Scored on the tenth of the training examples that was held out: figures to choose settings by, not results."
+            "Scored on the tenth of the training examples that was held out: to choose settings by, not as results."
         )
     for how in ("diverged", "collapsed"):
         notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model[how]]

@@ -45,7 +45,7 @@ _SKIPPED = (
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
-    "lsp": {"solver": "cd"},
+    "lsp": {"solver": "cd", "dictionary atoms": "learned"},
     "logits": {"logits masked_passes": 0},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}

@@ -3,11 +3,11 @@
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     coder = LogitsCoder(teacher, [Output(teacher.layer, None)], config, special_ids)
 
-The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends
-on which tokens a student masks. With --masked it reads the text with one token in seven hidden, seven times, and a
-token's distribution is that of the pass in which it is hidden (masked.py). It is the softmax of the logits over the head's whole vocabulary, at temperature 1,
-in float32. Among equal logits the lower ids are kept. The tail is summed from the dropped logits themselves, since 1
-minus the kept mass is rounding noise where it is small.
+The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends on
+which tokens a student masks. With --masked it reads the text with one token in seven hidden, seven times, and a
+token's distribution is that of the pass in which it is hidden (masked.py). It is the softmax of the logits over the
+head's whole vocabulary, at temperature 1, in float32. Among equal logits the lower ids are kept. The tail is summed
+from the dropped logits themselves, since 1 minus the kept mass is rounding noise where it is small.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then

@@ -51,6 +51,7 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
     from pipeline.coding.distributions import distributions
     from pipeline.coding.hidden import center_on, centred_rows
     from pipeline.solvers import nonneg_lasso
+    from pipeline.solvers.nearest import nearest_atoms
 
     settings = store.settings
     tokenizer, ids_T = _read(store, text)
@@ -60,10 +61,12 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
         encoder = _teacher(store, teacher)
         (hidden,) = centred_rows(encoder, batch, [(settings["layer"], center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
-    how = {"tol": settings.get("tolerance")}
-    if solver := settings.get("solver"):
-        how |= {"backend": solver["name"], "steps": solver["steps"]}
-    codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
+    solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}
+    if solver and solver["name"] == "nearest":
+        codes = nearest_atoms(hidden_Nd, dictionary.atoms_Kd)
+    else:
+        how |= {"backend": solver["name"], "steps": solver["steps"]} if solver else {}
+        codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
     rows = _spread_over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 

@@ -210,7 +210,7 @@ def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
     finetune(settings)
     tenth = replace(settings, split="train-tenth")
     result = finetune(tenth)
-    assert "Scored on the tenth of the training examples" in summary(result, tenth)
+    assert "Scored on the tenth of the training examples that was held out" in summary(result, tenth)
     (usual,) = records.read([settings.output / "evaluations"])
     (record,) = records.read([settings.output / "train-tenth" / "evaluations"])
     assert record["settings"] == usual["settings"] | {"split": "train-tenth"}
