@@ -22,6 +22,7 @@ from shards.codec import SparseRows
 from shards.reader import Store
 
 if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
     from student.lsp_model import LspModel
 
 
@@ -58,7 +59,7 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
     with torch.inference_mode():
-        encoder = _teacher(store, teacher)
+        encoder = load_store_teacher(store, teacher)
         (hidden,) = centred_rows(encoder, batch, [(settings["layer"], center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
     solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}
@@ -80,7 +81,11 @@ def _read(store, text):
     return tokenizer, np.array(ids, np.int64)
 
 
-def _teacher(store, place):
+def load_store_teacher(store: Store, place: str | None) -> "Teacher":
+    """The teacher of a store, cut after its layer, in its precision; `place` is where it lies now, if not where it did.
+
+    Raises  InspectionError when it is another teacher; TeacherError
+    """
     from pipeline.teacher import Teacher
 
     settings = store.settings
