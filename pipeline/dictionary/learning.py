@@ -251,7 +251,7 @@ class _Learning:
 
 def _initial_atoms(vectors, settings):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
-    if kind.startswith("sample"):
+    if kind in ("sample", "sampled"):
         return vectors.sample(k)
     import faiss
 

@@ -100,9 +100,8 @@ def _solve(
         if (found - wanted) * (reached - wanted) <= 0:
             break
         value, found = beyond, reached
-    solved = math.exp(
-        brentq(lambda x: measure(math.exp(x)) - wanted, *sorted(map(math.log, (value, beyond))), xtol=NEAR)
-    )
+    low, high = sorted((math.log(value), math.log(beyond)))
+    solved = math.exp(brentq(lambda x: measure(math.exp(x)) - wanted, low, high, xtol=NEAR))
     return solved, measure(solved)
 
 
