@@ -269,7 +269,7 @@ class LearnConfig(DictionaryConfig):
     hidden: Path | None = None
     """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
     every row, scaled to unit length. The settings of teacher, layer and corpus are not used then, whether a flag or a
-    recipe gives them: only --k, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
+    recipe gives them: only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
     apply."""
 
     def __post_init__(self):

@@ -17,6 +17,7 @@ Shapes: N tokens with a code, d hidden width.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ def _recode(store, config, progress):
     check_dictionary(store.files, dictionary.fingerprint)
     hidden_Nd = _hidden_states(store, dictionary, config, progress)
     atoms_Kd = dictionary.atoms_Kd
-    gram_KK = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T)
+    gram_KK, codings = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T), count(1)
 
     def measure(lam):
         tolerance = min(store.settings["tolerance"], lam / 10)
@@ -132,7 +133,7 @@ def _recode(store, config, progress):
         rows = distributions(codes, store.settings["top_n"])
         whole_E = np.repeat(1 - rows.tail, np.diff(rows.indptr))
         found = entropy(SparseRows(rows.indptr, rows.indices, rows.weights / whole_E, rows.tail))
-        progress("penalty", 1, None, unit="codings", lam=float(lam), entropy=found)
+        progress("penalty", next(codings), None, unit="codings", lam=float(lam), entropy=found)
         return found
 
     return measure
@@ -142,10 +143,10 @@ def _hidden_states(store, dictionary, config, progress):
     """Unit-length hidden states (N, d) of the sampled tokens, from the ids that the store holds."""
     settings, teacher = store.settings, load_store_teacher(store, config.teacher)
     reader = store.split("train")
-    count = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the windows of `draw`
-    chosen, parts = np.sort(reader.order(SEED, 0, 0, count)), []
+    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the windows of `draw`
+    chosen, parts = np.sort(reader.order(SEED, 0, 0, total)), []
     size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
-    for start in range(0, count, size):
+    for start in range(0, total, size):
         windows = reader.read(chosen[start : start + size])
         real_WL = windows.documents >= 0
         batch = make_batch(
@@ -159,5 +160,5 @@ def _hidden_states(store, dictionary, config, progress):
         )
         (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
         parts.append(hidden.rows_Nd.float().numpy())
-        progress("teacher", min(start + size, count), count, unit="windows")
+        progress("teacher", min(start + size, total), total, unit="windows")
     return np.concatenate(parts)
