@@ -22,7 +22,7 @@ from student.objectives import OBJECTIVES
         {"warmup": 1.0},
         {"dropout": 1.0},
         {"seed": -1},
-        {"checkpoints": (0.0,)},
+        {"checkpoints": (-0.1,)},
         {"checkpoints": (1.5,)},
         {"objective": "nsp"},
         {"mask_unit": "line"},
