@@ -20,6 +20,7 @@ from statistics import fmean
 
 from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
+from evaluation.lineage import WITHOUT_TARGETS
 from evaluation.records import METRICS, path_of
 
 SEEDS = 5  # the paper's trainings of a task
@@ -98,7 +99,7 @@ class Model:
     def kept(self) -> float | None:
         """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
         identity = self.facts["identity"] or {}
-        tail = identity.get("tail") if self.facts["objective"] != "mlm" else None
+        tail = identity.get("tail") if self.facts["objective"] not in WITHOUT_TARGETS else None
         return tail["mass_kept"] if tail else None
 
     @property

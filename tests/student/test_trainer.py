@@ -86,8 +86,11 @@ def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, setting
     start = json.loads((config.output / "log.jsonl").read_text().splitlines()[0])
     assert weights_fingerprint(AutoModel.from_pretrained(floor, add_pooling_layer=False)) == start["initial_encoder"]
     known = lineage(floor)
-    assert (known["step"], known["fraction"], known["objective"]) == (0, 0.0, "mlsm")
-    assert known["flops"]["pretraining"] == 0 and known["identity"] == lineage(config.output / "export")["identity"]
+    assert (known["step"], known["fraction"], known["objective"]) == (0, 0.0, "untrained") and known["k"] is None
+    assert (
+        known["flops"] == {"pretraining": 0, "teacher": 0}
+        and known["identity"] == lineage(config.output / "export")["identity"]
+    )
     usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,), "output": tmp_path / "without"})
     train(usual)
     assert_same_run(config.output, usual.output)

@@ -32,6 +32,7 @@ from common.errors import ModelError, StudyError
 from common.model_checks import describe_unfit_tokenizer
 from common.progress import silent
 from evaluation import records
+from evaluation.lineage import UNTRAINED
 from evaluation.models import directories
 from evaluation.tasks.finetuning import metrics, training
 from evaluation.tasks.finetuning.batches import choose, encode, order_digest
@@ -155,6 +156,9 @@ def _find_candidates(settings):
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+            if facts["objective"] == UNTRAINED:
+                logger.info("%s is the same untrained student as %s and is trained once", directory, twice[0])
+                continue
             raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
         found.append(Candidate(directory, facts, read_config(directory)))
     return found
