@@ -76,7 +76,7 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
                 )
             )
         elif (report.get("solver") or {}).get("name") == "nearest":
-            rows.append(("solver", "none: the nearest atom of each token, with weight 1"))
+            rows.append(("codes", "the nearest atom of each token, with weight 1"))
     return rows
 
 

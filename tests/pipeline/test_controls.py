@@ -132,7 +132,7 @@ def test_a_store_of_clusters_has_one_label_a_token(place, clusters):
     assert (rows.indices == labels).mean() > 0.999 and (dense_MK.max(1) == 1).all()
     assert clusters["entropy_nats"] == 0 and clusters["mass_kept"] == 1 and "max_kkt" not in clusters
     said = encoding([clusters], place) + view(statistics(store), None)
-    assert said.count("none: the nearest atom of each token, with weight 1") == 2 and "KKT" not in said
+    assert said.count("the nearest atom of each token, with weight 1") == 2 and "KKT" not in said
     assert verify(store.path, full=True)["damaged"] == [] and encode_lsp(place)[0]["finished_before"]
 
 
