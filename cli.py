@@ -142,6 +142,14 @@ VERBS = {
         "terminal.flops:summary",
         recipes=False,
     ),
+    "match-entropy": Verb(
+        "the temperature, and the penalty, at which a store's targets are as flat as another's",
+        "evaluation.studies.targets.config:MatchEntropyConfig",
+        "evaluation.studies.targets.entropy:match_entropy",
+        "terminal.targets:entropies",
+        recipes=False,
+        chooses="terminal.choice:lsp_stores",
+    ),
     "derive-shards": Verb(
         "a store with fewer entries a token from a stored one, without the teacher",
         "shards.config:DeriveConfig",

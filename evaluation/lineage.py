@@ -4,6 +4,9 @@ An export carries lineage.json (student/export.py). Exports of earlier versions 
 pre-training; these are then read from the log of the run that the export lies in. The lineage of a probe is that of its
 student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
 
+A checkpoint of step 0 is of no objective yet: runs of one encoder and seed begin with the same weights, whatever they
+learn. So its objective is `untrained`, and of targets it has none; its identity is that of the run it is from.
+
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
 Left out: counting a student's operations (student/flops.py does, while it trains).
@@ -36,6 +39,8 @@ FIELDS = (
     "encoder",
     "teacher",
 )
+UNTRAINED = "untrained"
+WITHOUT_TARGETS = ("mlm", UNTRAINED)  # objectives that learn none of a store's distributions
 _TAIL = {"mass_kept": or_null(NUMBER)}
 _SETTINGS = {"kappa": NUMBER, "seed": COUNT, "max_steps": COUNT, "encoder": TEXT}
 _OF_TARGET = {
@@ -45,6 +50,7 @@ _OF_TARGET = {
     "dictionary": TEXT,
     "teacher": TEXT,
     "teacher_name": TEXT,
+    "masked_passes": COUNT,
     "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)}),
 }
 
@@ -101,8 +107,8 @@ def lineage(directory: Path | str) -> dict:
     directory  of an export, a kept checkpoint or a stock model
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
-               unknown, or, of an mlm student, not used; flops, see `flops_until`; and identity, see `identity`, None
-               of a model without lineage of ours
+               unknown, or, of an mlm student or an untrained one, not used; flops, see `flops_until`; and identity, see
+               `identity`, None of a model without lineage of ours
     Raises     LineageError where there is a lineage.json that cannot be read
     """
     export = directory = Path(directory)
@@ -117,12 +123,13 @@ def lineage(directory: Path | str) -> dict:
     _name_weights_by_content(known, directory)
     _fill_in_dropout(known, export)  # that of a probe, too: it holds its student's encoder, which lies elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
-    if known.get("objective") == "mlm":  # reads the words of a store, whatever targets that holds
-        target = {}
     step, steps = known.get("step"), settings.get("max_steps")
+    objective = UNTRAINED if step == 0 and settings.get("continue_from") is None else known.get("objective")
+    if objective in WITHOUT_TARGETS:  # mlm reads the words of a store, whatever targets that holds
+        target = {}
     return {
-        "objective": known.get("objective"),
-        "kappa": settings.get("kappa") if known.get("objective") == "mtl" else None,
+        "objective": objective,
+        "kappa": settings.get("kappa") if objective == "mtl" else None,
         "run_seed": settings.get("seed"),
         "step": step,
         "fraction": step / steps if step is not None and steps else None,
@@ -226,7 +233,7 @@ def _read_from_log(directory, step):
 
 def _count_teacher(known):
     target, tokens = known.get("store", {}).get("settings", {}), known.get("tokens")
-    if known.get("objective") == "mlm":
+    if known.get("objective") == "mlm" or tokens == 0:
         return 0.0
     if tokens is None or "teacher" not in target:
         return None
@@ -234,7 +241,7 @@ def _count_teacher(known):
     directory = _find_teacher(target.get("teacher_name"), target["teacher"]) if length else None
     if directory is None:
         return None
-    return tokens / length * _window_flops(directory, target.get("layer"), length)
+    return tokens / length * _window_flops(directory, target.get("layer"), length, target.get("masked_passes") or 1)
 
 
 def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
@@ -254,8 +261,9 @@ def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
     return None
 
 
-def _window_flops(directory, layer, length):
-    """Operations of a teacher on one window, cut after a layer; None for the layer: the whole, with its head."""
+def _window_flops(directory, layer, length, passes=1):
+    """Operations of a teacher on one window, cut after a layer; None for the layer: the whole, with its head, which
+    reads every token once however many passes the encoder takes."""
     import torch
     from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -269,4 +277,5 @@ def _window_flops(directory, layer, length):
             model = AutoModelForMaskedLM.from_config(config)
         else:
             model = AutoModel.from_config(cut_config(config, layer), **without_pooler(config))
-    return count_flops(model, input_ids=(1, length))
+    once = count_flops(model, input_ids=(1, length))
+    return once if passes == 1 else once + (passes - 1) * count_flops(model.base_model, input_ids=(1, length))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evaluation.inspection.lsps.config import LspConfig
     from evaluation.studies.flops.config import CountFlopsConfig
     from evaluation.studies.sweeps.config import SweepConfig
+    from evaluation.studies.targets.config import MatchEntropyConfig
     from evaluation.studies.word_senses.config import ChooseLayerConfig
     from evaluation.tasks.blimp.config import BlimpConfig
     from evaluation.tasks.finetuning.config import FinetuneConfig
@@ -156,6 +157,13 @@ def compare(config: "CompareConfig | None" = None, /, *, progress: Progress = No
 def count_flops(config: "CountFlopsConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Count the operations of pre-training, from configurations alone."""
     return Report.of(_run("count-flops", config, settings, None, progress))
+
+
+def match_entropy(
+    config: "MatchEntropyConfig | None" = None, /, *, progress: Progress = None, **settings: Any
+) -> Report:
+    """Find the temperature, and the penalty, at which a store's targets are as flat as another's."""
+    return Report.of(_run("match-entropy", config, settings, None, progress))
 
 
 def clean(config: "CleanConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:

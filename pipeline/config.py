@@ -196,6 +196,11 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     top_n: int | Literal["all"] = 64
     """Most probable vocabulary entries kept of each token, 1 to 255; `all` is the 255 that the shard format holds. The
     mass of the others is kept as one number."""
+    masked: bool = False
+    """Take each token's distribution from a pass of the teacher in which the token is hidden: seven passes over every
+    window, each with another seventh of its tokens masked, so that the teacher never sees the answer. Takes seven times
+    as long but for the head. By default the teacher reads the text unmasked, as in the official code. Makes a store of
+    its own."""
 
     seed: int | None = None  # type: ignore[assignment]
     without_effect = ("seed",)
@@ -213,6 +218,10 @@ class DictionaryConfig(TeacherConfig):
     """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
     k: tuple[int, ...] = (3072,)
     """Number of latent semantic properties: atoms of the dictionary; each number gets its own store."""
+    atoms: Literal["learned", "sampled", "clusters"] = "learned"
+    """What the atoms are: `learned`, as in the paper; two controls: `sampled`, k hidden states of the sample, drawn by
+    --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over the sample. The
+    controls make dictionaries of their own. One label a token is --atoms clusters with --solver nearest."""
     lam: float = 0.05
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
     center: Literal["none", "mean", "position"] = "none"
@@ -260,7 +269,7 @@ class LearnConfig(DictionaryConfig):
     hidden: Path | None = None
     """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
     every row, scaled to unit length. The settings of teacher, layer and corpus are not used then, whether a flag or a
-    recipe gives them: only --k, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
+    recipe gives them: only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
     apply."""
 
     def __post_init__(self):
@@ -284,10 +293,12 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
     the default of earlier versions, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
     `--solver fista`, which has no stopping test."""
-    solver: Literal["cd", "fista"] = "cd"
+    solver: Literal["cd", "fista", "nearest"] = "cd"
     """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
     what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more than
-    twice the non-zeros (docs/sparse-coding.md). Makes a store of its own; the dictionary is the same."""
+    twice the non-zeros (docs/sparse-coding.md). `nearest` is no sparse coding but a control: of each token the one atom
+    with the largest correlation, with weight 1, whatever --lam and --top-n. Each makes a store of its own; the
+    dictionary is the same."""
     solver_steps: int = 100
     """Steps of `--solver fista`; the official code takes 100."""
     top_n: int | Literal["all"] = 32
@@ -307,15 +318,16 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
 
     def _refuse_settings_of_the_other_solver(self):
-        if self.solver == "cd" and self.solver_steps != EncodeConfig.solver_steps:
+        if self.solver != "fista" and self.solver_steps != EncodeConfig.solver_steps:
+            why = {"cd": "coordinate descent stops by --tolerance", "nearest": "nearest takes none"}
             raise ValueError(
-                f"--solver-steps {self.solver_steps} belongs to --solver fista; coordinate descent stops by "
-                "--tolerance. Add --solver fista, or leave the steps out."
+                f"--solver-steps {self.solver_steps} belongs to --solver fista; {why[self.solver]}. "
+                "Add --solver fista, or leave the steps out."
             )
-        if self.solver == "fista" and self.tolerance != EncodeConfig.tolerance:
+        if self.solver != "cd" and self.tolerance != EncodeConfig.tolerance:
+            why = {"fista": "FISTA stops after --solver-steps, wherever that is", "nearest": "nearest solves nothing"}
             raise ValueError(
-                f"--tolerance {self.tolerance} belongs to --solver cd; FISTA stops after --solver-steps, wherever that "
-                "is. Leave one of the two out."
+                f"--tolerance {self.tolerance} belongs to --solver cd; {why[self.solver]}. Leave one of the two out."
             )
         if self.solver_steps < 1:
             raise ValueError(f"--solver-steps must be positive, found {self.solver_steps}. The official code has 100.")

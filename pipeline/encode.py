@@ -20,6 +20,7 @@ from common.errors import ShardError
 from common.progress import silent
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
+from pipeline.coding.masked import PASSES
 from pipeline.config import (
     HOW,
     EncodeConfig,
@@ -137,10 +138,10 @@ def make_store(
 def select_settings(config: Any) -> dict:
     """The settings of a command that a store keeps, so that the command can be given again from anywhere."""
     left_out = {*HOW}
-    if hasattr(config, "solver"):
-        left_out |= {"tolerance"} if config.solver == "fista" else {"solver", "solver_steps"}
-    if config.held_out_by == "document":
-        left_out.add("held_out_by")
+    of_others = {"cd": {"solver", "solver_steps"}, "fista": {"tolerance"}, "nearest": {"tolerance", "solver_steps"}}
+    left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
+    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # and what they were before
+    left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
     return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
 
 
@@ -201,7 +202,8 @@ def _point_to_other_dtypes(job, teacher, kind):
     """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
     if job.config.dtype != "auto":
         return
-    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules}
+    passes = PASSES if getattr(job.config, "masked", False) else None
+    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules, "masked_passes": passes}
     found: dict[str, Path] = {}
     for path in sorted((job.config.output / "stores").glob("*/target.json")):
         with suppress(ShardError):

@@ -89,6 +89,7 @@ def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
     """`estimate` for the LSP stores of the settings, with two more: the number of dictionaries that are `lacking`, and
     `learning_seconds` for these."""
     from pipeline.dictionary import Dictionary
+    from pipeline.dictionary.learning import CLUSTER_ITERATIONS
 
     config, outputs = job.config, []
     wanted = [] if config.dictionary else wanted_dictionaries(job, teacher)
@@ -103,7 +104,8 @@ def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
     coder = LspCoder(teacher, outputs, config, job.special_ids)
     found = estimate(job, coder, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])
-    visits = tokens * config.dictionary_epochs * LEARNING_COST * len(lacking) / len(outputs)
+    passes = {"learned": config.dictionary_epochs * LEARNING_COST, "clusters": CLUSTER_ITERATIONS, "sampled": 0}
+    visits = tokens * passes[config.atoms] * len(lacking) / len(outputs)
     learning = visits * found["solver_seconds"] + (tokens * found["teacher_seconds"] if lacking else 0)
     return found | {"lacking": len(lacking), "learning_seconds": learning}
 
@@ -132,8 +134,8 @@ def _learn_provisional(job, teacher, entry):
         center = sums.center(config.center, least_tokens=1)
         parts = [center.subtract_from(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
-    settings, schedule = DictionarySettings(entry.k, config.lam, config.seed), LearningSchedule(1, MOST_A_BATCH)
-    found = learn_dictionary(hidden_Nd, settings, schedule, device=config.device)
+    settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
+    found = learn_dictionary(hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
     return replace(found, center=center)
 
 

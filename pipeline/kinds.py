@@ -18,6 +18,7 @@ from common.errors import EncodeError
 from pipeline.coding.batch import Output, Reading
 from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.lsp import LspCoder
+from pipeline.coding.masked import PASSES
 from pipeline.executors.base import Context
 from pipeline.job import Job, check_same_teacher, check_teacher, load_teacher
 from pipeline.stores import OpenStore
@@ -144,8 +145,11 @@ class Logits(Kind):
             "octaves": LOGITS_OCTAVES,
             "dtype": name_of_dtype(teacher),
         } | Reading.of(job.config, teacher).settings()
+        name = f"logits-{Path(teacher.name).name}"
+        if job.config.masked:  # otherwise the key is lacking, as it was in earlier versions
+            settings["masked_passes"], name = PASSES, f"{name}-masked"
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-        return Description(f"logits-{Path(teacher.name).name}", settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+        return Description(name, settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
 
     def read_output(self, store: OpenStore, teacher: "MaskedLm") -> Output:
         return Output(teacher.layer, None)
@@ -178,8 +182,14 @@ class Lsp(Kind):
             "top_n": config.top_n,
             "dtype": name_of_dtype(teacher),
         }
+        name = f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}"
+        if (atoms := output.dictionary.settings.get("atoms")) is not None:
+            name = f"{name}-{atoms}"
         if config.solver == "fista":
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
+        elif config.solver == "nearest":
+            settings["solver"], settings["top_n"], name = {"name": "nearest"}, 1, f"{name}-nearest"
+            del settings["lam"]  # which it does not have
         else:
             settings["tolerance"] = config.tolerance  # which FISTA does not have
         if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
@@ -190,7 +200,7 @@ class Lsp(Kind):
             "teacher_layers": teacher.num_layers,
             "dictionary_settings": output.dictionary.settings,
         }
-        return Description(f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}", settings, lineage, k)
+        return Description(name, settings, lineage, k)
 
     def read_output(self, store: OpenStore, teacher: "Teacher") -> Output:
         from pipeline.dictionary import Dictionary

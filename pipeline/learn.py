@@ -109,7 +109,8 @@ def _wanted(job, teacher, layer, k):
     request |= batch_key(minibatch_of_sample(job))
     if config.center != "none":  # dictionaries that are not centred lack it
         request["center"] = config.center
-    name = f"{Path(teacher.name).name}-l{layer}-k{k}"
+    request |= atoms_key(config)
+    name = "-".join([f"{Path(teacher.name).name}-l{layer}-k{k}", *atoms_key(config).values()])
     return WantedOfLayer(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
 
 
@@ -123,6 +124,11 @@ def minibatch_of_sample(job: Job) -> int:
 def batch_key(batch: int) -> dict[str, int]:
     """The minibatch as part of what names a dictionary; nothing if it is the fixed one of earlier versions."""
     return {} if batch == FIXED_BATCH else {"batch": batch}
+
+
+def atoms_key(config: DictionaryConfig) -> dict[str, str]:
+    """What the atoms are as part of what names a dictionary; nothing if they are learned, as in earlier versions."""
+    return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
 def _provide_from_file(config, progress):
@@ -156,8 +162,9 @@ def _provide_from_file(config, progress):
             "epochs": config.dictionary_epochs,
             "seed": config.seed,
             **batch_key(batch),
+            **atoms_key(config),
         }
-        name = f"{config.hidden.stem}-k{k}"
+        name = "-".join([f"{config.hidden.stem}-k{k}", *atoms_key(config).values()])
         entry = Wanted(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k)
         lacking = [] if entry.directory.is_dir() else [entry]
         learned = _learn_together(lacking, config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
@@ -199,7 +206,7 @@ def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
 
     found = learn(
         hidden_Nd,
-        DictionarySettings(k, config.lam, config.seed),
+        DictionarySettings(k, config.lam, config.seed, atoms=config.atoms),
         LearningSchedule(config.dictionary_epochs, batch),
         device=config.device,
         checkpoint=place,
@@ -215,7 +222,8 @@ def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
 
 def _announce(directory):
     """Log that a new dictionary means a new store, if others were learned for the same teacher, layer and k."""
-    others = sorted(directory.parent.glob(directory.name.rpartition("-")[0] + "-*"))
+    name = directory.name.rpartition("-")[0]
+    others = sorted(path for path in directory.parent.glob(f"{name}-*") if path.name.rpartition("-")[0] == name)
     if others:
         logger.info(
             "learning a new dictionary for this corpus and these settings, hence a new store; "

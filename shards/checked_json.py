@@ -204,6 +204,8 @@ SETTINGS = {
     "k": optional(COUNT),
     "lam": optional(NUMBER),
     "tolerance": optional(NUMBER),
+    "solver": optional(OBJECT._replace(fields={"name": TEXT, "steps": optional(COUNT)})),
+    "masked_passes": optional(COUNT),
     "dtype": optional(TEXT),
     "top_n": optional(Kind(lambda value: value == "all" or is_count(value), "a whole number or 'all'")),
     "derived_from": optional(FINGERPRINT),

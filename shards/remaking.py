@@ -60,7 +60,7 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     flags |= {name: settings.get(name) for name in ("lam", "top_n", "tolerance", "dtype")}
     flags["max_length"] = target["max_length"]
     if solver := settings.get("solver"):
-        flags |= {"solver": solver["name"], "solver_steps": solver["steps"]}
+        flags |= {"solver": solver["name"], "solver_steps": solver.get("steps")}
     own += ["--documents-apart"] if settings.get("documents_apart") else []
     flags["packing"] = None if packing == "packed" else packing
     flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")

@@ -179,7 +179,8 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
         optimizer.load_state_dict(state)
         for group, own in zip(optimizer.param_groups, options, strict=True):
             group.update(own)  # the file's options are the same, unless somebody changed them
-        _check_state(optimizer)
+        if path.name != "step-00000000":  # before the first step AdamW has no moments
+            _check_state(optimizer)
     except Exception as error:  # of torch, its unpickler and safetensors, of many classes
         problem = " ".join(str(error).split())[:300]
         raise RunError(

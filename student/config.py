@@ -148,7 +148,8 @@ class StudentConfig:
     """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""
 
     checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel"""
+    """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel; 0 keeps the untrained student,
+    the floor that evaluations compare trained ones with"""
 
     save_every: int | None = None
     """optimiser steps between checkpoints to resume from; 0: none; unset: a twentieth of the run, from 50 to 1,000"""
@@ -188,8 +189,8 @@ class StudentConfig:
             self._require(name, lambda value: 0 < value < 1, "a share between 0 and 1")
         self._require("warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
-        shares = all(0 < share <= 1 for share in self.checkpoints)
-        self._require("checkpoints", lambda _: shares, "shares of the steps above 0 and up to 1")
+        shares = all(0 <= share <= 1 for share in self.checkpoints)
+        self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {', '.join(LSP_OBJECTIVES)}, found"
@@ -248,8 +249,10 @@ class StudentConfig:
         return self.encoder if self.continue_from is None else str(self.initial_weights)
 
     def checkpoint_steps(self, max_steps: int) -> list[int]:
-        """Those of max_steps optimiser steps after which a checkpoint is kept; the last one always is."""
-        return sorted({max(1, round(share * max_steps)) for share in self.checkpoints} | {max_steps})
+        """Those of max_steps optimiser steps after which a checkpoint is kept; the last one always is. 0 is before the
+        first step, and is kept only where the share is 0."""
+        kept = {0 if share == 0 else max(1, round(share * max_steps)) for share in self.checkpoints}
+        return sorted(kept | {max_steps})
 
 
 class ResolvedConfig(StudentConfig):

@@ -71,6 +71,7 @@ _TARGET_SETTINGS = {
     "solver": "solver",
     "dtype": "teacher's precision",
     "documents_apart": "teacher kept documents of a window apart",
+    "masked_passes": "passes of the teacher, each token hidden in one",
     "top_n": "entries kept of a token's distribution",
 }
 

@@ -169,6 +169,9 @@ class Trainer:
             if first and ranks.is_first:
                 logger.info(announcement(self))
             self._log_start(restore_seconds)
+            if 0 in self.checkpoints.kept_steps and self.saved is None:
+                self._log(**self._evaluate())
+                self._save()
             self._report()
             for step, batch, waited in chain(first, batches):  # by _load: read and masked one step ahead, in a thread
                 begun = time.perf_counter()

@@ -46,11 +46,12 @@ def _encoding_with(report: dict, settings: LearnConfig) -> str:
 
 def _dictionary_rows(report):
     """List what a dictionary holds, from `Dictionary.report`."""
+    passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # atoms that are not learned take none
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
         ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
         ("non-zeros", f"{report['nnz']:.1f} a vector"),
-        ("learned", f"from {report['vectors']:,} vectors, {report['epoch']:.2g} passes"),
+        ("learned" if passes else "taken", f"from {report['vectors']:,} vectors{passes}"),
         ("stopped", report["stopped"]),
     ]

@@ -4,11 +4,15 @@ Left out: significance (evaluation/comparison).
 """
 
 from statistics import mean, stdev
+from typing import TYPE_CHECKING
 
 from common.invocation import program
 
+if TYPE_CHECKING:
+    from evaluation.tasks.finetuning.config import FinetuneConfig
 
-def summary(result: dict, settings: object) -> str:
+
+def summary(result: dict, settings: "FinetuneConfig") -> str:
     """Show the figures of the models, a row a metric, and what to know about them."""
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} trainings now, {result['kept']} before"
@@ -19,6 +23,10 @@ def summary(result: dict, settings: object) -> str:
         f"\nAlike for all models: inputs of at most {alike['max_length']} tokens, dropout {alike['dropout']:g},"
         f" segments of pairs {segments}."
     )
+    if settings.split == "train-tenth":
+        lines.append(
+            "Scored on the tenth of the training examples that was held out: to choose settings by, not as results."
+        )
     for how in ("diverged", "collapsed"):
         notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model[how]]
         if notes:
@@ -29,7 +37,7 @@ def summary(result: dict, settings: object) -> str:
             cut[task] = max(share, cut.get(task, 0.0))
     if cut_tasks := [f"{task} {share:.0%}" for task, share in cut.items() if share >= 0.01]:
         named = ", ".join(cut_tasks)
-        lines.append(f"\nLonger than {alike['max_length']} tokens, and cut (development sets): {named}")
+        lines.append(f"\nLonger than {alike['max_length']} tokens, and cut (of the examples scored on): {named}")
     if result["differing"]:
         files = "\n".join(f"  {file}" for file in result["differing"])
         lines.append(f"\nMade with other settings; not made again, but counted:\n{files}")

@@ -17,6 +17,7 @@ _LINEAGE = (
     "derived_from",
     "solver",
     "tolerance",
+    "masked_passes",
     "dtype",
     "documents_apart",
     "segments",

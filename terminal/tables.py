@@ -75,6 +75,8 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
                     else f"not optimal: {solver['steps']} FISTA steps leave KKT violations up to {worst}",
                 )
             )
+        elif (report.get("solver") or {}).get("name") == "nearest":
+            rows.append(("codes", "the nearest atom of each token, with weight 1"))
     return rows
 
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from evaluation.lineage import is_content
+from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 
@@ -45,7 +45,8 @@ _SKIPPED = (
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
     "run": {"segments": False, "target_temperature": 1.0},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
-    "lsp": {"solver": "cd"},
+    "lsp": {"solver": "cd", "dictionary atoms": "learned"},
+    "logits": {"logits masked_passes": 0},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}
 _FOLLOW_FROM = {  # what need not be named where it differs only as these do
@@ -114,11 +115,13 @@ def differences(models: Sequence[HasOrigin]) -> Differences:
     """What differs between some models."""
     sorted_settings = {model.label: groups(model.facts) for model in models}
     known = {model.label: _is_whole(model.facts["identity"]) for model in models}
+    # What these do not have they are known to lack; of an untrained student nothing but its weights' origin counts.
+    lacks = {model.label for model in models if known[model.label] and model.facts["objective"] != UNTRAINED}
     found: dict[str, dict[str, list[str]]] = {}
     for group in dict.fromkeys(group for of_model in sorted_settings.values() for group in of_model):
         having = {label: of_model[group] for label, of_model in sorted_settings.items() if group in of_model}
         for name in dict.fromkeys(name for values in having.values() for name in values):
-            values = {label: values.get(name) for label, values in having.items() if name in values or known[label]}
+            values = {label: values.get(name) for label, values in having.items() if name in values or label in lacks}
             if name == KEPT:
                 _add_mass(found, values, models)
             elif len({_canonical(value) for value in values.values()}) > 1:
@@ -168,11 +171,14 @@ def groups(facts: dict) -> Groups:
         "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
+    if objective == UNTRAINED:  # its weights follow from these alone
+        names = ("objective", "step", "encoder", "run_seed", *found["text"])
+        return {group: {n: v for n, v in found[group].items() if n in names and n != "plan"} for group in found}
     if objective == "mtl":
         found["mtl"] = {"kappa": settings.get("kappa")}
     if objective in _HAVE_WORDS:
         found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
-    if objective != "mlm":  # which reads the words of a store, whatever its targets
+    if objective not in WITHOUT_TARGETS:
         names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
         shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
         found["teacher"] = _DEFAULTS["teacher"] | names | shared
@@ -187,7 +193,7 @@ def _of_record(facts: dict) -> Groups:
     found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
     if facts["objective"] == "mtl":
         found["mtl"] = {"kappa": facts["kappa"]}
-    if facts["objective"] != "mlm":
+    if facts["objective"] not in WITHOUT_TARGETS:
         found["teacher"] = {"teacher": facts["teacher"]}
     if facts["objective"] in _LSP_OBJECTIVES:
         found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
@@ -198,7 +204,7 @@ def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Group
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
     if objective not in _LSP_OBJECTIVES:
-        return {"logits": {f"logits {name}": value for name, value in own.items()} | kept}
+        return {"logits": _DEFAULTS["logits"] | {f"logits {name}": value for name, value in own.items()} | kept}
     learned = target.get("dictionary_settings", {})
     dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}
     own = {_NAMES.get(name, name): value for name, value in own.items()}

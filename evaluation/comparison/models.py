@@ -20,6 +20,7 @@ from statistics import fmean
 
 from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
+from evaluation.lineage import WITHOUT_TARGETS
 from evaluation.records import METRICS, path_of
 
 SEEDS = 5  # the paper's trainings of a task
@@ -98,7 +99,7 @@ class Model:
     def kept(self) -> float | None:
         """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
         identity = self.facts["identity"] or {}
-        tail = identity.get("tail") if self.facts["objective"] != "mlm" else None
+        tail = identity.get("tail") if self.facts["objective"] not in WITHOUT_TARGETS else None
         return tail["mass_kept"] if tail else None
 
     @property
@@ -149,11 +150,14 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     """Group records by model, in the order of family, step and name.
 
     Returns  (models, notes): a note is a sentence on what was read twice
-    Raises   ComparisonError where two records of one model contradict each other
+    Raises   ComparisonError where two records of one model contradict each other, or some are of development sets and
+             others of test sets or of a tenth of train
     """
     models: dict[str, Model] = {}
     notes: list[str] = []
+    splits: dict[str, dict] = {}
     for record in records:
+        _require_one_split(splits, record)
         facts = _facts(record)
         model = models.setdefault(record["weights"], Model(record["model"], facts))
         _require_same_facts(model, facts)
@@ -166,6 +170,21 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
             model.label = f"{model.label} ({model.facts['weights'][:8]})"
     _choose_blimp(ordered)
     return ordered, notes
+
+
+def _require_one_split(splits, record):
+    """Raise ComparisonError at the first fine-tuning whose figures are of other examples than those before it."""
+    if record["suite"] == "blimp":
+        return
+    splits.setdefault(record["settings"].get("split", "validation"), record)
+    if len(splits) > 1:
+        found = ", ".join(
+            f"--split {split} (such as {first['task']} of {first['model']})" for split, first in splits.items()
+        )
+        raise ComparisonError(
+            f"the records are of different examples: {found}. Compare those of each split apart: records of "
+            "development sets lie in runs/evaluations, others in runs/<split>/evaluations."
+        )
 
 
 def _facts(record):

@@ -3,10 +3,11 @@
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     coder = LogitsCoder(teacher, [Output(teacher.layer, None)], config, special_ids)
 
-The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends
-on which tokens a student masks. It is the softmax of the logits over the head's whole vocabulary, at temperature 1,
-in float32. Among equal logits the lower ids are kept. The tail is summed from the dropped logits themselves, since 1
-minus the kept mass is rounding noise where it is small.
+The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends on
+which tokens a student masks. With --masked it reads the text with one token in seven hidden, seven times, and a
+token's distribution is that of the pass in which it is hidden (masked.py). It is the softmax of the logits over the
+head's whole vocabulary, at temperature 1, in float32. Among equal logits the lower ids are kept. The tail is summed
+from the dropped logits themselves, since 1 minus the kept mass is rounding noise where it is small.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then
@@ -28,6 +29,7 @@ from pipeline.coding.batch import Batch, Output
 from pipeline.coding.coder import TeacherCoder
 from pipeline.coding.distributions import MOST_ENTRIES, Distributions
 from pipeline.coding.hidden import Hidden, not_finite
+from pipeline.coding.masked import masked_rows
 from pipeline.config import EncodeLogitsConfig
 from pipeline.teacher.masked_lm import HEAD_ROWS
 
@@ -114,6 +116,7 @@ class LogitsCoder(TeacherCoder):
     """
 
     WORK = "head"
+    config: EncodeLogitsConfig
     teacher: "MaskedLm"
 
     def __init__(self, teacher: "MaskedLm", outputs: Sequence[Output], config: EncodeLogitsConfig, special_ids: dict):
@@ -123,7 +126,10 @@ class LogitsCoder(TeacherCoder):
         self._chunk = max(1, min(HEAD_ROWS, config.batch_tokens, fitting))
 
     def read_states(self, teacher: "Teacher", batch: Batch, outputs: Sequence[int]) -> dict[int, Hidden]:
-        rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
+        if self.config.masked:
+            rows_Nd = masked_rows(teacher, batch, self.special_ids["mask"])
+        else:
+            rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
         return dict.fromkeys(outputs, Hidden(teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()))
 
     def measure_variation(

@@ -19,6 +19,7 @@ from pipeline.coding.hidden import Hidden, center_on, centred_rows
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig
 from pipeline.solvers import nonneg_lasso, onednn, prepare
+from pipeline.solvers.nearest import nearest_atoms
 from pipeline.solvers.parallel import one_blas_thread
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class LspCoder(TeacherCoder):
     def _code(self, rows_Nd, output, tolerance=None):
         atoms_Kd, gram_KK = self._dictionaries[output]
         config = self.config
+        if config.solver == "nearest":
+            return nearest_atoms(rows_Nd, atoms_Kd)
         how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance}
         if config.solver == "fista":
             how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
@@ -70,7 +73,8 @@ class LspCoder(TeacherCoder):
         rows = distributions(codes, self.config.top_n)
         tokens, empty = len(codes.kkt), int((np.diff(codes.indptr) == 0).sum())
         add_amounts(block.statistics, {"empty_codes": empty})
-        block.statistics["max_kkt"] = max(block.statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
+        if self.config.solver != "nearest":
+            block.statistics["max_kkt"] = max(block.statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
         if tokens and block.output not in self._checked:
             self._checked.add(block.output)
             if empty == tokens:

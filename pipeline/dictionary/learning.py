@@ -32,6 +32,7 @@ ALGORITHM = 1  # raise it when equal settings and vectors give other atoms: olde
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
+CLUSTER_ITERATIONS = 25  # of a k-means whose centroids are the atoms
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
 BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
@@ -46,12 +47,15 @@ class DictionarySettings:
     lam   penalty of the codes, in units of a correlation
     seed  of the held-out split, of the first atoms and of the order
     init  the first atoms: "sample", k of the vectors; "kmeans", spherical k-means by faiss
+    atoms  "learned"; controls that are not: "sampled", the first atoms of "sample"; "clusters", the centroids of a
+           k-means with more iterations
     """
 
     k: int
     lam: float
     seed: int
     init: str = "sample"
+    atoms: str = "learned"
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def learn_dictionary(
 
 def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: int) -> dict:
     """The settings as dictionary.json and the checkpoint hold them; names and order are part of these formats."""
+    atoms = {} if settings.atoms == "learned" else {"atoms": settings.atoms}  # earlier versions lack it
     return {
         "k": settings.k,
         "lam": settings.lam,
@@ -117,6 +122,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
         "forgetting": FORGETTING,
         "min_improvement": schedule.min_improvement,
         "evaluate_every": schedule.evaluate_every,
+        **atoms,
     }
 
 
@@ -145,6 +151,8 @@ def _check(settings, vectors):
             raise ValueError(f"{name} must be positive; found {settings[name]}")
     if settings["init"] not in ("sample", "kmeans"):
         raise ValueError(f"init must be 'sample' or 'kmeans'; found {settings['init']!r}")
+    if settings.get("atoms", "sampled") not in ("sampled", "clusters"):
+        raise ValueError(f"atoms must be 'learned', 'sampled' or 'clusters'; found {settings['atoms']!r}")
 
 
 def _device(device):
@@ -168,7 +176,11 @@ class _Learning:
         self.evaluation = _Evaluation(vectors.held_out_Hd, settings["lam"])
 
     def run(self, checkpoint=None):
-        """Go on from the checkpoint or begin; returns the Dictionary."""
+        """Go on from the checkpoint or begin; returns the Dictionary. Atoms that are not learned are there at once."""
+        if "atoms" in self.settings:
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
+            self.evaluation.add(self.learner, 0, 0.0)
+            return self._finish(f"{self.settings['atoms']}: not learned")
         if checkpoint is not None:
             checkpoint = Checkpoint(
                 checkpoint,
@@ -190,6 +202,9 @@ class _Learning:
             checkpoint.save(*self._state())
         if stopped is None:
             stopped = f"epochs: {self.settings['epochs']:g} passes over {len(self.vectors):,} vectors are done"
+        return self._finish(stopped)
+
+    def _finish(self, stopped):
         settings = self.settings | {"vectors": len(self.vectors), "held_out": len(self.vectors.held_out_Hd)}
         return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
@@ -235,8 +250,8 @@ class _Learning:
 
 
 def _initial_atoms(vectors, settings):
-    k = settings["k"]
-    if settings["init"] == "sample":
+    k, kind = settings["k"], settings.get("atoms", settings["init"])
+    if kind in ("sample", "sampled"):
         return vectors.sample(k)
     import faiss
 
@@ -244,7 +259,7 @@ def _initial_atoms(vectors, settings):
     kmeans = faiss.Kmeans(
         hidden_nd.shape[1],
         k,
-        niter=KMEANS_ITERATIONS,
+        niter=CLUSTER_ITERATIONS if kind == "clusters" else KMEANS_ITERATIONS,
         spherical=True,
         seed=settings["seed"],
         min_points_per_centroid=1,
@@ -264,8 +279,9 @@ class _Evaluation:
         self.best_atoms_Kd: Any = None  # an array after the first evaluation, and there is one before the end
 
     def add(self, learner, vectors, epoch):
-        """Code the held-out vectors with the learner's atoms."""
+        """Code the held-out vectors with the learner's atoms, unused by which atoms count as dead before any step."""
         atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
+        uses_K = learner.uses_K if vectors else np.bincount(codes.indices, minlength=len(atoms_Kd))
         value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
         squared_residual = 2 * (value - self.lam * codes.values.sum(dtype=np.float64) / len(codes))
         explained = float(1 - squared_residual / self.variance) if self.variance > SMALLEST_VARIANCE else None
@@ -276,7 +292,7 @@ class _Evaluation:
                 "objective": value,
                 "nnz": len(codes.values) / len(codes),
                 "explained_variance": explained,
-                "dead_atoms": int((learner.uses_K == 0).sum()),
+                "dead_atoms": int((uses_K == 0).sum()),
             }
         )
         if value < self.best_objective:

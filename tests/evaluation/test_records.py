@@ -257,6 +257,8 @@ def test_the_teacher_counts_its_forward_passes(run, tmp_path):
     vocabulary = json.loads((teacher / "config.json").read_text())["vocab_size"]
     head = 2 * length * (width**2 + width * vocabulary)
     assert flops(whole) == pytest.approx(known["tokens"] / length * (3 * a_layer + head))
+    whole["store"]["settings"]["masked_passes"] = 7
+    assert flops(whole) == pytest.approx(known["tokens"] / length * (7 * 3 * a_layer + head))
     known["store"]["settings"]["teacher"] = hashlib.sha256(b"another").hexdigest()
     assert flops(known) is None
 

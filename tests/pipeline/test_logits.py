@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from minilm import minilm_dir
 from preloaded import run_command, run_python
 from safetensors.torch import load_file, save_file
@@ -19,6 +20,7 @@ from common.errors import EncodeError, RunError, TeacherError
 from pipeline.coding import logits as logits_module
 from pipeline.coding.coder import LAYOUTS
 from pipeline.coding.logits import most_probable
+from pipeline.coding.masked import PASSES, assign_passes
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits
 from pipeline.teacher import FAMILIES, Teacher, teacher_fingerprint
@@ -204,6 +206,70 @@ def test_stored_rows_are_the_exact_ones_to_eight_bits(place, report):
     assert fidelity["tokens"] > 100 and fidelity["kl"] == pytest.approx(whole, rel=0.05)
     assert fidelity["tail"] == pytest.approx(tail_M.mean(), rel=0.05)
     assert report["mass_kept"] == pytest.approx(1 - tail_M.mean(), rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def masked(place, tmp_path_factory):
+    """A store of the same text with every token hidden from the teacher, and its settings."""
+    config = replace(place, masked=True, max_tokens=8_000, output=tmp_path_factory.mktemp("masked"))
+    return Store.open(encode_logits(config)[0]["store"]), config
+
+
+def test_every_token_is_hidden_in_one_pass_whatever_stands_in_other_windows(masked):
+    store, _ = masked
+    batch = store.split("train").read(np.arange(50))
+    ids_WL = batch.ids.astype(np.int64)
+    tokens_N = np.flatnonzero((batch.documents >= 0) & ~np.isin(ids_WL, store.special_ids["all"]))
+    pass_N, window_N = assign_passes(ids_WL, tokens_N), tokens_N // ids_WL.shape[1]
+    shares = [np.bincount(pass_N[window_N == window], minlength=PASSES) for window in range(50)]
+    assert all(counts.max() - counts.min() <= 1 for counts in shares) and sum(counts.sum() for counts in shares) > 1000
+    alone = [assign_passes(ids_WL[[w]], tokens_N[window_N == w] % ids_WL.shape[1]) for w in range(50)]
+    assert np.array_equal(np.concatenate(alone), pass_N)
+    full = [tuple(one) for one in alone if len(one) == 30]
+    assert len(set(full)) == len(full) > 30, "no fixed pattern of places"
+
+
+def test_masked_rows_are_those_of_a_plain_loop_over_the_passes(masked, report):
+    """Each window alone through the full model of transformers, in float64, once a pass."""
+    store, config = masked
+    reader = store.split("train")
+    batch = reader.read(np.arange(len(reader)))
+    full = AutoModelForMaskedLM.from_pretrained(config.teacher, dtype=torch.float64).eval()
+    coded_WL = (batch.documents >= 0) & ~np.isin(batch.ids, store.special_ids["all"])
+    exact_WLV = np.zeros((*batch.ids.shape, full.config.vocab_size))
+    for window, ids_L in enumerate(batch.ids.astype(np.int64)):
+        places = np.flatnonzero(coded_WL[window])
+        passes = assign_passes(ids_L[None], places)
+        for number in range(7):
+            hidden = places[passes == number]
+            text = torch.from_numpy(ids_L).clone()[None]
+            text[0, hidden] = store.special_ids["mask"]
+            with torch.no_grad():
+                logits = full(text, torch.from_numpy(batch.documents[window] >= 0).long()[None]).logits[0, hidden]
+            exact_WLV[window, hidden] = torch.softmax(logits, -1).numpy()
+    window_M, position_M = np.nonzero(coded_WL)
+    rows, exact_MV = reader.targets(batch, window_M, position_M), exact_WLV[window_M, position_M]
+    assert len(window_M) > 4_000 and np.allclose(exact_MV.sum(1), 1)
+    top_M = np.sort(np.argpartition(-exact_MV, 11, axis=1)[:, :12], axis=1)
+    same_M = (rows.indices.reshape(-1, 12) == top_M).all(1)
+    assert same_M.mean() > 0.999
+    kept_M = np.take_along_axis(exact_MV, top_M, 1)[same_M]
+    np.testing.assert_allclose(rows.weights.reshape(-1, 12)[same_M] * kept_M.sum(1, keepdims=True), kept_M, rtol=0.05)
+    np.testing.assert_allclose(rows.tail[same_M], 1 - kept_M.sum(1), rtol=0.03)
+    seen_MV = exact_distributions(config, batch)[window_M, position_M]
+    assert np.abs(exact_MV - seen_MV).sum(1).mean() > 0.1, "and not those of a teacher that sees the tokens"
+
+
+def test_a_masked_store_is_another_one_and_says_so(masked, report):
+    store, config = masked
+    unmasked = Store.open(report["store"])
+    assert store.path.name.startswith(f"logits-{Path(config.teacher).name}-masked-")
+    settings, usual = store.fingerprinted, unmasked.fingerprinted
+    assert settings == usual | {"masked_passes": 7} and "masked_passes" not in usual
+    command, *_ = (yaml.safe_load(path.read_text()) for path in store.path.glob("plans/*.yaml"))
+    before, *_ = (yaml.safe_load(path.read_text()) for path in unmasked.path.glob("plans/*.yaml"))
+    assert command["encode-logits"]["masked"] is True and "masked" not in before["encode-logits"]
+    assert encode_logits(config)[0]["finished_before"]
 
 
 def test_the_target_says_what_it_is(place, report):

@@ -22,7 +22,7 @@ from student.objectives import OBJECTIVES
         {"warmup": 1.0},
         {"dropout": 1.0},
         {"seed": -1},
-        {"checkpoints": (0.0,)},
+        {"checkpoints": (-0.1,)},
         {"checkpoints": (1.5,)},
         {"objective": "nsp"},
         {"mask_unit": "line"},
@@ -53,6 +53,13 @@ def test_named_sizes():
 def test_the_last_step_is_always_kept():
     config = StudentConfig(max_steps=1000, checkpoints=(0.1, 0.25))
     assert config.checkpoint_steps(1000) == [100, 250, 1000]
+
+
+def test_the_untrained_student_is_kept_only_where_its_share_is_zero():
+    assert StudentConfig(checkpoints=(0, 0.001, 1)).checkpoint_steps(100) == [0, 1, 100]
+    assert StudentConfig(checkpoints=(0.001, 1)).checkpoint_steps(100) == [1, 100]
+    with pytest.raises(ValueError, match="--checkpoints must be shares of the steps from 0 to 1, found"):
+        StudentConfig(checkpoints=(-0.1,))
 
 
 def test_identity_leaves_out_what_may_change_on_resume():

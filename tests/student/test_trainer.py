@@ -15,6 +15,8 @@ from transformers import AutoModel
 
 import student.trainer
 from common.errors import DeviceError, Interrupted, RunError, TrainingError
+from evaluation.lineage import lineage
+from evaluation.models import directories
 from student.config import OBJECTIVES, StudentConfig
 from student.encoders import weights_fingerprint
 from student.model import build_student
@@ -75,6 +77,36 @@ def test_the_log_tells_what_happened(ids_store, settings):
     assert log[8]["tokens"] == log[7]["tokens"] + sum(
         int(read.lengths[i]) for i in ids_store.split("train").order(1, 0, 84, 96)
     )
+
+
+def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, settings, tmp_path):
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1)})
+    train(config)
+    (floor,) = directories((str(config.output),), step="0")
+    start = json.loads((config.output / "log.jsonl").read_text().splitlines()[0])
+    assert weights_fingerprint(AutoModel.from_pretrained(floor, add_pooling_layer=False)) == start["initial_encoder"]
+    known = lineage(floor)
+    assert (known["step"], known["fraction"], known["objective"]) == (0, 0.0, "untrained") and known["k"] is None
+    assert (
+        known["flops"] == {"pretraining": 0, "teacher": 0}
+        and known["identity"] == lineage(config.output / "export")["identity"]
+    )
+    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,), "output": tmp_path / "without"})
+    train(usual)
+    assert_same_run(config.output, usual.output)
+
+
+def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path, monkeypatch):
+    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,)})
+    train(usual)
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "output": tmp_path / "killed"})
+    monkeypatch.setattr(student.trainer.Trainer, "_update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+    with pytest.raises(OSError, match="power cut"):
+        train(config)
+    monkeypatch.undo()
+    assert [path.name for path in (config.output / "checkpoints").iterdir()] == ["step-00000000"]
+    train(config)
+    assert_same_run(config.output, usual.output)
 
 
 def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):

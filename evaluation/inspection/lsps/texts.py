@@ -22,6 +22,7 @@ from shards.codec import SparseRows
 from shards.reader import Store
 
 if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
     from student.lsp_model import LspModel
 
 
@@ -51,19 +52,22 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
     from pipeline.coding.distributions import distributions
     from pipeline.coding.hidden import center_on, centred_rows
     from pipeline.solvers import nonneg_lasso
+    from pipeline.solvers.nearest import nearest_atoms
 
     settings = store.settings
     tokenizer, ids_T = _read(store, text)
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
     with torch.inference_mode():
-        encoder = _teacher(store, teacher)
+        encoder = load_store_teacher(store, teacher)
         (hidden,) = centred_rows(encoder, batch, [(settings["layer"], center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
-    how = {"tol": settings.get("tolerance")}
-    if solver := settings.get("solver"):
-        how |= {"backend": solver["name"], "steps": solver["steps"]}
-    codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
+    solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}
+    if solver and solver["name"] == "nearest":
+        codes = nearest_atoms(hidden_Nd, dictionary.atoms_Kd)
+    else:
+        how |= {"backend": solver["name"], "steps": solver["steps"]} if solver else {}
+        codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
     rows = _spread_over_all(distributions(codes, settings["top_n"]), batch.coded_T[1:-1])
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 
@@ -77,7 +81,11 @@ def _read(store, text):
     return tokenizer, np.array(ids, np.int64)
 
 
-def _teacher(store, place):
+def load_store_teacher(store: Store, place: str | None) -> "Teacher":
+    """The teacher of a store, cut after its layer, in its precision; `place` is where it lies now, if not where it did.
+
+    Raises  InspectionError when it is another teacher; TeacherError
+    """
     from pipeline.teacher import Teacher
 
     settings = store.settings

@@ -8,7 +8,7 @@ thousandths of a per cent), students (evaluation/lineage.py).
 
 from evaluation.studies.flops.encoders import Encoder
 from evaluation.studies.flops.pretraining import teacher_flops
-from evaluation.studies.flops.solver import fista_flops, solver_flops
+from evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops
 from shards.reader import Store
 
 
@@ -20,8 +20,12 @@ def store_flops(store: Store) -> float:
     report, length = store.report(), store.max_length
     if store.kind == "lsp":
         coded = report["coded_tokens"] + report["empty_codes"], store.k, teacher.width
-        fista = store.settings.get("solver")
-        coding = fista_flops(*coded, fista["steps"]) if fista else solver_flops(*coded)
+        solver = store.settings.get("solver", {"name": "cd"})
+        if solver["name"] == "nearest":
+            coding = correlation_flops(*coded)
+        else:
+            coding = fista_flops(*coded, solver["steps"]) if solver["name"] == "fista" else solver_flops(*coded)
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
-    whole = teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
+    passes = store.settings.get("masked_passes", 1)  # of the encoder; the head reads each token once
+    whole = passes * teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
     return whole * report["windows"]

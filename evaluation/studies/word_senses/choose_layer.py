@@ -119,6 +119,8 @@ def _directory(job, teacher, data_digits):
     }
     if config.center != "none":
         request["center"] = config.center
+    if config.atoms != "learned":
+        request["atoms"] = config.atoms
     return named_by_content(config.output / "diagnostics", Path(teacher.name).name, fingerprint(request))
 
 

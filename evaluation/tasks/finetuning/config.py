@@ -11,6 +11,7 @@ from common.settings import Positional, check
 TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic"]
 TASKS: tuple[str, ...] = get_args(TaskName)
 SMOKE_MODEL = "bundled"
+TENTH = "train-tenth"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,11 @@ class FinetuneConfig:
     """Whether encoders with segment embeddings (token_type_ids) see which sentence of a pair a token belongs to.
     auto: all models do if the lineage of each says that its second segment was trained; otherwise none does. always:
     all that have segments do, trained or not. never: none does."""
-    split: Literal["validation", "test"] = "validation"
-    """Which examples the figures are of: the development sets, or `test`: the labelled test sets of the tasks that have
-    one in files of --data-dir (conll2003, qqp). Records of `test` are written to <output>/test."""
+    split: Literal["validation", "test", "train-tenth"] = "validation"
+    """Which examples the figures are of: the development sets; `test`: the labelled test sets of the tasks that have
+    one in files of --data-dir (conll2003, qqp); `train-tenth`: a tenth of the examples that would be trained on,
+    trained on the others, so that a learning rate is chosen without the development sets. Records of the latter two
+    are written to <output>/test and <output>/train-tenth."""
     limit_train: int | None = None
     """Train on so many examples of a task, always the same ones; on all when not given."""
     max_steps: int | None = None
@@ -101,8 +104,8 @@ class FinetuneConfig:
             raise ValueError(
                 f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."
             )
-        if self.smoke and self.split == "test":
-            raise ValueError("--smoke has miniature data without test sets. Leave --split out.")
+        if self.smoke and self.split != "validation":
+            raise ValueError(f"--smoke has miniature development sets, found --split {self.split}. Leave --split out.")
         if not self.smoke:
-            return self if self.split == "validation" else replace(self, output=self.output / "test")
+            return self if self.split == "validation" else replace(self, output=self.output / self.split)
         return replace(self, models=self.models or (SMOKE_MODEL,), seeds=1, output=self.output / "smoke")

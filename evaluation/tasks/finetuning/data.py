@@ -6,11 +6,15 @@
 Left out: formats (formats.py), the table of tasks (tasks.py).
 """
 
+import hashlib
+import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from common.disk import file_sha256
 from common.errors import DataError, describe
+from evaluation.tasks.finetuning.config import TENTH
 from evaluation.tasks.finetuning.formats import Example
 from evaluation.tasks.finetuning.tasks import TASKS, File, Task
 
@@ -36,7 +40,8 @@ def load_task(task: Task, data_dir: Path | str | None = None, split: str = "vali
     """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
 
     data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
-    split     "validation": the development sets; "test": labelled test sets, of local files only
+    split     "validation": the development sets; "test": labelled test sets, of local files only; TENTH: neither is
+              read, since `hold_out_tenth` takes the evaluation from the training part
     Raises    DataError naming what is malformed (file, line, format), or all that was looked for
     """
     directory = None if data_dir is None else _directory(task, Path(data_dir))
@@ -45,9 +50,32 @@ def load_task(task: Task, data_dir: Path | str | None = None, split: str = "vali
             f"--split test: {task.name} has no labelled test set here. {_describe_test_sets()} Choose others with "
             "--tasks, or leave --split at validation."
         )
-    if directory is None:
-        return _from_hub(task, data_dir)
-    return _from_files(task, directory, task.test if split == "test" else task.evaluation)
+    parts = {"validation": task.evaluation, "test": task.test, TENTH: {}}[split]
+    return _from_hub(task, data_dir, parts) if directory is None else _from_files(task, directory, parts)
+
+
+def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
+    """The same data, trained on nine tenths of its training part and evaluated on the tenth, as every development set.
+
+    A tenth of the distinct texts, those with the smallest SHA-256: so the order of a file does not matter, and examples
+    of equal text are never on both sides.
+
+    Raises  DataError where nothing would be left to train on
+    """
+    texts = [json.dumps([e.first, e.second, e.targets]).encode() for e in data.train]
+    digests = [hashlib.sha256(text).digest() for text in texts]
+    distinct = sorted(set(digests))
+    held_out = set(distinct[: -(-len(distinct) // 10)])
+    sides: tuple[list[Example], list[Example]] = [], []
+    for digest, example in zip(digests, data.train, strict=True):
+        sides[digest in held_out].append(example)
+    train, tenth = sides
+    if not train:
+        raise DataError(
+            f"--split {TENTH} leaves {task.name} nothing to train on: it has {len(data.train)} training examples of "
+            f"{len(distinct)} text. Give a larger --limit-train, or leave it out."
+        )
+    return data._replace(train=train, evaluation=dict.fromkeys(task.evaluation, tenth))
 
 
 def _describe_test_sets():
@@ -98,7 +126,7 @@ def _choose_file(task: Task, directory: Path, alternatives: tuple[File, ...]) ->
     raise DataError(f"{directory} is not complete: {task.name} needs {expected}. Fetch it, or give another --data-dir.")
 
 
-def _from_hub(task: Task, data_dir: Path | str | None) -> TaskData:
+def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) -> TaskData:
     (dataset, revision), config = task.hub.dataset, task.hub.config
     try:
         from datasets import load_dataset
@@ -109,14 +137,14 @@ def _from_hub(task: Task, data_dir: Path | str | None) -> TaskData:
     try:
         parts = load_dataset(dataset, config, revision=revision)
         commit = _commit(parts, revision)
-        train, *evaluation = ([_convert_row(task, row) for row in parts[name]] for name in ("train", *task.evaluation))
+        train, *evaluation = ([_convert_row(task, row) for row in parts[name]] for name in ("train", *sets))
     except Exception as error:  # datasets, huggingface_hub and their HTTP library raise many classes
         raise DataError(
             f"{_describe_search(task, data_dir)}, and it cannot be fetched from the Hub ({dataset},"
             f" {config or 'default'}, at {revision[:12]}: {describe(error)}). Give --data-dir, or check the network."
         ) from error
     name = "/".join(filter(None, (dataset, config)))
-    return TaskData(f"{name}@{commit}", {}, train, dict(zip(task.evaluation, evaluation, strict=True)))
+    return TaskData(f"{name}@{commit}", {}, train, dict(zip(sets, evaluation, strict=True)))
 
 
 def _convert_row(task: Task, row: dict) -> Example:

@@ -32,11 +32,12 @@ from common.errors import ModelError, StudyError
 from common.model_checks import describe_unfit_tokenizer
 from common.progress import silent
 from evaluation import records
+from evaluation.lineage import UNTRAINED
 from evaluation.models import directories
 from evaluation.tasks.finetuning import metrics, training
 from evaluation.tasks.finetuning.batches import choose, encode, order_digest
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import TaskData, load_task
+from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
+from evaluation.tasks.finetuning.data import TaskData, hold_out_tenth, load_task
 from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.tasks import TASKS, Task
@@ -155,6 +156,9 @@ def _find_candidates(settings):
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+            if facts["objective"] == UNTRAINED:
+                logger.info("%s is the same untrained student as %s and is trained once", directory, twice[0])
+                continue
             raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
         found.append(Candidate(directory, facts, read_config(directory)))
     return found
@@ -192,7 +196,8 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
 def _load_data(task, data_dir, settings):
     """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
     data = load_task(task, data_dir, settings.split)
-    return data._replace(train=choose(task.name, data.train, settings.limit_train))
+    data = data._replace(train=choose(task.name, data.train, settings.limit_train))
+    return hold_out_tenth(task, data) if settings.split == TENTH else data
 
 
 def _run_task(task, wanted, data_dir, settings, device, progress, tally):

@@ -11,7 +11,7 @@ from scipy import stats
 from test_cli import error_line, mlsm
 from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
 
-from common.errors import RecordError, WsdDataError
+from common.errors import ComparisonError, RecordError, WsdDataError
 from common.progress import silent
 from evaluation.comparison import published
 from evaluation.comparison.compare import compare
@@ -109,6 +109,16 @@ def test_the_terminal_says_the_headline(layers, monkeypatch):
     assert "encoder deberta-base" in said and "0.8096" in said and "60 (0)" in said
     wins = said.partition("Pairs that the row wins (ties)")[2].splitlines()[2:5]
     assert wins[1].split() == ["2", "60", "(5)", "–", "60", "(0)"]
+
+
+def test_records_of_different_splits_are_not_compared(tmp_path):
+    records = [a_record("a", "rte", 0, [0.6])]
+    records.append(a_record("b", "rte", 0, [0.7], settings=records[0]["settings"] | {"split": "train-tenth"}))
+    both = r"different examples: --split validation \(such as rte of a\), --split train-tenth \(such as rte of b\)"
+    with pytest.raises(ComparisonError, match=both):
+        compared(tmp_path, records)
+    result, _ = compared(tmp_path / "apart", records[1:])
+    assert [model["model"] for model in result["models"]] == ["b"]
 
 
 def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):

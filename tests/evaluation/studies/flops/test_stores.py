@@ -12,6 +12,7 @@ from shards.reader import Store
 COMMANDS = {
     "lsp": (encode_lsp, EncodeConfig, {"layer": (2,), "k": (40,), "lam": 0.1, "dictionary_tokens": 2_000}),
     "logits": (encode_logits, EncodeLogitsConfig, {}),
+    "masked": (encode_logits, EncodeLogitsConfig, {"masked": True}),
     "ids": (encode_ids, EncodeIdsConfig, {}),
 }
 
@@ -31,6 +32,7 @@ def test_teacher_and_solver_or_head(kind, tmp_path, english_text, teacher_direct
     expected = {
         "lsp": teacher.cut(2).measure(1, 32) * windows + solver_flops(coded, 40, 32),
         "logits": (teacher.measure(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,
+        "masked": (7 * teacher.measure(1, 32) + 32 * 2 * 32 * (32 + store.k)) * windows,
         "ids": 0,
     }
     assert store_flops(store) == expected[kind]

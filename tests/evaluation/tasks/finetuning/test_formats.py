@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import shutil
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from data import data_path
 
 from common.errors import DataError
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.data import hold_out_tenth, load_task
 from evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
 from evaluation.tasks.finetuning.miniature import DEV, TRAIN
 from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
@@ -237,5 +238,36 @@ def test_records_of_test_sets_lie_apart():
     settings = FinetuneConfig(models=("m",), split="test")
     assert settings.apply_smoke().output == settings.output / "test"
     assert FinetuneConfig(models=("m",)).apply_smoke().output == settings.output
-    with pytest.raises(ValueError, match="without test sets"):
+    tenth = FinetuneConfig(models=("m",), split="train-tenth").apply_smoke()
+    assert tenth.output == settings.output / "train-tenth"
+    with pytest.raises(ValueError, match="--smoke has miniature development sets, found --split test"):
         FinetuneConfig(smoke=True, split="test").apply_smoke()
+
+
+# -- a held-out tenth of train ------------------------------------------------------------------------------
+
+
+def test_a_tenth_of_the_training_texts_is_held_out_whatever_their_order(miniatures, tmp_path):
+    shutil.copytree(miniatures / "glue" / "MNLI", tmp_path / "MNLI")
+    for file in (tmp_path / "MNLI").glob("dev_*"):
+        file.unlink()
+    task = TASKS["mnli"]
+    data = load_task(task, tmp_path, "train-tenth")
+    assert set(data.files) == {"train.tsv"} and not data.evaluation
+    split = hold_out_tenth(task, data)
+    matched, mismatched = split.evaluation.values()
+    assert matched == mismatched and sorted(split.train + matched) == sorted(data.train)
+    texts = [{example[:2] for example in side} for side in (split.train, matched)]
+    assert not texts[0] & texts[1] and len(texts[1]) == math.ceil(len(texts[0] | texts[1]) / 10)
+    again = hold_out_tenth(task, data._replace(train=data.train[::-1]))
+    assert again.train == split.train[::-1] and again.evaluation["validation_matched"] == matched[::-1]
+
+
+def test_examples_of_one_text_stay_on_one_side(miniatures):
+    task = TASKS["rte"]
+    data = load_task(task, miniatures, "train-tenth")
+    twice = hold_out_tenth(task, data._replace(train=data.train * 2))
+    once = hold_out_tenth(task, data)
+    assert twice.train == once.train * 2 and twice.evaluation["validation"] == once.evaluation["validation"] * 2
+    with pytest.raises(DataError, match="leaves rte nothing to train on.*Give a larger --limit-train"):
+        hold_out_tenth(task, data._replace(train=data.train[:1]))

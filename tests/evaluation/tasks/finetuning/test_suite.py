@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from evaluation import records
+from evaluation.comparison.identity import differences
+from evaluation.comparison.models import models_of
 from evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
 from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
@@ -205,6 +207,20 @@ def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, 
     nothing_is_trained(StudyError, "wic-seed0.json was made with other settings", lr=0.1, tasks=("mrpc", "wic"))
 
 
+def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
+    settings = replace(settings, tasks=("mnli",), seeds=1, limit_train=40)
+    finetune(settings)
+    tenth = replace(settings, split="train-tenth")
+    result = finetune(tenth)
+    assert "Scored on the tenth of the training examples that was held out" in summary(result, tenth)
+    (usual,) = records.read([settings.output / "evaluations"])
+    (record,) = records.read([settings.output / "train-tenth" / "evaluations"])
+    assert record["settings"] == usual["settings"] | {"split": "train-tenth"}
+    assert record["data"]["n_train"] + record["figures"][0]["n"] == 40 == usual["data"]["n_train"]
+    assert record["head"] == usual["head"], "the same head as the training that the rate is for"
+    assert finetune(tenth)["finished_before"]
+
+
 def test_one_model_twice_is_refused(settings):
     with pytest.raises(StudyError, match="Give it once"):
         finetune(replace(settings, models=settings.models * 2))
@@ -233,6 +249,26 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
     assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
     with pytest.raises(StudyError, match="run/export and .*/step-00000002 are one model: the same weights"):
         finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
+
+
+def test_an_untrained_student_is_one_model_whatever_its_runs_learn(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=24)
+    usual = {"store": store.path, "encoder": "bert-2x32", "max_steps": 1, "batch_windows": 2, "eval_every": 0}
+    usual |= {"eval_windows": 2, "checkpoints": (0, 1), "save_every": 0, "device": "cpu"}
+    runs = tuple(str(tmp_path / name) for name in ("usual", "faster"))
+    train(StudentConfig(output=runs[0], **usual))
+    train(StudentConfig(output=runs[1], lr=0.1, **usual))
+    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", models=runs)
+    both = finetune(replace(settings, step="all"))
+    assert [model["model"] for model in both["models"]] == [
+        "usual-step-00000000", "usual-step-00000001", "faster-step-00000001"
+    ]  # fmt: skip
+    assert finetune(replace(settings, step="0", models=runs[1:]))["made"] == 1, "asked for by another run's name"
+    models, notes = models_of(records.read([tmp_path / "out" / "evaluations"]))
+    assert [model.facts["objective"] for model in models] == ["mlsm", "mlsm", "untrained"]
+    assert any("has the same weights" in note for note in notes)
+    found = differences([model for model in models if model.label != "faster-step-00000001"])
+    assert set(found.settings) == {"objective", "step"} and not found.unknown
 
 
 def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):

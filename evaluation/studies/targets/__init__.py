@@ -1,0 +1,1 @@
+"""How sharp targets are, and which settings give other targets the same sharpness."""

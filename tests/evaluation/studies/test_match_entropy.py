@@ -1,0 +1,97 @@
+"""Temperature and penalty of equal entropy: what they give is measured again, dense, and on a store of that penalty."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from preloaded import run_command
+
+from evaluation.studies.targets.config import MatchEntropyConfig
+from evaluation.studies.targets.entropy import match_entropy
+from pipeline.config import EncodeConfig
+from pipeline.encode import encode_lsp
+from shards.reader import Store
+from terminal.targets import entropies
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, english_text, teacher_directory):
+    return EncodeConfig(
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        k=64,
+        lam=0.1,
+        center="mean",
+        top_n="all",
+        max_length=48,
+        max_tokens=6_000,
+        unit_tokens=3_000,
+        batch_tokens=1024,
+        dictionary_tokens=3_000,
+        dictionary_epochs=1,
+        device="cpu",
+        output=tmp_path_factory.mktemp("entropy"),
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(place):
+    return encode_lsp(place)[0]["store"]
+
+
+@pytest.fixture(scope="module")
+def fista(place):
+    return encode_lsp(replace(place, solver="fista", solver_steps=5))[0]["store"]
+
+
+@pytest.fixture(scope="module")
+def found(exact, fista):
+    return match_entropy(MatchEntropyConfig(store=exact, against=fista))
+
+
+def dense_entropy(path, temperature=1.0):
+    """Mean entropy of all training tokens of a store, tempered, by dense formulas."""
+    store = Store.open(path)
+    reader = store.split("train")
+    batch = reader.read(np.arange(len(reader)))
+    rows = reader.targets(batch, *np.nonzero(batch.documents >= 0))
+    dense_MK = np.zeros((len(rows.tail), store.k))
+    dense_MK[np.repeat(np.arange(len(rows.tail)), np.diff(rows.indptr)), rows.indices] = rows.weights
+    powers_MK = dense_MK[dense_MK.any(1)] ** (1 / temperature)
+    powers_MK /= powers_MK.sum(1, keepdims=True)
+    return float(-(powers_MK * np.log(np.where(powers_MK > 0, powers_MK, 1))).sum(1).mean())
+
+
+def test_tempered_targets_have_the_entropy_of_the_others(exact, fista, found):
+    assert found["entropy_nats"] == pytest.approx(dense_entropy(exact), rel=1e-4)
+    assert found["wanted_nats"] == pytest.approx(dense_entropy(fista), rel=1e-4)
+    assert found["wanted_nats"] > found["entropy_nats"] + 0.2 and found["temperature"] > 1.1
+    assert dense_entropy(exact, found["temperature"]) == pytest.approx(found["wanted_nats"], abs=0.002)
+    assert not found["unreachable"]
+
+
+def test_a_store_of_the_penalty_has_the_entropy_of_the_others(place, found, fista):
+    assert 0 < found["lam"] < place.lam
+    matched = encode_lsp(replace(place, lam=found["lam"], dictionary=Store.open(fista).files.dictionary))[0]["store"]
+    assert dense_entropy(matched) == pytest.approx(found["wanted_nats"], abs=0.005)
+
+
+def test_an_entropy_that_cannot_be_reached_is_said(exact, fista):
+    config = MatchEntropyConfig(store=exact, entropy=6.0)
+    found = match_entropy(config)
+    assert found["temperature"] is None and found["lam"] is None and set(found["unreachable"]) == {"temperature", "lam"}
+    assert entropies(found, config).count("none: at ") == 2
+    lower = match_entropy(MatchEntropyConfig(store=exact, entropy=0.5))
+    assert lower["temperature"] < 1 and lower["lam"] > 0.1 and lower["lam_nats"] == pytest.approx(0.5, abs=0.02)
+    of_fista = match_entropy(MatchEntropyConfig(store=fista, against=exact))
+    assert "the store's solver is fista" in of_fista["unreachable"]["lam"] and of_fista["temperature"] < 1
+
+
+def test_the_command(exact, fista):
+    run = run_command(["match-entropy", exact, "--against", fista, "--samples", 500, "--json"])
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["tokens"] < 600
+    run = run_command(["match-entropy", exact])
+    assert run.returncode == 2 and "Give either --against STORE or --entropy NATS" in run.stderr
