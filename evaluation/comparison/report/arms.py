@@ -45,13 +45,18 @@ class Arm:
         """Its fine-tuned models of a progress, by seed; of several of one seed the first."""
         found = [model for model in self.models if model.trainings and isclose(fraction_of(model), fraction)]
         name = self.name if fraction == 1 else f"{self.name} at {100 * fraction:.4g}%"
-        return Contestant(name, {model.facts["run_seed"]: model for model in reversed(found)})
+        return Contestant(name, _by_seed(found))
 
     def scored_on_blimp(self) -> dict[Seed, Model]:
         """Its finished models with BLiMP scores, by seed: the model's own head where it has one, else a probe."""
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
-        found.sort(key=is_probe, reverse=True)
-        return {model.facts["run_seed"]: model for model in found}
+        return _by_seed(sorted(found, key=is_probe))
+
+
+def _by_seed(models):
+    """{pre-training seed: the first of the models of that seed}, in the order of seeds."""
+    first = {model.facts["run_seed"]: model for model in reversed(models)}
+    return {seed: first[seed] for seed in sorted(first, key=lambda seed: (seed is None, seed))}
 
 
 class Found(NamedTuple):
