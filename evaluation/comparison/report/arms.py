@@ -106,10 +106,11 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Found
         model for model in models if _is(model, study and study.ceiling, study) or _is_teacher(model, teachers, study)
     ]
     apart = {model.label for model in (*floor, *ceiling)}
-    by_arm: dict[str, list[Model]] = {}
+    by_arm: dict[str, list[Model]] = {name: [] for name in (study.arms if study else ())}
     for model in models:
         if model.label not in apart:
             by_arm.setdefault(_arm_of(model, study), []).append(model)
+    by_arm = {name: group for name, group in by_arm.items() if group}
     for group in by_arm.values():
         group.sort(key=is_probe)  # so that an arm is named after a student
     names = list(by_arm) if study and study.arms else _tell_apart(by_arm)

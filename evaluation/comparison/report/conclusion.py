@@ -48,21 +48,21 @@ def conclude(
     """
     better, than = effect.better, effect.than
     if effect.lacks:
-        return Conclusion("missing", f"Whether {better} scores higher than {than} is not known: {effect.lacks}.")
+        return Conclusion("missing", f"Whether {better} is better than {than} is not known: {effect.lacks}.")
     found = effect.mean
     over = f"mean of {_tasks(effect)} over {_pairs(found.n)}"
-    so_far = "So far: " if found.n < planned else ""
+    so_far, whether = ("So far, ", "whether") if found.n < planned else ("", "Whether")
     beside = tuple(_beside(effect, planned, beyond))
     if found.n < FEWEST_PAIRS:
         sentence = (
-            f"Whether {better} scores higher than {than} cannot be told from {_pairs(found.n)}: {better} "
-            f"{_direction(found.mean)} ({over}), and so few do not show how much that varies with the seed."
+            f"Whether {better} is better than {than} cannot be told from {_pairs(found.n)}: {better} "
+            f"{_direction(effect)} ({over}), and so few do not show how much that varies with the seed."
         )
         return Conclusion("too few", sentence, beside)
     if found.p is None or found.low is None or found.high is None or found.detectable is None:
         sentence = (
-            f"{so_far}{better} {_direction(found.mean)} in every one of {_pairs(found.n)}, to the last digit ({over}). "
-            f"Nothing shows how that would vary, so there is no interval."
+            f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}); "
+            f"nothing shows how that would vary, so there is no interval."
         )
         return Conclusion("equal", sentence, beside)
     p = found.p if adjusted is None else adjusted
@@ -70,12 +70,12 @@ def conclude(
     bounds = f"95 % interval {points(found.low)} to {points(found.high)} points"
     if p < LEVEL:
         contrary = "" if found.mean > 0 else ", contrary to the hypothesis"
-        sentence = f"{so_far}{better} {_direction(found.mean)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
+        sentence = f"{so_far}{better} {_direction(effect)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
         return Conclusion("for" if found.mean > 0 else "against", sentence, beside)
     holds_zero = found.low <= 0 <= found.high
     why = "holds 0" if holds_zero else f"leaves out 0, which{of_tests} (p {p_value(p)}) is not enough"
     sentence = (
-        f"{so_far}Whether {better} scores higher than {than} is undecided: it {_direction(found.mean)}, and "
+        f"{so_far}{whether} {better} is better than {than} is undecided: it {_direction(effect)}, and "
         f"the {bounds} {why} ({over}); {found.n} pairs of this spread would find a true difference of "
         f"{points(found.detectable, sign=False)} points with a power of {100 * POWER:.0f} %."
     )
@@ -94,8 +94,10 @@ def _beside(effect, planned, beyond):
         yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."
     if found.low is not None and effect.resampled is not None:
         yield _compare_intervals(found, effect.resampled)
-    if beyond is not None and not beyond.alone:
-        yield f"{beyond.sentence({'objective'})} The difference in score is not due to one setting alone."
+    if beyond is not None and (several := beyond.beyond({"step", "run_seed"})) and len(several) > 1:
+        yield f"They differ in {', '.join(several)}: the difference in score is not due to one of these alone."
+    if beyond is not None and beyond.unknown:
+        yield "In what else they differ is unknown, as their records do not hold all settings of pre-training."
 
 
 def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
@@ -107,10 +109,11 @@ def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
     return f"{said}."
 
 
-def _direction(mean):
+def _direction(effect):
+    mean, than = effect.mean.mean, effect.than
     if round(mean, 9) == 0:
-        return "scores the same"
-    return f"scores {points(abs(mean), sign=False)} points {'higher' if mean > 0 else 'lower'}"
+        return f"scores the same as {than}"
+    return f"scores {points(abs(mean), sign=False)} points {'higher' if mean > 0 else 'lower'} than {than}"
 
 
 def _tasks(effect):

@@ -74,6 +74,8 @@ def draw_scores(
 
 
 def _draw_all(what, title, words, caption, lines_by_axis, arms, levels, directory):
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     drawn = []
     for axis, lines in lines_by_axis.items():
         if len({step for _, _, step, _, _ in lines}) < 2:
@@ -81,8 +83,9 @@ def _draw_all(what, title, words, caption, lines_by_axis, arms, levels, director
         figure, axes = new_figure(width=_WIDTH)
         rows = [*_draw_lines(axes, lines, [arm.name for arm in arms]), *_draw_levels(axes, levels)]
         axes.set(xlabel=AXES[axis], ylabel=words)
-        _tick_costs(axes)
-        axes.legend(fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
         header = ("arm", "pre-training seed", "step", axis, what)
         files = save_figure(figure, directory / f"report-{what}-by-{axis}", header, rows, png=False)
         drawn.append(Drawn(f"{title} by {axis}", caption, files))
@@ -116,13 +119,6 @@ def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[
     return [(name, "mean", "", "", level) for name, level in levels]
 
 
-def _tick_costs(axes):
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
 def draw_effect(effect: Effect, directory: Path) -> list[Drawn]:
     """The difference of two arms by task and over all, with 95 % intervals and the single pairs."""
     from matplotlib.ticker import MaxNLocator
@@ -136,7 +132,7 @@ def draw_effect(effect: Effect, directory: Path) -> list[Drawn]:
         for place, task in enumerate(effect.tasks)
     ]
     for place, (name, found, singles) in enumerate(entries):
-        look = {**style(0 if place == 0 else 1), "linestyle": ""}
+        look = style(0 if place == 0 else 1) | {"marker": "o"}
         axes.plot([100 * value for value in singles], [place] * len(singles), ".", color=_GREY, alpha=0.6, markersize=5)
         if found.low is not None and found.high is not None:
             axes.plot([100 * found.low, 100 * found.high], [place, place], color=look["color"], linewidth=2)

@@ -83,8 +83,8 @@ def write_report(result: dict, models: Sequence[Model], directory: Path, study: 
         unknown=unknown,
         notes=_notes(result, found, study),
         lsp_pages=_lsp_pages(directory, study),
-        sources=_sources(models, courses),
-        others=_other_files(result),
+        sources=_sources(found, courses),
+        others=[*result["tables"], *(file for figure in result["figures"] for file in figure["files"])],
         link=lambda path: _link(path, directory),
     )
     replace_bytes(directory / PAGE, content.encode("utf-8", errors="backslashreplace"))
@@ -177,16 +177,15 @@ def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
     return list({place.absolute(): place / "index.html" for place in places if is_view(place)}.values())
 
 
-def _sources(models, courses):
-    """(name, its records' files and the log of its run) of every model."""
-    logs = sorted(course.log for course in courses)
-    found = tables.records_of(models)
-    return [*found, ("logs of the runs", logs)] if logs else found
-
-
-def _other_files(result):
-    """What compare itself wrote beside the page: tables and figures of single models."""
-    return [*result["tables"], *(file for figure in result["figures"] for file in figure["files"])]
+def _sources(found, courses):
+    """(name, files) of every arm: its records and the logs of its runs."""
+    sources = []
+    for arm in (found.floor, *found.arms, found.ceiling):
+        if arm is not None:
+            records = [record for model in arm.models for record in (*model.trainings.values(), *model.blimps.values())]
+            logs = [course.log for course in courses if course.arm == arm.name]
+            sources.append((arm.name, [*sorted(record["file"] for record in records if "file" in record), *logs]))
+    return sources
 
 
 def _link(path: Path | str, directory: Path) -> dict[str, str]:

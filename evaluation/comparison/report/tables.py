@@ -18,7 +18,7 @@ from common.durable import appearing_whole
 from common.text import printable
 from evaluation.comparison.drawing import TITLES
 from evaluation.comparison.identity import differences
-from evaluation.comparison.models import Model, blimp_average, common_paradigms
+from evaluation.comparison.models import blimp_average, common_paradigms
 from evaluation.comparison.report.arms import Arm, Found
 from evaluation.comparison.report.conclusion import VERDICTS, Conclusion, p_value, points
 from evaluation.comparison.report.curves import Course, arm_average, mean_score, score_of_task, tasks_of
@@ -87,8 +87,8 @@ def escape_latex(cell: Cell) -> str:
 
 def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | None]]) -> Table:
     """Every hypothesis with its test: (role, effect, conclusion, p by Holm's method)."""
-    columns = ["hypothesis", "role", "difference", "95 % interval", "pairs", "p", "p (Holm)", "tasks × seeds"]
-    columns += ["detectable", "scores (paper)", "verdict"]
+    columns = ["hypothesis", "role", "difference", "pairs", "p", "p (Holm)", "tasks × seeds", "detectable"]
+    columns += ["scores (paper)", "verdict"]
     header = ["better", "than", "role", "verdict", "pairs", "tasks", "difference", "low", "high", "p", "holm"]
     header += ["bootstrap_low", "bootstrap_high", "detectable", "scores", "wins", "losses", "ties", "scores_p"]
     rows: list[list[Cell]] = []
@@ -96,13 +96,13 @@ def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | N
     for role, effect, conclusion, holm in tests:
         name, verdict = f"{effect.better} > {effect.than}", VERDICTS[conclusion.verdict]
         if effect.lacks:
-            rows.append([name, role, *["–"] * 8, verdict])
+            rows.append([name, role, *["–"] * 7, verdict])
             data.append([effect.better, effect.than, role, conclusion.verdict, 0, *[""] * (len(header) - 5)])
             continue
         mean, scores = effect.mean, effect.scores or {}
         low, high = effect.resampled or (None, None)
         rows.append([
-            name, role, points(mean.mean), _between(mean.low, mean.high), str(mean.n), _p(mean.p), _p(holm),
+            name, role, (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
             _between(low, high), "–" if mean.detectable is None else points(mean.detectable, sign=False),
             (f"p {p_value(scores['p'])}" if scores["p"] is not None else "–", f"{scores['wins']} of {scores['n']} won"),
             verdict,
@@ -113,8 +113,8 @@ def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | N
             *(scores[key] for key in ("n", "wins", "losses", "ties", "p")),
         ])  # fmt: skip
     caption = (
-        "Differences are of mean scores, in percentage points, paired by pre-training seed. Interval and p: Student's, "
-        "two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again. Detectable: the smallest true difference "
+        "Differences are of mean scores, in percentage points, paired by pre-training seed, with 95 % intervals below. "
+        "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again. Detectable: the smallest true difference "
         "that as many pairs of this spread find with a power of 80 %. Scores: the paper's one-sided signed-rank test, "
         "which counts correlated scores, since the fine-tunings of one pre-training and the metrics of one task go "
         "together; it says nothing of another pre-training."
@@ -216,9 +216,10 @@ def table_of_wins(arms: Sequence[Arm], tasks: Sequence[str]) -> Table:
     rows = [[name, *(cells.get((name, other), "–") for other in shown)] for name in shown]
     more = f" The {MOST_ARMS} best of {len(arms)}; the file has all." if len(shown) < len(arms) else ""
     caption = (
-        f"Row less column: difference of the means in points, with Student's p over pairs of pre-trainings (n: too few "
-        f"for one). Below: scores won by the row, and p of the paper's one-sided signed-rank test, which counts "
-        f"correlated scores. No p here is adjusted for the number of tests: all of this is exploratory.{more}"
+        f"Row less column: difference of the means in points, with Student's p over pairs of pre-trainings (n: no p "
+        f"from so few, or from equal ones). Below: scores won by the row, and p of the paper's one-sided signed-rank "
+        f"test, which counts correlated scores. No p here is adjusted for the number of tests: all of this is "
+        f"exploratory.{more}"
     )
     header = ["model", "against", "pairs", "difference", "low", "high", "p", "scores", "wins", "losses", "ties"]
     header += ["scores_p", "scores_two_sided", "blimp_pairs", "blimp_difference", "blimp_low", "blimp_high"]
@@ -362,12 +363,3 @@ def _size(count: int | None) -> str:
         if count >= of:
             return f"{count / of:.3g} {unit}"
     return f"{count} bytes"
-
-
-def records_of(models: Sequence[Model]) -> list[tuple[str, list[str]]]:
-    """(name of a model, the files of its records)."""
-    found = []
-    for model in models:
-        kept = [*model.trainings.values(), *model.blimps.values()]
-        found.append((model.label, sorted(record["file"] for record in kept if "file" in record)))
-    return found

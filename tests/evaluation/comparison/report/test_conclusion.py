@@ -27,7 +27,7 @@ def test_significant_for():
     said = of(around(0.02))
     assert said.verdict == "for"
     assert said.sentence == (
-        "MLSM scores 2.00 points higher (95 % interval +1.02 to +2.98 points; mean of 3 tasks over 5 pairs of "
+        "MLSM scores 2.00 points higher than MLM (95 % interval +1.02 to +2.98 points; mean of 3 tasks over 5 pairs of "
         "pre-trainings; p = 0.005)."
     )
     assert said.beside == ("Drawn again over tasks and seeds, the 95 % interval is +1.40 to +2.60 points.",)
@@ -36,15 +36,18 @@ def test_significant_for():
 def test_significant_against():
     said = of(around(0.02), sign=-1)
     assert said.verdict == "against"
-    assert "MLSM scores 2.00 points lower, contrary to the hypothesis (95 % interval −2.98 to −1.02" in said.sentence
+    assert (
+        "MLSM scores 2.00 points lower than MLM, contrary to the hypothesis (95 % interval −2.98 to −1.02"
+        in said.sentence
+    )
 
 
 def test_undecided_says_what_could_have_been_found():
     said = of(around(0.005))
     assert said.verdict == "undecided"
     assert said.sentence == (
-        "Whether MLSM scores higher than MLM is undecided: it scores 0.50 points higher, and the 95 % interval −0.48 "
-        "to +1.48 points holds 0 (mean of 3 tasks over 5 pairs of pre-trainings); 5 pairs of this spread would find a "
+        "Whether MLSM is better than MLM is undecided: it scores 0.50 points higher than MLM, and the 95 % interval "
+        "−0.48 to +1.48 points holds 0 (mean of 3 tasks over 5 pairs of pre-trainings); 5 pairs of this spread would find a "
         "true difference of 1.33 points with a power of 80 %."
     )
 
@@ -53,7 +56,7 @@ def test_undecided_says_what_could_have_been_found():
 def test_too_few_pairs_to_say_anything(pairs):
     said = of([[0.02] * 3, [0.0200001] * 3][:pairs])  # two so alike that Student would call them significant
     assert said.verdict == "too few" and "interval" not in said.sentence
-    assert said.sentence.startswith("Whether MLSM scores higher than MLM cannot be told from ")
+    assert said.sentence.startswith("Whether MLSM is better than MLM cannot be told from ")
     assert ("one pair of pre-trainings:" if pairs == 1 else "2 pairs of pre-trainings:") in said.sentence
 
 
@@ -61,12 +64,12 @@ def test_missing_records():
     lacking = Effect("mlsm", "kd", lacks="there are no records of fine-tunings of kd")
     said = conclude(lacking, planned=5)
     assert said.verdict == "missing"
-    assert said.sentence == (
-        "Whether mlsm scores higher than kd is not known: there are no records of fine-tunings of kd."
-    )
+    assert said.sentence == ("Whether mlsm is better than kd is not known: there are no records of fine-tunings of kd.")
 
 
-@pytest.mark.parametrize(("difference", "words"), [(0.0, "scores the same"), (0.03, "scores 3.00 points higher")])
+@pytest.mark.parametrize(
+    ("difference", "words"), [(0.0, "scores the same as MLM"), (0.03, "scores 3.00 points higher than MLM")]
+)
 def test_differences_that_do_not_vary_have_no_interval(difference, words):
     said = of([[difference] * 3] * 4)
     assert said.verdict == "equal" and f"MLSM {words} in every one of 4 pairs" in said.sentence
@@ -75,7 +78,7 @@ def test_differences_that_do_not_vary_have_no_interval(difference, words):
 
 def test_before_all_planned_pairs_are_there_it_says_so_far():
     said = of(around(0.02, 4), planned=5)
-    assert said.verdict == "for" and said.sentence.startswith("So far: MLSM scores")
+    assert said.verdict == "for" and said.sentence.startswith("So far, MLSM scores")
     assert said.beside[0].startswith("4 of the 5 planned pairs are there.")
     assert not of(around(0.02), planned=5).sentence.startswith("So far")
 
@@ -99,10 +102,7 @@ def test_what_else_differs_is_said():
     models = models_of(records)[0]
     effect = examine(find_arms(models), ("mlsm", "mlm"))
     (said,) = conclude(effect, beyond=differences(models)).beside
-    assert said == (
-        "The models differ in objective and also in lr (0.001: mlsm-seed1; 0.0005: mlm-seed1). The difference in score "
-        "is not due to one setting alone."
-    )
+    assert said == ("They differ in objective, lr: the difference in score is not due to one of these alone.")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_points(value, text):
 
 
 @pytest.mark.parametrize(
-    ("p", "text"), [(1e-9, "< 0.001"), (0.0123, "= 0.012"), (0.04996, "= 0.049960"), (0.0500001, "= 0.050"), (0.7, "= 0.700")]
+    ("p", "text"),
+    [(1e-9, "< 0.001"), (0.0123, "= 0.012"), (0.04996, "= 0.049960"), (0.0500001, "= 0.050"), (0.7, "= 0.700")],
 )
 def test_p_values_are_not_rounded_across_the_level(p, text):
     assert p_value(p) == text
