@@ -6,7 +6,7 @@ from tiny_records import a_record, digest
 
 from evaluation.records import METRICS
 
-TARGETS = {"mlsm": {}, "mlm": {"layer": None, "k": None, "lambda": None, "dictionary": None, "teacher": None}}
+TARGETS = {"mlm": {"layer": None, "k": None, "lambda": None, "dictionary": None, "teacher": None}}
 
 
 def identity(objective, seed, **settings):
@@ -24,7 +24,7 @@ def arm(objective, scores, name=None, fraction=1.0, root="runs", of_identity=Non
         run, step = f"{name or objective}-seed{seed}", int(1000 * fraction)
         label, place = (run, "export") if fraction == 1 else (f"{run}-step-{step:08}", f"checkpoints/step-{step:08}")
         facts = {"objective": objective, "run_seed": seed, "step": step, "fraction": fraction, "encoder": "bert-2x32"}
-        facts |= {"path": f"{root}/{run}/{place}", "weights": digest(label)} | TARGETS[objective]
+        facts |= {"path": f"{root}/{run}/{place}", "weights": digest(label)} | TARGETS.get(objective, {})
         facts |= {"identity": identity(objective, seed, **of_identity or {})} | fields
         for task, mean in by_task.items():
             for spread, tuning in ((-0.01, 0), (0.01, 1)):
@@ -36,7 +36,7 @@ def arm(objective, scores, name=None, fraction=1.0, root="runs", of_identity=Non
 def pair(differences_ST, tasks=("cola", "mrpc", "rte"), base=0.5):
     """Records of mlsm and mlm whose differences by pre-training seed and task are given."""
     seeds = range(len(differences_ST))
-    mlm = {seed: {task: base + seed / 100 for task in tasks} for seed in seeds}
+    mlm = {seed: dict.fromkeys(tasks, base + seed / 100) for seed in seeds}
     mlsm = {
         seed: {task: mlm[seed][task] + d for task, d in zip(tasks, row, strict=True)}
         for seed, row in enumerate(differences_ST)

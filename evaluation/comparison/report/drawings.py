@@ -93,24 +93,32 @@ def _draw_all(what, title, words, caption, lines_by_axis, arms, levels, director
 
 
 def _draw_lines(axes: "Axes", lines: Sequence[Line], names: Sequence[str]) -> Iterable[Sequence]:
-    """Draw every run thinly and every arm's mean, where all of its runs have a point. Returns the rows of the CSV."""
+    """Draw every arm's mean, where all of its runs have a point, and these thinly. Returns the rows of the CSV."""
     rows: list[Sequence] = []
     for place, name in enumerate(names):
-        own = [line for line in lines if line[0] == name]
-        seeds = list(dict.fromkeys(seed for _, seed, *_ in own))
         look = style(place)
-        for seed in seeds if len(seeds) > 1 else ():
-            course = sorted(line for line in own if line[1] == seed)
+        by_seed: dict[Seed, list[Line]] = {}
+        for line in sorted((line for line in lines if line[0] == name), key=lambda line: line[2]):
+            by_seed.setdefault(line[1], []).append(line)
+        shown = _mean_of(list(by_seed.values())) if len(by_seed) > 1 else next(iter(by_seed.values()), [])
+        for course in by_seed.values() if len(by_seed) > 1 else ():
             axes.plot([x for *_, x, _ in course], [y for *_, y in course], color=look["color"], alpha=0.35, linewidth=1)
-        mean = []
-        for step in sorted({step for _, _, step, _, _ in own}):
-            there = [line for line in own if line[2] == step]
-            if len(there) == len(seeds):
-                mean.append((name, "mean", step, fmean(x for *_, x, _ in there), fmean(y for *_, y in there)))
-        if mean:
-            axes.plot([x for *_, x, _ in mean], [y for *_, y in mean], label=label(name), **look)
-        rows += [*own, *mean]
+            rows += course
+        if shown:
+            axes.plot([x for *_, x, _ in shown], [y for *_, y in shown], label=label(name), **look)
+        rows += shown
     return rows
+
+
+def _mean_of(courses):
+    """The mean line of some runs, over the steps that all of them have."""
+    by_step = [{line[2]: line for line in course} for course in courses]
+    common = [step for step in by_step[0] if all(step in points for points in by_step)]
+    means = []
+    for step in common:
+        there = [points[step] for points in by_step]
+        means.append((there[0][0], "mean", step, fmean(x for *_, x, _ in there), fmean(y for *_, y in there)))
+    return means
 
 
 def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[Sequence]:

@@ -50,7 +50,7 @@ def write_report(result: dict, models: Sequence[Model], directory: Path, study: 
     """
     found = find_arms(models, study)
     tests = examine_hypotheses(found, study)
-    tasks = _tasks_of_the_mean(found, study)
+    tasks = _tasks_of_the_mean(found, study, tests)
     courses = read_courses(found.arms)
     settings, unknown = tables.table_of_settings(found.arms)
     shown = {
@@ -125,10 +125,11 @@ def _beyond(found, effect):
     return differences([models.get(effect.seeds[0]) or next(iter(models.values())) for models in pair])
 
 
-def _tasks_of_the_mean(found, study):
-    """The study's tasks, or those that all finished models of all arms have."""
-    if study and study.tasks:
-        return tuple(study.tasks)
+def _tasks_of_the_mean(found, study, tests):
+    """The study's tasks; else those of the first hypothesis; else those that all finished models of all arms have."""
+    tested = [effect.tasks for _, effect, *_ in tests[:1] if not effect.lacks]
+    if study and study.tasks or tested:
+        return tuple(study.tasks) if study and study.tasks else tested[0]
     having = [tasks_of(model) for arm in found.arms for model in arm.at().models.values()]
     return tuple(task for task in METRICS if having and all(task in tasks for tasks in having))
 

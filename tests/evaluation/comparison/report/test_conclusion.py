@@ -47,8 +47,8 @@ def test_undecided_says_what_could_have_been_found():
     assert said.verdict == "undecided"
     assert said.sentence == (
         "Whether MLSM is better than MLM is undecided: it scores 0.50 points higher than MLM, and the 95 % interval "
-        "−0.48 to +1.48 points holds 0 (mean of 3 tasks over 5 pairs of pre-trainings); 5 pairs of this spread would find a "
-        "true difference of 1.33 points with a power of 80 %."
+        "−0.48 to +1.48 points holds 0 (mean of 3 tasks over 5 pairs of pre-trainings); 5 pairs of this spread would "
+        "find a true difference of 1.33 points with a power of 80 %."
     )
 
 
