@@ -88,9 +88,8 @@ class Found(NamedTuple):
 
 
 def fraction_of(model: Model) -> float:
-    """How far a model was pre-trained, of 1; what does not say so counts as finished."""
-    fraction = model.facts["fraction"]
-    return 1.0 if fraction is None else fraction
+    """How far a model was pre-trained, of 1; what does not say so, or was never trained, counts as finished."""
+    return model.facts["fraction"] or 1.0
 
 
 def is_probe(model: Model) -> bool:

@@ -92,6 +92,8 @@ def _beside(effect, planned, beyond):
     if effect.incomplete:
         seeds = ", ".join(map(str, effect.incomplete))
         yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."
+    if effect.unplanned:
+        yield f"Left out, as nobody planned it: pre-training seed {', '.join(map(str, effect.unplanned))}."
     if found.low is not None and effect.resampled is not None:
         yield _compare_intervals(found, effect.resampled)
     if beyond is not None and (several := beyond.beyond({"step", "run_seed"})) and len(several) > 1:

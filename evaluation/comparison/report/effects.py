@@ -16,7 +16,7 @@ Shapes: S pairs of pre-trainings, T tasks, R resamples.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
@@ -106,6 +106,7 @@ class Effect:
     scores          of the paper's test: n, wins, losses, ties, p (one-sided), two_sided; empty without pairs
     lacks           why there is no pair, a clause; empty where there is one
     incomplete      seeds that both have but which lack tasks, and are left out
+    unplanned       seeds that both have and nobody planned, left out as well: more seeds until it fits prove nothing
     """
 
     better: str
@@ -116,6 +117,7 @@ class Effect:
     scores: dict[str, Any] | None = None
     lacks: str = ""
     incomplete: tuple[Seed, ...] = ()
+    unplanned: tuple[Seed, ...] = ()
 
     @cached_property
     def mean(self) -> Interval:
@@ -132,41 +134,55 @@ class Effect:
         return interval([row[self.tasks.index(task)] for row in self.differences_ST])
 
 
-def examine(found: Found, hypothesis: tuple[str, str], planned_tasks: Collection[str] = ()) -> Effect:
-    """What the records say of a hypothesis (better, than); arguments as of `find_effect`."""
-    contestants = [found.contestant(name) for name in hypothesis]
-    absent = [
-        name for name, contestant in zip(hypothesis, contestants, strict=True) if not (contestant and contestant.models)
-    ]
-    if absent:
+def examine(
+    found: Found, hypothesis: tuple[str, str], planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
+) -> Effect:
+    """What the records say of a hypothesis (better, than); other arguments as of `find_effect`."""
+    better, than = (found.contestant(name) for name in hypothesis)
+    named = zip(hypothesis, (better, than), strict=True)
+    absent = [name for name, contestant in named if contestant is None or not contestant.models]
+    if better is None or than is None or absent:
         return Effect(*hypothesis, lacks=f"there are no records of fine-tunings of {' and of '.join(absent)}")
-    return find_effect(*contestants, planned_tasks)
+    return find_effect(better, than, planned_tasks, planned_seeds)
 
 
-def find_effect(better: Contestant, than: Contestant, planned_tasks: Collection[str] = ()) -> Effect:
+def find_effect(
+    better: Contestant, than: Contestant, planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
+) -> Effect:
     """Pair two contestants by pre-training seed.
 
     planned_tasks  those whose mean is tested: a seed that lacks one is left out. Empty: the tasks that all pairs have
+    planned_seeds  those that are tested; empty: all
     """
-    found = {}
+    found, unplanned = {}, []
     for seed, other_seed in _pairs(better, than):
+        if planned_seeds and seed not in planned_seeds:
+            unplanned.append(seed)
+            continue
         model, other = better.models[seed], than.models[other_seed]
         matched, _ = match_trainings(model, other)
         found[seed] = (model, other, [pair for pair in matched if not planned_tasks or pair[0] in planned_tasks])
     if not found:
-        return Effect(better.name, than.name, lacks="they have no pre-training seed in common")
+        which = "planned " if unplanned else ""
+        return Effect(better.name, than.name, lacks=f"they have no {which}pre-training seed in common")
     tasks_of = {seed: {task for task, _ in matched} for seed, (*_, matched) in found.items()}
     tasks = set(planned_tasks) or set.intersection(*tasks_of.values())
     whole = {seed: pair for seed, pair in found.items() if tasks and tasks <= tasks_of[seed]}
-    incomplete = tuple(seed for seed in found if seed not in whole)
+    effect = Effect(
+        better.name,
+        than.name,
+        incomplete=tuple(seed for seed in found if seed not in whole),
+        unplanned=tuple(unplanned),
+    )
     if not whole:
         which = f"of all the planned tasks ({', '.join(planned_tasks)})" if planned_tasks else "of a task"
-        lacks = f"no pair of their pre-trainings has fine-tunings {which} that agree"
-        return Effect(better.name, than.name, lacks=lacks, incomplete=incomplete)
+        return replace(effect, lacks=f"no pair of their pre-trainings has fine-tunings {which} that agree")
     named = tuple(task for task in METRICS if task in tasks)
-    rows = [[_of_task(model, other, matched, task) for task in named] for model, other, matched in whole.values()]
+    rows = tuple(
+        tuple(_of_task(model, other, matched, task) for task in named) for model, other, matched in whole.values()
+    )
     scores = _test_scores([(model, other) for model, other, _ in whole.values()])
-    return Effect(better.name, than.name, named, tuple(whole), tuple(map(tuple, rows)), scores, incomplete=incomplete)
+    return replace(effect, tasks=named, seeds=tuple(whole), differences_ST=rows, scores=scores)
 
 
 def _pairs(better, than):

@@ -40,7 +40,7 @@ class StudyFacts:
     """name of an arm -> names of its runs, and of their probes; empty: arms are found by the settings of pre-training
     and are called by what tells them apart, or by their objective where it is of one arm alone"""
     seeds: tuple[int, ...] = ()
-    """the planned pre-training seeds"""
+    """the planned pre-training seeds: no other is tested; empty: all are"""
     tasks: tuple[str, ...] = ()
     """the fine-tuning tasks whose mean is tested, chosen in the pilot; empty: all that both arms have"""
     floor: str | None = None

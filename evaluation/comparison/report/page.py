@@ -100,9 +100,9 @@ def examine_hypotheses(found: Found, study: StudyFacts | None) -> list[Test]:
         effect = examine(found, pair)
         return [("not planned", effect, conclude(effect, beyond=_beyond(found, effect)), None)]
     planned = len(study.seeds)
-    first = examine(found, study.primary, study.tasks)
+    first = examine(found, study.primary, study.tasks, study.seeds)
     tests: list[Test] = [("primary", first, conclude(first, planned, beyond=_beyond(found, first)), None)]
-    others = [examine(found, hypothesis, study.tasks) for hypothesis in study.secondary]
+    others = [examine(found, hypothesis, study.tasks, study.seeds) for hypothesis in study.secondary]
     for effect, p in zip(others, adjust(others), strict=True):
         said = conclude(effect, planned, p, len(others), _beyond(found, effect))
         tests.append(("secondary", effect, said, p))

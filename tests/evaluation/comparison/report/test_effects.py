@@ -110,6 +110,14 @@ def test_a_pair_that_lacks_a_planned_task_is_left_out():
     assert "no pair of their pre-trainings has fine-tunings of all the planned tasks (sst2)" in none.lacks
 
 
+def test_seeds_that_nobody_planned_are_not_tested():
+    effect = examine(found(pair(DIFFERENCES)), HYPOTHESIS, (), (1, 2, 3, 9))
+    assert effect.seeds == (1, 2, 3) and effect.unplanned == (0, 4)
+    assert examine(found(pair(DIFFERENCES)), HYPOTHESIS, (), (9,)).lacks.endswith(
+        "no planned pre-training seed in common"
+    )
+
+
 def test_fine_tunings_that_do_not_agree_are_no_pair():
     records = pair(DIFFERENCES)
     for record in records:
