@@ -82,9 +82,9 @@ class Found(NamedTuple):
         if (arm := self.arm(name)) is not None:
             return arm.at()
         base, _, percent = name.rpartition(" at ")
-        arm = self.arm(base)
-        fractions = arm.fractions if arm is not None else []
-        return next((arm.at(fraction) for fraction in fractions if percent == f"{100 * fraction:.4g}%"), None)
+        if (arm := self.arm(base)) is None:
+            return None
+        return next((arm.at(fraction) for fraction in arm.fractions if percent == f"{100 * fraction:.4g}%"), None)
 
 
 def fraction_of(model: Model) -> float:

@@ -66,8 +66,8 @@ class Course:
         if step > last.steps:
             return None
         known = next((point for point in self.points if point.steps == step), None)
-        scaled = [None if value is None else value * step / last.steps for value in last[1:4]]
-        return known or Point(step, *scaled, None, None)
+        tokens, flops, seconds = (None if value is None else value * step / last.steps for value in last[1:4])
+        return known or Point(step, tokens, flops, seconds, None, None)
 
 
 class Score(NamedTuple):

@@ -136,8 +136,11 @@ def _tasks_of_the_mean(found, study, tests):
 
 def _checkpoints(found, tests, tasks):
     """Of the arms of the first hypothesis, where there are records of both."""
-    pair = [found.arm(name) for _, effect, *_ in tests[:1] for name in (effect.better, effect.than)]
-    return tables.table_of_checkpoints(*pair, tasks) if pair and None not in pair else None
+    for _, effect, *_ in tests[:1]:
+        better, than = found.arm(effect.better), found.arm(effect.than)
+        if better is not None and than is not None:
+            return tables.table_of_checkpoints(better, than, tasks)
+    return None
 
 
 def _notes(result, found, study):

@@ -114,9 +114,9 @@ def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | N
         ])  # fmt: skip
     caption = (
         "Differences are of mean scores, in percentage points, paired by pre-training seed, with 95 % intervals below. "
-        "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again; from few seeds "
-        "it is too narrow. Detectable: the smallest true difference that as many pairs of this spread find with a power "
-        "of 80 %. Scores: the paper's one-sided signed-rank test, which counts correlated scores, since the "
+        "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again; from few "
+        "seeds it is too narrow. Detectable: the smallest true difference that as many pairs of this spread find with "
+        "a power of 80 %. Scores: the paper's one-sided signed-rank test, which counts correlated scores, since the "
         "fine-tunings of one pre-training and the metrics of one task go together; it says nothing of another "
         "pre-training."
     )
@@ -254,7 +254,7 @@ def table_of_checkpoints(better: Arm, than: Arm, tasks: Sequence[str]) -> Table 
 # -- what differs, what it cost ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Representative:
     """One model of an arm under the arm's name, as identity.differences compares them."""
 

@@ -53,14 +53,14 @@ def test_floor_and_ceiling_are_recognised():
     """An encoder of step 0; the model that the others name as their teacher."""
     facts = {"teacher": "bundled", "identity": None}
     records = arm("mlsm", {1: {"rte": 0.5}}, **facts)
-    records += arm("mlsm", {2: {"rte": 0.5}}, "raw", **facts, step=0, fraction=0.0)
+    records += arm("mlsm", {2: {"rte": 0.5}}, "raw", fraction=0, **facts)
     for name, path in (("x", str(BUNDLED)), ("y", "elsewhere")):
         stock = {"run_seed": None, "step": None, "fraction": None, "identity": None, "teacher": None, "path": path}
         records += [record | stock | {"objective": None} for record in arm("mlsm", {3: {"rte": 0.5}}, name)]
     known = found(records)
-    assert labels(known.floor) == ["raw-seed2"] and labels(known.ceiling) == ["x-seed3"]
+    assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
     assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
-    assert [model.label for model in known.floor.at().models.values()] == ["raw-seed2"]
+    assert [model.label for model in known.floor.at().models.values()] == ["raw-seed2-step-00000000"]
 
 
 def test_two_models_of_one_arm_seed_and_step_are_told():
