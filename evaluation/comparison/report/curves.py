@@ -85,16 +85,17 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
     found: dict[tuple[str, Seed], Course] = {}
     for arm in arms:
         for model in arm.models:
-            log, seed = find_log(Path(model.facts["path"])), model.facts["run_seed"]
-            if log is None or (arm.name, seed) in found or is_probe(model):
+            seed = model.facts["run_seed"]
+            if (arm.name, seed) in found or is_probe(model):
                 continue
             try:
-                lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0]
-            except OSError as error:
-                logger.warning("%s cannot be read, so its curves are not drawn: %s", log, error)
+                log = find_log(Path(model.facts["path"]))
+                lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0] if log else []
+            except OSError as error:  # a record may come from anywhere, and so may the path in it
+                logger.warning("no curves of %s: its run's log cannot be read: %s", model.label, error)
                 continue
             points = _points(lines)
-            if points:
+            if log and points:
                 step_seconds = quiet_step_seconds(lines)
                 found[arm.name, seed] = Course(arm.name, seed, log.parent.name, log, step_seconds, points)
     return list(found.values())

@@ -48,6 +48,9 @@ class StudyFacts:
     ceiling: str | None = None
     """name of the teacher, an arm or a model; None: the model that the others name as their teacher"""
     parts: tuple[Part, ...] = ()
+    accounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
+    arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
     lsp_pages: tuple[Path, ...] = ()

@@ -20,7 +20,7 @@ from common.durable import replace_bytes
 from common.text import printable
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import Model
-from evaluation.comparison.report import drawings, tables
+from evaluation.comparison.report import costs, drawings, tables
 from evaluation.comparison.report.arms import Found, find_arms
 from evaluation.comparison.report.conclusion import VERDICTS, Conclusion, conclude
 from evaluation.comparison.report.curves import read_courses, read_scores, tasks_of
@@ -59,8 +59,8 @@ def write_report(result: dict, models: Sequence[Model], directory: Path, study: 
         "wins": tables.table_of_wins(found.arms, tasks),
         "checkpoints": _checkpoints(found, tests, tasks),
         "settings": settings,
-        "costs": tables.table_of_costs(found, courses, directory),
-        "parts": tables.table_of_parts(study.parts if study else ()),
+        "costs": costs.table_of_costs(found, courses, study.accounts if study else {}, directory),
+        "parts": costs.table_of_parts(study.parts if study else ()),
     }
     shown = {name: table for name, table in shown.items() if table is not None and table.rows}
     directory.mkdir(parents=True, exist_ok=True)

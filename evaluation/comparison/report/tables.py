@@ -3,15 +3,13 @@
     table = table_of_scores(found, tasks)
     write_tables([table], directory)
 
-Left out: figures (drawings.py), the page (page.py).
+Left out: costs (costs.py), figures (drawings.py), the page (page.py).
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from common.durable import appearing_whole
@@ -21,9 +19,8 @@ from evaluation.comparison.identity import differences
 from evaluation.comparison.models import blimp_average, common_paradigms
 from evaluation.comparison.report.arms import Arm, Found
 from evaluation.comparison.report.conclusion import VERDICTS, Conclusion, p_value, points
-from evaluation.comparison.report.curves import Course, arm_average, mean_score, score_of_task, tasks_of
+from evaluation.comparison.report.curves import arm_average, mean_score, score_of_task, tasks_of
 from evaluation.comparison.report.effects import Effect, blimp_effect, find_effect, interval
-from evaluation.comparison.report.facts import Part
 from evaluation.plots import save_table
 from evaluation.records import METRICS
 
@@ -251,7 +248,7 @@ def table_of_checkpoints(better: Arm, than: Arm, tasks: Sequence[str]) -> Table 
     return Table("report-checkpoints", "Along the pre-training", caption, columns, rows, (header, data))
 
 
-# -- what differs, what it cost ---------------------------------------------------------------------------
+# -- what differs ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -283,84 +280,3 @@ def table_of_settings(arms: Sequence[Arm]) -> tuple[Table, list[str]]:
     return Table(
         "report-settings", "What differs between the arms", caption, columns, rows, (header, data)
     ), found.unknown
-
-
-def table_of_costs(found: Found, courses: Sequence[Course], directory: Path) -> Table:
-    """What the training of each arm cost, by its logs and records: means over seeds. Logs relative to a directory."""
-    columns = ["arm", "steps", "tokens", "FLOPs", "teacher's FLOPs", "s a step", "seconds", "held-out loss"]
-    header = ("arm", "seed", "run", "steps", "tokens", "flops", "step_seconds", "seconds", "held_out_loss", "log")
-    rows: list[list[Cell]] = []
-    data: list[list[Any]] = []
-    for arm in found.arms:
-        own = [course for course in courses if course.arm == arm.name]
-        last = [course.points[-1] for course in own]
-        data += [
-            [arm.name, course.seed, course.run, *course.points[-1][:3], course.step_seconds, *course.points[-1][3:5],
-             os.path.relpath(course.log, directory)]
-            for course in own
-        ]  # fmt: skip
-        finished = list(arm.at().models.values()) or list(arm.models)
-        of_records = {
-            name: _mean([model.facts["flops"][name] for model in finished]) for name in ("pretraining", "teacher")
-        }
-        rows.append([
-            arm.name,
-            _amount(_mean([point.steps for point in last] or [model.facts["step"] for model in finished])),
-            _amount(_mean([point.tokens for point in last])),
-            _amount(_mean([point.flops for point in last]) or of_records["pretraining"]),
-            _amount(of_records["teacher"]),
-            _amount(_mean([course.step_seconds for course in own])),
-            _amount(_mean([point.seconds for point in last])),
-            _amount(_mean([point.loss for point in last])),
-        ])  # fmt: skip
-    caption = (
-        "Means over pre-training seeds. Seconds are steps × the step time of a quiet machine (the fastest tenth of the "
-        "logged steps), not a clock. Teacher's FLOPs: its forward passes over the tokens that one student read, as if "
-        "they were encoded for it alone. Losses of different objectives or targets do not compare."
-    )
-    return Table("report-costs", "What training cost", caption, columns, rows, (header, data))
-
-
-def table_of_parts(parts: Sequence[Part]) -> Table:
-    """Predicted and measured costs of a study's parts."""
-    columns = ["part", "predicted", "measured", "on the disk"]
-    rows = [
-        [part.name, _duration(part.predicted_seconds), _duration(part.measured_seconds), _size(part.bytes)]
-        for part in parts
-    ]
-    header = ("part", "predicted_seconds", "measured_seconds", "bytes")
-    data = [[part.name, part.predicted_seconds, part.measured_seconds, part.bytes] for part in parts]
-    caption = "What the parts of the study were expected to take, and took."
-    return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _amount(value: float | None) -> str:
-    if value is None:
-        return "–"
-    if value >= 1e6:
-        exponent = len(str(int(value))) - 1
-        return f"{value / 10**exponent:.2f}e{exponent}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    for unit, of in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * of:
-            return f"{seconds / of:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "–"
-    for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= of:
-            return f"{count / of:.3g} {unit}"
-    return f"{count} bytes"

@@ -48,6 +48,7 @@ STUDY = StudyFacts(
     floor="floor",
     ceiling="ceiling",
     parts=(Part(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
+    accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}},
     not_run=(f"No {HOSTILE}.",),
 )
 
@@ -191,6 +192,16 @@ def test_seconds_are_those_of_a_quiet_machine(reported):
     assert float(mean[0]["scores"]) == pytest.approx(fmean((0.3 + 0.4 + 0.5 + seed / 100) / 3 for seed in range(4)))
 
 
+def test_costs_have_accounts_that_add_up(reported):
+    rows = {(row["arm"], row["pre-training seed"]): row for row in table(reported[0].parent / "report-costs.csv")}
+    mlsm, mlm = rows["MLSM", "2"], rows["MLM", "2"]
+    accounts = ("seconds", "with encoding", "with the teacher's training")
+    assert [float(mlsm[name]) for name in accounts] == pytest.approx([500, 600, 1600])
+    assert [float(mlm[name]) for name in accounts] == pytest.approx([500, 500, 500])
+    assert (mlm["steps"], mlm["tokens"], mlm["held-out loss"]) == ("1000", "64000", "1.2")
+    assert mlm["log"] == "../runs/mlm-seed2/log.jsonl" and len(rows) == 4 + 4 + 1
+
+
 def test_equal_records_give_equal_bytes_and_nothing_old_stays(reported):
     page, _, models, result = reported
     before = {path.name: path.read_bytes() for path in page.parent.iterdir()}
@@ -303,7 +314,7 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
     drawn = [row for row in rows if (row["arm"], row["pre-training seed"]) == ("MLSM", "1")]
     assert [(int(row["tokens"]), float(row["held-out-loss"])) for row in drawn] == expected
     costs = table(tmp_path / "out" / "report-costs.csv")
-    assert {row["arm"] for row in costs} == {"MLSM", "MLM"} and all(float(row["step_seconds"]) > 0 for row in costs)
+    assert {row["arm"] for row in costs} == {"MLSM", "MLM"} and all(float(row["s a step"]) > 0 for row in costs)
 
 
 # -- in a browser -----------------------------------------------------------------------------------------
