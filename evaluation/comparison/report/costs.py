@@ -32,14 +32,16 @@ def table_of_costs(
     data: list[list[Any]] = []
     for arm in found.arms:
         models = arm.at().models or {model.facts["run_seed"]: model for model in arm.models}
-        added = list(accumulate(accounts.get(arm.name, {}).get(name, 0.0) for name in further))
+        known = accounts.get(arm.name)
+        added = [None] * len(further) if known is None else accumulate(known.get(name, 0.0) for name in further)
+        sums = [0.0, *added]
         costs = []
         for seed, model in models.items():
             course, flops = by_run.get((arm.name, seed)), model.facts["flops"]
             point = (course and course.points[-1]) or Point(
                 model.facts["step"], None, flops["pretraining"], *[None] * 3
             )
-            totals = [None if point.seconds is None else point.seconds + more for more in (0.0, *added)]
+            totals = [None if None in (point.seconds, more) else point.seconds + more for more in sums]
             step_seconds = course.step_seconds if course else None
             costs.append([*point[:3], flops["teacher"], point.loss, step_seconds, *totals])
             log = os.path.relpath(course.log, directory) if course else None

@@ -135,7 +135,7 @@ def read_scores(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[
     """The fine-tuned checkpoints of arms that have them all: what was spent until then, and the mean over tasks."""
     by_run = {(course.arm, course.seed): course for course in courses}
     scores = []
-    for arm in arms:
+    for arm in arms if tasks else ():
         for fraction in arm.fractions:
             for seed, model in arm.at(fraction).models.items():
                 step, course = model.facts["step"], by_run.get((arm.name, seed))

@@ -50,7 +50,8 @@ class StudyFacts:
     parts: tuple[Part, ...] = ()
     accounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
-    arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on"""
+    arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on.
+    An arm that needed none of them has an empty mapping; of one that is absent they are unknown"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
     lsp_pages: tuple[Path, ...] = ()

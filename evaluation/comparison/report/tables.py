@@ -153,8 +153,9 @@ def table_of_scores(found: Found, tasks: Sequence[str]) -> Table:
     for arm in arms:
         models = arm.at().models
         scored = arm.scored_on_blimp() if paradigms else {}
-        measured = {"mean": [mean_score(model, tasks) for model in models.values() if tasks_of(model) >= set(tasks)]}
-        measured = measured if tasks else {}
+        measured: dict[str, list[float]] = {}
+        if tasks:
+            measured["mean"] = [mean_score(model, tasks) for model in models.values() if tasks_of(model) >= set(tasks)]
         for task in shown:
             measured[task] = [score_of_task(model, task) for model in models.values() if task in tasks_of(model)]
         if paradigms:

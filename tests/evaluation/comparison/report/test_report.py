@@ -48,7 +48,7 @@ STUDY = StudyFacts(
     floor="floor",
     ceiling="ceiling",
     parts=(Part(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
-    accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}},
+    accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}, "MLM": {}},
     not_run=(f"No {HOSTILE}.",),
 )
 
@@ -198,6 +198,8 @@ def test_costs_have_accounts_that_add_up(reported):
     accounts = ("seconds", "with encoding", "with the teacher's training")
     assert [float(mlsm[name]) for name in accounts] == pytest.approx([500, 600, 1600])
     assert [float(mlm[name]) for name in accounts] == pytest.approx([500, 500, 500])
+    other = rows["MLSM+MLM", "9"]  # without a log, and of an arm that no account names
+    assert [other[name] for name in accounts] == ["", "", ""] and other["FLOPs"] == "9000000000000.0"
     assert (mlm["steps"], mlm["tokens"], mlm["held-out loss"]) == ("1000", "64000", "1.2")
     assert mlm["log"] == "../runs/mlm-seed2/log.jsonl" and len(rows) == 4 + 4 + 1
 
@@ -253,6 +255,33 @@ def test_records_of_blimp_alone_have_a_page(tmp_path):
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
     text = Page(tmp_path / "out" / "report.html").text
     assert "there are no records of fine-tunings of MLM and of KD" in text and "BLiMP" in text and "60.0" in text
+
+
+def test_an_untrained_encoder_alone_has_a_page(tmp_path):
+    found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    text = Page(tmp_path / "out" / "report.html").text
+    assert "floor" in text and "50.0" in text and "No conclusion" in text
+
+
+def test_arms_without_a_common_task_have_a_page(tmp_path):
+    found = [
+        record
+        for layer, task in enumerate(("rte", "mrpc", "cola"))
+        for fraction in (0.5, 1.0)
+        for record in arm("mlsm", {1: {task: 0.5}}, name=task, fraction=fraction, layer=layer, identity=None)
+    ]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    rows = table(tmp_path / "out" / "report-scores.csv")
+    assert [row["score"] for row in rows] == ["rte", "mrpc", "cola"]
+    assert "no task" in Page(tmp_path / "out" / "report.html").text
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "../" * 50, "~"])
+def test_a_record_may_name_any_path(tmp_path, path):
+    found = [record | {"path": path} for record in pair([[0.01]], ("rte",))]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    assert "No curves of held-out loss" in Page(tmp_path / "out" / "report.html").text
 
 
 def test_without_matplotlib_the_page_has_its_tables(tmp_path, monkeypatch):
