@@ -121,7 +121,7 @@ VERBS = {
         recipes=False,
     ),
     "compare": Verb(
-        "models by their evaluations: averages, Wilcoxon's test, win rates, the paper's figures",
+        "models by their evaluations: averages, tests, win rates, the paper's figures, a page of it all",
         "evaluation.comparison.config:CompareConfig",
         "evaluation.comparison.compare:compare",
         "terminal.comparison:comparison",
