@@ -1,13 +1,13 @@
 """What the parts of a study will cost, from measurements of some seconds.
 
-    for cost in costs(plan(study, directory, data), progress):
+    for cost in costs(chosen, parts, progress):
         cost.part, cost.seconds, cost.bytes
 
-A store is measured as `--dry-run` of its command does. Of a student, a few steps are timed with the encoder, batch and
-window of the recipe; trainings, probes and evaluations of it follow by their operations at that rate. So the figures
-say hours from minutes, not minutes from seconds: tokens of an example are counted by their characters, and short
-inputs have a lower rate than full windows. What is finished costs nothing. Left out: the diagnostic of layers, of which
-only the teacher's pass over SemCor and learning the dictionaries count.
+A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
+the recipe's length; probes and evaluations follow by their tokens. So the figures tell hours from minutes, not minutes
+from seconds: tokens of an example are counted by their characters, and short inputs are slower than full windows. What
+is finished costs nothing. Left out: the diagnostic of layers, of which only the teacher's pass over SemCor and the
+dictionaries count.
 """
 
 import json
@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 from common.device import choose_device
 from common.errors import MlsmError
-from evaluation.studies.flops.encoders import Encoder, measure_student
+from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
-from pipeline.config import CorpusConfig
+from pipeline.config import CorpusConfig, EncodeConfig
 from shards.reader import Store
+from student.config import LSP_OBJECTIVES, StudentConfig
 
 TIMED_STEPS = 3  # after one to warm up
 CHARACTERS = 4.5  # of a token, about
@@ -47,11 +48,11 @@ class Cost(NamedTuple):
     finished: bool = False
 
 
-def costs(parts: list[Part], progress: Callable[..., None]) -> Iterator[Cost]:
-    """The cost of every part. Raises what the measured commands raise."""
+def costs(chosen: list[Part], parts: list[Part], progress: Callable[..., None]) -> Iterator[Cost]:
+    """The cost of every chosen part, of all parts of the study. Raises what the measured commands raise."""
     of_stores: dict[str, dict] = {}
-    for part in parts:
-        if is_finished(part):
+    for part in chosen:
+        if is_finished(part, parts):
             yield Cost(part.name, 0.0, 0, True)
         elif part.verb in STORES:
             found = of_stores[part.name] = _store_cost(part, progress)
@@ -66,7 +67,7 @@ def costs(parts: list[Part], progress: Callable[..., None]) -> Iterator[Cost]:
             yield Cost(part.name, _diagnostic_seconds(part, of_stores), 0)
 
 
-def is_finished(part: Part) -> bool:
+def is_finished(part: Part, parts: list[Part]) -> bool:
     """Whether nothing is left to do of a part, as far as its files say: an evaluation has all its records."""
     output = Path(part.values["output"])
     if part.verb in ("train-student", "train-probe"):
@@ -75,15 +76,17 @@ def is_finished(part: Part) -> bool:
         return _is_whole(part, output / "stores")
     if part.verb == "choose-layer":
         return any(output.glob("diagnostics/*/result.json"))
-    settings = part.settings()
-    output = output / "smoke" if getattr(settings, "smoke", False) else output
-    suite = "finetune" if part.verb == "finetune" else "blimp"
-    wanted = len(settings.chosen_tasks()) * (1 if settings.smoke else settings.seeds) if suite == "finetune" else 1
-    name = Path(settings.models[0]).name
-    found: dict[Path, int] = {}
-    for record in output.glob(f"evaluations/{name}-????????/{suite}/*.json"):
-        found[record.parent] = found.get(record.parent, 0) + 1
-    return max(found.values(), default=0) >= wanted
+    return _has_records(part, output, _checkpoints(part, parts))
+
+
+def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
+    settings, name = part.settings(), Path(part.values["models"][0]).name
+    models = f"{name}-step-????????-????????" if part.values.get("step") == "all" else f"{name}-????????"
+    if part.verb == "evaluate-blimp":
+        return len(list(output.glob(f"evaluations/{models}/blimp/*.json"))) >= checkpoints
+    seeds, output = (1, output / "smoke") if settings.smoke else (settings.seeds, output)
+    found = len(list(output.glob(f"evaluations/{models}/finetune/*.json")))
+    return found >= checkpoints * seeds * len(settings.chosen_tasks())
 
 
 def _is_whole(part: Part, stores: Path) -> bool:
@@ -114,32 +117,30 @@ def _dry_run(part: Part, progress) -> dict[str, Any]:
 def _training_cost(part: Part, parts: list[Part]) -> Cost:
     """Of a student; of a probe, whose student is only read: a third of its operations."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
-    rate, flops, parameters = _measure(of.values["encoder"], _length(of, parts), of.values.get("device", "auto"))
+    speed = _speed_of(of, parts)
     steps = part.values.get("max_steps") or of.values["max_steps"] // 10
     batch = part.values.get("batch_windows") or of.values["batch_windows"]
     times = 3 if part.verb == "train-student" else 1
     kept = len(of.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0))) + 1
-    size = (kept + STATE) * WEIGHT_BYTES * parameters if part.verb == "train-student" else 0
-    return Cost(part.name, steps * batch * times * flops / rate, size)
+    size = (kept + STATE) * WEIGHT_BYTES * speed.parameters if part.verb == "train-student" else 0
+    return Cost(part.name, steps * batch * times * speed.window_seconds, size)
 
 
 def _tuning_seconds(part: Part, parts: list[Part]) -> float:
     settings = part.settings()
     if settings.smoke:
         return 5.0 * len(settings.chosen_tasks())
-    rate, flops, length = _of_model(part, parts)
     tokens = 0.0
     for name in settings.chosen_tasks():
         train, evaluated, size = _task_size(name, str(settings.data_dir))
         train = min(train, settings.limit_train or train)
         tokens += (3 * settings.epochs * train + evaluated) * min(size, settings.max_length)
-    return settings.seeds * _checkpoints(part, parts) * tokens * flops / length / rate
+    return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts)
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
-    rate, flops, length = _of_model(part, parts)
     pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("paradigms", ())) or PARADIGMS)
-    return _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * flops / length / rate
+    return _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts)
 
 
 def _diagnostic_seconds(part: Part, of_stores: dict[str, dict]) -> float:
@@ -161,17 +162,22 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
     return 1 if training is None else len(training.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0)))
 
 
-def _of_model(part: Part, parts: list[Part]) -> tuple[float, float, int]:
-    """Rate (operations a second), operations of a window and its length in tokens, of the model that is evaluated."""
+def _token_seconds(part: Part, parts: list[Part]) -> float:
+    """Of a forward pass of the model that is evaluated, for each token."""
     model = part.values["models"][0]
     training = _training_of(model, parts)
-    if training is None:
-        length = part.values.get("max_length") or 128
-        rate, flops, _ = _measure(model, length, part.values.get("device", "auto"))
-    else:
-        length = _length(training, parts)
-        rate, flops, _ = _measure(training.values["encoder"], length, training.values.get("device", "auto"))
-    return rate, flops, length
+    if training is not None:
+        return _speed_of(training, parts).window_seconds / _maker_of(training, parts).window
+    length = part.values.get("max_length") or CorpusConfig.max_length
+    return _measure(model, None, 2, length, part.values.get("device", "auto")).window_seconds / length
+
+
+def _speed_of(training: Part, parts: list[Part]) -> "Speed":
+    maker = _maker_of(training, parts)
+    objective = training.values.get("objective", StudentConfig.objective)
+    outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in ("mlm", "kd", "mtl"))
+    device = training.values.get("device", "auto")
+    return _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device)
 
 
 def _training_of(run: str, parts: list[Part]) -> Any:
@@ -181,12 +187,30 @@ def _training_of(run: str, parts: list[Part]) -> Any:
     return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
 
 
-def _length(training: Part, parts: list[Part]) -> Any:
-    """Window of a student's store, in tokens."""
-    maker = next(part for part in parts if part.name == training.values["store"].part)
-    while maker.verb == "derive-shards":
-        maker = next(part for part in parts if part.name == maker.values["store"].part)
-    return maker.values.get("max_length", CorpusConfig.max_length)
+class Maker(NamedTuple):
+    """What a student's store is like, by the settings of the command that makes it."""
+
+    window: int
+    vocabulary: int
+    k: int
+
+
+def _maker_of(training: Part, parts: list[Part]) -> Maker:
+    part = training
+    while part.verb in ("train-student", "derive-shards"):
+        part = next(other for other in parts if other.name == part.values["store"].part)
+    teacher = part.values.get("teacher")
+    vocabulary = Encoder.find(teacher).config.vocab_size if teacher else CASED_VOCABULARY
+    k = max(part.values.get("k", EncodeConfig.k))  # of several the most, as the head is a small part
+    return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k)
+
+
+class Speed(NamedTuple):
+    """How fast an encoder is here."""
+
+    window_seconds: float
+    """of a forward pass of a window; a training step takes three times that"""
+    parameters: int
 
 
 @cache
@@ -198,21 +222,19 @@ def _task_size(name: str, data_dir: str) -> tuple[int, int, float]:
 
 
 @cache
-def _measure(encoder: str, length: int, device: str) -> tuple[float, float, int]:
-    """Operations a second of training steps, operations of a window's forward pass, parameters: of an encoder with a
-    head of its vocabulary, timed on batches of random tokens."""
+def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, device: str) -> Speed:
+    """Time training steps of an encoder with a head of so many outputs, on batches of random tokens."""
     import torch
 
     from student.encoders import build_encoder
     from student.model import Student
 
-    found = Encoder.find(encoder)
+    hf_config = Encoder.find(encoder).config
+    hf_config.vocab_size = vocabulary or hf_config.vocab_size
     place = choose_device(device)
-    masked = max(1, round(0.15 * (length - 2)))
-    windows = max(1, 4096 // length)
-    student = Student(build_encoder(found.config, seed=0), found.vocabulary, tied=True, seed=0).to(place)
-    flops = measure_student(found, windows, length, windows * masked, found.vocabulary) / windows
-    input_WL = torch.randint(0, found.vocabulary, (windows, length), device=place)
+    masked, windows = max(1, round(0.15 * (length - 2))), max(1, 4096 // length)
+    student = Student(build_encoder(hf_config, seed=0), outputs, tied=False, seed=0).to(place)
+    input_WL = torch.randint(0, hf_config.vocab_size, (windows, length), device=place)
     where_M = torch.arange(windows * masked, device=place) * length // masked
     seconds = []
     for _ in range(1 + TIMED_STEPS):
@@ -223,4 +245,4 @@ def _measure(encoder: str, length: int, device: str) -> tuple[float, float, int]
         loss.item()
         seconds.append(time.perf_counter() - started)
     parameters = sum(parameter.numel() for parameter in student.parameters())
-    return 3 * windows * flops / min(seconds[1:]), flops, parameters
+    return Speed(min(seconds[1:]) / 3 / windows, parameters)

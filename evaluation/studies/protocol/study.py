@@ -41,7 +41,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     if settings.print_commands is not None:
         lines = as_make(chosen, settings.directory) if settings.print_commands == "make" else as_slurm(chosen)
         return {"commands": lines}
-    expected = list(costs(chosen, progress))
+    expected = list(costs(chosen, planned.parts, progress))
     found = {
         "title": described.title,
         "question": described.question,
