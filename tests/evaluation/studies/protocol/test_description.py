@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from evaluation.studies.protocol.description import read_study
+from evaluation.studies.protocol.parts import plan
 
 RECIPE = {
     "study": {
@@ -105,3 +106,11 @@ def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, sa
     with pytest.raises(ValueError, match=said) as error:
         read(changes)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", ["study-demo", "paper-objectives", "paper-layers", "paper-k", "paper-kappa"])
+def test_the_recipes_that_come_with_the_package_are_studies(recipe, tmp_path):
+    study = read_study(recipe)
+    assert study.seeds
+    parts = plan(study, tmp_path, None).parts
+    assert {part.verb for part in parts} >= {"encode-lsp", "train-student", "finetune"}
