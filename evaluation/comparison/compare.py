@@ -24,16 +24,17 @@ from evaluation.comparison.models import (
     models_of,
     scored_alike,
 )
-from evaluation.comparison.report import write_report
+from evaluation.comparison.report import StudyFacts, write_report
 from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
 from evaluation.plots import save_table
 
 DEFAULT_RESULTS = Path("runs/evaluations")
 
 
-def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
+def compare(settings: CompareConfig, progress: Callable[..., None], facts: StudyFacts | None = None) -> dict:
     """Compare the models of some records.
 
+    facts     what a study planned, for the page
     Returns   dict for JSON: models (averages, figures of the suite, what failed), significance by level (matrices of
               row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
               what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (trainings
@@ -67,7 +68,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
     result["figures"] = draw_all(study, settings.output, progress)
-    result["report"] = str(write_report(result, models, settings.output))
+    result["report"] = str(write_report(result, models, settings.output, facts))
     return result
 
 

@@ -135,7 +135,10 @@ def read_study(recipe: str) -> Study:
     converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
     hypotheses = [tuple(pair) for pair in (own["primary"], *own.get("secondary", ()))]
     for pair in hypotheses:
-        _check_hypothesis(path, pair, arms)
+        if len(pair) != 2:
+            raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {list(pair)}")
+        if unknown := [name for name in pair if name not in arms]:
+            raise StudyError(f"recipe {path}: {unknown[0]} of a hypothesis is no arm. There are: {', '.join(arms)}")
     study = Study(
         title=str(own["title"]),
         question=str(own["question"]),
@@ -189,18 +192,15 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
 def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every combination of the values of settings that are lists though the command takes one value."""
     hints = {field.name: plain_hint(field.type) for field in dataclasses.fields(settings_class)}
-    varied = [
-        name
-        for name, value in described.items()
-        if isinstance(value, list) and not _takes_several(hints.get(name.replace("-", "_")))
-    ]
+    varied = []
+    for name, value in described.items():
+        hint = hints.get(name.replace("-", "_"))
+        takes_several = any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+        if isinstance(value, list) and not takes_several:
+            varied.append(name)
     for values in product(*(described[name] for name in varied)):
         chosen = dict(zip(varied, values, strict=True))
         yield "".join(f"-{name}{value}" for name, value in chosen.items()), {**described, **chosen}
-
-
-def _takes_several(hint: Any) -> bool:
-    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
 
 
 def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
@@ -223,11 +223,3 @@ def _check_names(path: Path, what: str, found: Any, known: tuple[str, ...]) -> N
         raise StudyError(f"recipe {path}: {what} is a mapping of names to values, found {found!r}")
     if unknown := sorted(str(name) for name in found if name not in known):
         raise StudyError(f"recipe {path}: {what} has no {', '.join(unknown)}. It has: {', '.join(known)}")
-
-
-def _check_hypothesis(path: Path, pair: tuple, arms: Mapping[str, Arm]) -> None:
-    if len(pair) != 2:
-        raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {list(pair)}")
-    for name in pair:
-        if name not in arms:
-            raise StudyError(f"recipe {path}: {name} of a hypothesis is no arm. There are: {', '.join(arms)}")

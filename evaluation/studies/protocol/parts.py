@@ -154,7 +154,10 @@ class _Planner:
             if recipe.of is not None:
                 values["store"] = self._made_store(self.study.stores[recipe.of], None, None)
             if recipe.dictionary is not None:
-                values["dictionary"] = self._made_dictionary(recipe, self.study.stores[recipe.dictionary])
+                ((_, layer, k),) = recipe.choices()  # of several, --dictionary would fit one
+                other = self.study.stores[recipe.dictionary]
+                place = self.directory / "stores" / other.name / "dictionaries"
+                values["dictionary"] = Made(place / f"*-l{layer}-k{k}-{DIGITS}", _name_of(other))
             needs = tuple(_name_of(self.study.stores[name]) for name in before)
             yield Part(_name_of(recipe), recipe.verb, recipe.settings | values, needs)
 
@@ -216,11 +219,6 @@ class _Planner:
         which = "*" if layer is None else f"lsp-*-l{layer}-k{k}"
         pattern = self.directory / "stores" / recipe.name / "stores" / f"{which}-{DIGITS}"
         return Made(pattern, _name_of(recipe))
-
-    def _made_dictionary(self, recipe: StoreRecipe, other: StoreRecipe) -> Made:
-        ((_, layer, k),) = recipe.choices()
-        pattern = self.directory / "stores" / other.name / "dictionaries" / f"*-l{layer}-k{k}-{DIGITS}"
-        return Made(pattern, _name_of(other))
 
 
 def _name_of(recipe: StoreRecipe) -> str:

@@ -18,8 +18,9 @@ from common.progress import silent
 from evaluation.comparison.compare import compare
 from evaluation.studies.protocol.config import StudyConfig
 from evaluation.studies.protocol.costs import Cost, costs
-from evaluation.studies.protocol.description import read_study
-from evaluation.studies.protocol.parts import Part, plan
+from evaluation.studies.protocol.description import Study, read_study
+from evaluation.studies.protocol.facts import facts_of, keep_costs
+from evaluation.studies.protocol.parts import Part, Plan, plan
 from evaluation.studies.protocol.printing import as_make, as_slurm
 from shards.reader import Store
 
@@ -42,6 +43,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         lines = as_make(chosen, settings.directory) if settings.print_commands == "make" else as_slurm(chosen)
         return {"commands": lines}
     expected = list(costs(chosen, planned.parts, progress))
+    kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
     found = {
         "title": described.title,
         "question": described.question,
@@ -65,8 +67,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
             plan_id = _check_pairing(part, plan_id)
         part.run(_name_stages(progress, part.name))
         if part is last_of_primary and part is not chosen[-1]:
-            _compare(settings, progress)  # the first conclusion
-    return found | {"comparison": _compare(settings, progress)}
+            _compare(settings, described, planned, kept, progress)  # the first conclusion
+    return found | {"comparison": _compare(settings, described, planned, kept, progress)}
 
 
 def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
@@ -101,8 +103,8 @@ def _name_stages(progress, part):
     return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
 
 
-def _compare(settings: StudyConfig, progress) -> dict | None:
+def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
     """Compare what has been evaluated so far, and write the report. None where nothing has."""
     if not any(settings.comparison.results[0].glob("*/*/*.json")):
         return None
-    return compare(settings.comparison, progress)
+    return compare(settings.comparison, progress, facts_of(described, planned, kept))

@@ -1,0 +1,96 @@
+"""What a study tells its report that no record can: hypotheses, arms, costs, what was not run.
+
+Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Left
+out: the page (evaluation/comparison/report), and the estimates (costs.py).
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from common.durable import replace_json
+from common.json_lines import read_json_lines
+from evaluation.comparison.report import Part as Spent
+from evaluation.comparison.report import StudyFacts
+from evaluation.comparison.report.curves import quiet_step_seconds
+from evaluation.studies.protocol.costs import Cost, is_finished
+from evaluation.studies.protocol.description import Arm, Study
+from evaluation.studies.protocol.parts import Part, Plan
+from shards.checked_json import COUNT, NUMBER, find_problem
+from student.config import StudentConfig
+from student.identity import read_or_none
+
+KEPT = "costs.json"
+COST = {"seconds": NUMBER, "bytes": COUNT}  # of a part, as it is kept
+
+
+def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
+    """Keep the first estimate of every part. Returns all that were kept: part -> seconds and bytes."""
+    new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
+    kept = new | (read_or_none(directory / KEPT, _are_costs) or {})
+    directory.mkdir(parents=True, exist_ok=True)
+    replace_json(directory / KEPT, kept)
+    return kept
+
+
+def _are_costs(found: object) -> bool:
+    return isinstance(found, dict) and all(find_problem(cost, COST) is None for cost in found.values())
+
+
+def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
+    """The facts for the report.
+
+    kept  of `keep_costs`
+    """
+    named = {name for pair in (study.primary, *study.secondary) for name in pair}
+    explored = [name for name in study.arms if name not in named]
+    missing = [part.name for part in planned.parts if not is_finished(part, planned.parts)]
+    not_run = [*planned.left_out, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]
+    return StudyFacts(
+        title=study.title,
+        question=study.question,
+        primary=study.primary,
+        secondary=study.secondary,
+        exploratory=(f"Also trained, without a hypothesis: {', '.join(explored)}.",) if explored else (),
+        arms={name: _runs_of(arm.name, arm.seeds) for name, arm in study.arms.items()},
+        seeds=study.seeds,
+        parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),
+        accounts={
+            name: account for name, arm in study.arms.items() if (account := _account(study, arm, kept)) is not None
+        },
+        not_run=tuple(not_run),
+    )
+
+
+def _runs_of(arm: str, seeds: Iterable[int]) -> tuple[str, ...]:
+    """Names of an arm's students and their probes."""
+    return tuple(f"{probe}{arm}-seed{seed}" for seed in seeds for probe in ("", "softmax-", "logits-"))
+
+
+def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:
+    """What an arm's training needed beside itself; None where it was not estimated."""
+    if arm.settings.get("objective", StudentConfig.objective) == "mlm":
+        return {}  # which needs ids alone, whatever else its store holds
+    recipe, seconds = study.stores[arm.store], 0.0
+    while recipe is not None:
+        cost = kept.get(f"{recipe.verb}/{recipe.name}")
+        if cost is None:
+            return None
+        seconds += cost["seconds"]
+        recipe = study.stores.get(recipe.of or recipe.dictionary)
+    return {"encoding": seconds}
+
+
+def _spent(part: Part, expected: dict | None) -> Spent:
+    measured = None
+    if part.verb in ("train-student", "train-probe"):
+        with suppress(OSError):
+            lines, _ = read_json_lines(Path(part.values["output"]) / "log.jsonl")
+            step = quiet_step_seconds(lines)
+            measured = step and step * max(line["step"] for line in lines)
+    return Spent(
+        name=part.name,
+        predicted_seconds=expected and expected["seconds"],
+        measured_seconds=measured,
+        bytes=expected and expected["bytes"],
+    )
