@@ -97,6 +97,13 @@ VERBS = {
         "terminal.sweeps:summary",
         exit_code="terminal.results:code_of_sweep",
     ),
+    "study": Verb(
+        "a whole study from one recipe: stores, students, evaluations, comparison: --recipe study-demo",
+        "evaluation.studies.protocol.config:StudyConfig",
+        "evaluation.studies.protocol.study:study",
+        "terminal.study:summary",
+        recipes=False,
+    ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
         "student.export_config:ExportConfig",
@@ -121,7 +128,7 @@ VERBS = {
         recipes=False,
     ),
     "compare": Verb(
-        "models by their evaluations: averages, Wilcoxon's test, win rates, the paper's figures",
+        "models by their evaluations: averages, tests, win rates, the paper's figures, a page of it all",
         "evaluation.comparison.config:CompareConfig",
         "evaluation.comparison.compare:compare",
         "terminal.comparison:comparison",

@@ -219,16 +219,25 @@ def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str,
 
 def _read_from_log(directory, step):
     """Operations up to a step by the log of the run that an export or a checkpoint lies in; None without a log."""
-    if step is None:
+    log = find_log(directory)
+    if step is None or log is None:
         return None
-    for run in directory.absolute().parents[:2]:
-        if (run / "log.jsonl").is_file():
-            lines, damaged = read_json_lines(run / "log.jsonl")
-            if damaged:
-                logger.warning(damage(run / "log.jsonl", damaged))
-            counted = (line for line in lines if is_number(line.get("flops")) and line["step"] > 0)
-            return next((line["flops"] / line["step"] * step for line in counted if line["flops"]), None)
-    return None
+    counted = (line for line in read_log(log) if is_number(line.get("flops")) and line["step"] > 0)
+    return next((line["flops"] / line["step"] * step for line in counted if line["flops"]), None)
+
+
+def find_log(directory: Path) -> Path | None:
+    """The log of the run that an export or a checkpoint lies in, if it lies in one."""
+    logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
+    return next((log for log in logs if log.is_file()), None)
+
+
+def read_log(log: Path) -> list[dict]:
+    """The lines of a run's log, each with its step; warns of damaged ones, which are passed over."""
+    lines, damaged = read_json_lines(log)
+    if damaged:
+        logger.warning(damage(log, damaged))
+    return lines
 
 
 def _count_teacher(known):

@@ -51,8 +51,8 @@ def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Fi
         return figure, figure.subplots(rows, columns)
 
 
-def drawn(draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:
-    """The files that `draw(*arguments)` wrote.
+def drawn(draw: Callable[..., list], *arguments: object) -> list:
+    """What `draw(*arguments)` returns of the figures that it wrote: their files.
 
     Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
     """
@@ -69,22 +69,25 @@ def write_caption(figure: "Figure", text: str) -> None:
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color="0.3")
 
 
-def save_figure(figure: "Figure", stem: Path | str, header: Sequence[str], rows: Iterable[Sequence]) -> list[Path]:
+def save_figure(
+    figure: "Figure", stem: Path | str, header: Sequence[str], rows: Iterable[Sequence], png: bool = True
+) -> list[Path]:
     """Write <stem>.svg, .png and .csv, each whole or not at all. Returns their paths.
 
     header, rows  what was drawn, for the CSV
+    png           whether to write that, too
     """
     import matplotlib
 
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png", ".csv")]
+    metadata = {"svg": {"Date": None}} | ({"png": {"Software": None}} if png else {})
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (*metadata, "csv")]
     with matplotlib.rc_context(STYLE):
-        with appearing_whole(paths[0]) as file:
-            figure.savefig(file, format="svg", metadata={"Date": None})
-        with appearing_whole(paths[1]) as file:
-            figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-    save_table(paths[2], header, rows)
+        for path, (suffix, facts) in zip(paths, metadata.items(), strict=False):
+            with appearing_whole(path) as file:
+                figure.savefig(file, format=suffix, dpi=DOTS_PER_INCH, metadata=facts)
+    save_table(paths[-1], header, rows)
     return paths
 
 

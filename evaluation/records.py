@@ -125,13 +125,13 @@ def write(output: Path | str, record: dict) -> Path:
 def read(paths: Iterable[Path | str]) -> list[dict]:
     """The records in some files and directories, which are searched recursively.
 
-    Returns  list of dicts, in the order of the arguments, within a directory by path
+    Returns  list of dicts, in the order of the arguments, within a directory by path; `file` says where each was read
     Raises   RecordError naming file and field of what is malformed, or that there are none
     """
     files = [file for path in paths for file in _find_files(Path(path))]
     if not files:
         raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
-    return [read_file(file) for file in dict.fromkeys(files)]
+    return [read_file(file) | {"file": str(file)} for file in dict.fromkeys(files)]
 
 
 def read_file(file: Path) -> dict:

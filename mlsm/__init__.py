@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mlsm.functions import read_records as read_records
     from mlsm.functions import show_lsp as show_lsp
     from mlsm.functions import show_shards as show_shards
+    from mlsm.functions import study as study
     from mlsm.functions import sweep as sweep
     from mlsm.functions import train_probe as train_probe
     from mlsm.functions import train_student as train_student
@@ -57,7 +58,7 @@ ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "studen
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "encode_ids", "encode_logits", "encode_lsp",
     "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "match_entropy", "show_lsp", "show_shards",
-    "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
+    "study", "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
     "BlimpConfig": "evaluation.tasks.blimp.config",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from evaluation.comparison.config import CompareConfig
     from evaluation.inspection.lsps.config import LspConfig
     from evaluation.studies.flops.config import CountFlopsConfig
+    from evaluation.studies.protocol.config import StudyConfig
     from evaluation.studies.sweeps.config import SweepConfig
     from evaluation.studies.targets.config import MatchEntropyConfig
     from evaluation.studies.word_senses.config import ChooseLayerConfig
@@ -137,6 +138,11 @@ def sweep(
 ) -> Report:
     """Train a student for every layer, or every k, from one pass of the teacher."""
     return Report.of(_run("sweep", config, settings, recipe, progress))
+
+
+def study(config: "StudyConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
+    return Report.of(_run("study", config, settings, None, progress))
 
 
 def evaluate_blimp(config: "BlimpConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:

@@ -29,20 +29,38 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
     is_asked_for  whether the user named the recipe; if so, it must have a section for the command
     Raises        ValueError on a recipe that is not there or not readable, on settings and types that do not fit
     """
-    path = _recipe_file(recipe)
-    sections = _sections(path)
-    known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
+    path, sections = read_recipe(recipe)
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
         others = ", ".join(map(str, sections))
         raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
+        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
     if path.parent.name == "plans":  # of a store, which keeps every setting, also those that have no effect
         without_effect = getattr(settings_class, "without_effect", ())
         section = {key: value for key, value in section.items() if _field(key) not in without_effect}
-    unknown = sorted(key for key in section if _field(key) not in known)
+    return convert_section(section, verb, settings_class, path)
+
+
+def read_recipe(recipe: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a recipe, and its sections as they stand there: settings by command.
+
+    Raises  ValueError where there is no such recipe, or it is not readable
+    """
+    path = _recipe_file(recipe)
+    return path, _sections(path)
+
+
+def convert_section(section: dict[str, Any], verb: str, settings_class: type, path: Path) -> dict[str, Any]:
+    """The settings of one command as they stand in a recipe, by field and with the fields' types.
+
+    path    the recipe, for errors
+    Raises  ValueError on a setting that the command does not have, and on a value that it does not take
+    """
+    known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
+    unknown = sorted(str(key) for key in section if _field(key) not in known)
     if unknown:
         raise ValueError(
             f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
@@ -129,7 +147,7 @@ def _read(path):
 
 
 def _field(key):
-    return key.replace("-", "_")
+    return str(key).replace("-", "_")
 
 
 def _is_file_name(recipe):

@@ -41,7 +41,7 @@ def comparison(result: dict, settings: CompareConfig) -> str:
 def _files(result: dict, settings: CompareConfig) -> list[str]:
     drawn = [figure for figure in result["figures"] if not figure["lacks"]]
     lacking = [figure for figure in result["figures"] if figure["lacks"]]
-    lines = [f"\nTables:   {settings.output}/*.csv"]
+    lines = [f"\nReport:   {result['report']}", f"Tables:   {settings.output}/*.csv"]
     for figure in drawn:
         lines += [f"Figure {figure['figure']}: {figure['files'][1]}  ({figure['shows']})", f"  {figure['caption']}"]
     if lacking:

@@ -80,7 +80,7 @@ def parse(name: str, verb: "Verb", argv: list[str], recipe: str | None = None) -
         print(flags_of(name, verb, settings_class, values, why), end="")
         sys.exit(0)
     settings = settings_class(**values | given | chosen)
-    if hasattr(settings_class, "recipe"):
+    if verb.recipes and hasattr(settings_class, "recipe"):
         object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
     origins = dict.fromkeys(values, why) | dict.fromkeys(given, "flag")
     return Parsed(settings, recipe, why, origins, store, choice)

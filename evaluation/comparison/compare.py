@@ -1,8 +1,9 @@
-"""`compare`: from records to averages, tests, win rates, tables as CSV and figures.
+"""`compare`: from records to averages, tests, win rates, tables as CSV, figures and a page of it all.
 
     result = compare(CompareConfig(results=(Path("runs/evaluations"),)), progress)
 
-Reads records only: no model, no text. Left out: what is printed (terminal/comparison.py).
+Reads records and the logs of their runs: no model, no text. Left out: the page (report/), what is printed
+(terminal/comparison.py).
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from evaluation.comparison.models import (
     models_of,
     scored_alike,
 )
+from evaluation.comparison.report import write_report
 from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
 from evaluation.plots import save_table
 
@@ -36,7 +38,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
               row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
               what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (trainings
               that both models have but that are no pair, and why), notes, figures (files, or what they lack), tables
-              (CSV files), common_figures
+              (CSV files), common_figures, report (the page that shows all of it)
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
@@ -65,6 +67,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None]) -> dict:
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
     result["figures"] = draw_all(study, settings.output, progress)
+    result["report"] = str(write_report(result, models, settings.output))
     return result
 
 

@@ -13,7 +13,8 @@ class CompareConfig:
     results: Positional[tuple[Path, ...]] = ()
     """Records, or directories that are searched for them; runs/evaluations when not given."""
     output: Path = Path("runs/comparison")
-    """Directory of the tables (CSV) and figures (SVG, PNG, CSV), whose earlier contents of these names are replaced."""
+    """Directory of the page (report.html), the tables (CSV, LaTeX) and the figures (SVG, PNG, CSV). Files of these
+    names that are there already are replaced."""
     paper: bool = False
     """Draw the numbers of the paper's tables 1 to 4 beside one's own."""
     diagnostic: Path | None = None

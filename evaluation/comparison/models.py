@@ -311,11 +311,14 @@ def families(models: Iterable[Model]) -> dict[str, list[Model]]:
     groups: dict[str, list[Model]] = {}
     for model in sorted(models, key=_sort_key):
         groups.setdefault(model.family, []).append(model)
-    return dict(zip(_family_names(list(groups.values())), groups.values(), strict=True))
+    return dict(zip(name_groups(list(groups.values())), groups.values(), strict=True))
 
 
-def _family_names(groups):
-    """Objective and whatever else tells families of that objective apart."""
+def name_groups(groups: Sequence[Sequence[Model]], ignored: Collection[str] = ("step", KEPT)) -> list[str]:
+    """Names of groups of models for people: their objective and whatever else tells those of that objective apart.
+
+    ignored  settings in which the models of one group differ
+    """
     names = []
     for group in groups:
         first = group[0]
@@ -326,7 +329,7 @@ def _family_names(groups):
             _SHORT.get(name, f"{name} {{}}").format(value)
             for name, values in found.settings.items()
             for value, labels in values.items()
-            if first.label in labels and name not in ("step", KEPT)
+            if first.label in labels and name not in ignored
         ]
         if first.label in found.unknown and len(found.unknown) < len(rivals):
             parts.append("other settings unknown")

@@ -45,9 +45,10 @@ def test_what_is_written_is_read_again(tmp_path):
     first, second = record(), record(seed=1, diverged="the loss was not finite at step 3")
     path = records.write(tmp_path, first)
     assert path == tmp_path / "evaluations/some-model-abababab/finetune/mrpc-seed0.json"
-    records.write(tmp_path, second)
-    assert records.read([tmp_path]) == [first, second]
-    assert records.read([path, tmp_path, path]) == [first, second]
+    other = records.write(tmp_path, second)
+    whole = [first | {"file": str(path)}, second | {"file": str(other)}]
+    assert records.read([tmp_path]) == whole
+    assert records.read([path, tmp_path, path]) == whole
     records.write(tmp_path, first | {"wall": 2.0})
     assert records.read([path])[0]["wall"] == 2.0
     assert sorted(file.name for file in path.parent.iterdir()) == ["mrpc-seed0.json", "mrpc-seed1.json"]

@@ -55,6 +55,11 @@ def check_replaceable(directory: Path, k: int = 0) -> None:
         )
 
 
+def is_view(directory: Path) -> bool:
+    """Whether a directory holds pages that show-lsp wrote."""
+    return _read_hashes(directory) is not None
+
+
 def _read_hashes(directory):
     """Name to SHA-256 of the files that view.json lists, None for each hash in an older view; None without a view."""
     try:

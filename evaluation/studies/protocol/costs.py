@@ -1,0 +1,248 @@
+"""What the parts of a study will cost, from measurements of some seconds.
+
+    for cost in costs(chosen, parts, progress):
+        cost.part, cost.seconds, cost.bytes
+
+A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
+the recipe's length; probes and evaluations follow by their tokens. So the figures tell hours from minutes, not minutes
+from seconds: tokens of an example are counted by their characters, and short inputs are slower than full windows. What
+is finished costs nothing. Left out: the diagnostic of layers, of which only the teacher's pass over SemCor and the
+dictionaries count.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.device import choose_device
+from common.errors import MlsmError
+from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
+from evaluation.studies.protocol.description import STORES
+from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
+from evaluation.tasks.finetuning.data import load_task
+from evaluation.tasks.finetuning.tasks import TASKS
+from pipeline.config import CorpusConfig, EncodeConfig
+from shards.reader import Store
+from student.config import LSP_OBJECTIVES, StudentConfig
+
+TIMED_STEPS = 3  # after one to warm up
+CHARACTERS = 4.5  # of a token, about
+WORDS = 11  # of a sentence of BLiMP, about: each is hidden once
+PAIRS, PARADIGMS = 1000, 67
+SEMCOR_TOKENS = 900_000
+WEIGHT_BYTES = 4
+STATE = 3  # a checkpoint to resume from: weights and AdamW's two moments
+
+
+class Cost(NamedTuple):
+    """What is left to do of a part."""
+
+    part: str
+    seconds: float
+    bytes: int
+    finished: bool = False
+
+
+def costs(chosen: list[Part], parts: list[Part], progress: Callable[..., None]) -> Iterator[Cost]:
+    """The cost of every chosen part, of all parts of the study. Raises what the measured commands raise."""
+    of_stores: dict[str, dict] = {}
+    for part in chosen:
+        if is_finished(part, parts):
+            yield Cost(part.name, 0.0, 0, True)
+        elif part.verb in STORES:
+            found = of_stores[part.name] = _store_cost(part, progress)
+            yield Cost(part.name, found["seconds"] + found.get("learning_seconds", 0.0), found["bytes"])
+        elif part.verb in ("train-student", "train-probe"):
+            yield _training_cost(part, parts)
+        elif part.verb == "finetune":
+            yield Cost(part.name, _tuning_seconds(part, parts), 0)
+        elif part.verb == "evaluate-blimp":
+            yield Cost(part.name, _blimp_seconds(part, parts), 0)
+        else:
+            yield Cost(part.name, _diagnostic_seconds(part, of_stores), 0)
+
+
+def is_finished(part: Part, parts: list[Part]) -> bool:
+    """Whether nothing is left to do of a part, as far as its files say: an evaluation has all its records."""
+    output = Path(part.values["output"])
+    if part.verb in ("train-student", "train-probe"):
+        return (output / "result.json").is_file()
+    if part.verb in STORES:
+        return _is_whole(part, output / "stores")
+    if part.verb == "choose-layer":
+        return any(output.glob("diagnostics/*/result.json"))
+    return _has_records(part, output, _checkpoints(part, parts))
+
+
+def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
+    settings, name = part.settings(), Path(part.values["models"][0]).name
+    models = f"{name}-step-????????-????????" if part.values.get("step") == "all" else f"{name}-????????"
+    if part.verb == "evaluate-blimp":
+        return len(list(output.glob(f"evaluations/{models}/blimp/*.json"))) >= checkpoints
+    seeds, output = (1, output / "smoke") if settings.smoke else (settings.seeds, output)
+    found = len(list(output.glob(f"evaluations/{models}/finetune/*.json")))
+    return found >= checkpoints * seeds * len(settings.chosen_tasks())
+
+
+def _is_whole(part: Part, stores: Path) -> bool:
+    wanted = math.prod(len(part.values.get(name, [0])) for name in ("layer", "k")) if part.verb == "encode-lsp" else 1
+    whole = 0
+    for path in stores.glob("*/target.json"):
+        try:
+            Store.open(path.parent)
+            whole += 1
+        except (MlsmError, OSError):  # unfinished or damaged: its command says which
+            continue
+    return whole >= wanted
+
+
+def _store_cost(part: Part, progress) -> dict[str, Any]:
+    if part.verb == "derive-shards":  # copies a store that may not be there yet; small beside the others
+        return {"seconds": 0.0, "bytes": 0}
+    if any(isinstance(value, Made) for value in part.values.values()):  # a dictionary that may not be there yet
+        part = part._replace(values={k: v for k, v in part.values.items() if not isinstance(v, Made)})
+        return _dry_run(part, progress) | {"learning_seconds": 0.0}
+    return _dry_run(part, progress)
+
+
+def _dry_run(part: Part, progress) -> dict[str, Any]:
+    return FUNCTIONS[part.verb](replace(part.settings(), dry_run=True), progress)[0]
+
+
+def _training_cost(part: Part, parts: list[Part]) -> Cost:
+    """Of a student; of a probe, whose student is only read: a third of its operations."""
+    of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
+    speed = _speed_of(of, parts)
+    steps = part.values.get("max_steps") or of.values["max_steps"] // 10
+    batch = part.values.get("batch_windows") or of.values["batch_windows"]
+    times = 3 if part.verb == "train-student" else 1
+    kept = len(of.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0))) + 1
+    size = (kept + STATE) * WEIGHT_BYTES * speed.parameters if part.verb == "train-student" else 0
+    return Cost(part.name, steps * batch * times * speed.window_seconds, size)
+
+
+def _tuning_seconds(part: Part, parts: list[Part]) -> float:
+    settings = part.settings()
+    if settings.smoke:
+        return 5.0 * len(settings.chosen_tasks())
+    tokens = 0.0
+    for name in settings.chosen_tasks():
+        train, evaluated, size = _task_size(name, str(settings.data_dir))
+        train = min(train, settings.limit_train or train)
+        tokens += (3 * settings.epochs * train + evaluated) * min(size, settings.max_length)
+    return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts)
+
+
+def _blimp_seconds(part: Part, parts: list[Part]) -> float:
+    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("paradigms", ())) or PARADIGMS)
+    return _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts)
+
+
+def _diagnostic_seconds(part: Part, of_stores: dict[str, dict]) -> float:
+    """From the first measured store of LSPs: a pass over SemCor, and a dictionary for every layer."""
+    found = next((cost for cost in of_stores.values() if "teacher_seconds" in cost), None)
+    if found is None:
+        return 0.0
+    layers = part.values.get("layer", "all")
+    count = 12 if layers == "all" else len(layers)
+    coding = found["teacher_seconds"] + count * found["solver_seconds"]
+    return SEMCOR_TOKENS * coding + count * found.get("learning_seconds", 0.0) / max(1, found.get("lacking", 1))
+
+
+def _checkpoints(part: Part, parts: list[Part]) -> int:
+    """How many models an evaluation is of: one, or every kept checkpoint of a run."""
+    if part.values.get("step") != "all":
+        return 1
+    training = _training_of(part.values["models"][0], parts)
+    return 1 if training is None else len(training.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0)))
+
+
+def _token_seconds(part: Part, parts: list[Part]) -> float:
+    """Of a forward pass of the model that is evaluated, for each token."""
+    model = part.values["models"][0]
+    training = _training_of(model, parts)
+    if training is not None:
+        return _speed_of(training, parts).window_seconds / _maker_of(training, parts).window
+    length = part.values.get("max_length") or CorpusConfig.max_length
+    return _measure(model, None, 2, length, part.values.get("device", "auto")).window_seconds / length
+
+
+def _speed_of(training: Part, parts: list[Part]) -> "Speed":
+    maker = _maker_of(training, parts)
+    objective = training.values.get("objective", StudentConfig.objective)
+    outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in ("mlm", "kd", "mtl"))
+    device = training.values.get("device", "auto")
+    return _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device)
+
+
+def _training_of(run: str, parts: list[Part]) -> Any:
+    """The training of the student in a directory, or that a probe there is of; None for any other model."""
+    made = {str(part.values["output"]): part for part in parts if part.verb in ("train-student", "train-probe")}
+    part = made.get(run)
+    return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
+
+
+class Maker(NamedTuple):
+    """What a student's store is like, by the settings of the command that makes it."""
+
+    window: int
+    vocabulary: int
+    k: int
+
+
+def _maker_of(training: Part, parts: list[Part]) -> Maker:
+    part = training
+    while part.verb in ("train-student", "derive-shards"):
+        part = next(other for other in parts if other.name == part.values["store"].part)
+    teacher = part.values.get("teacher")
+    vocabulary = Encoder.find(teacher).config.vocab_size if teacher else CASED_VOCABULARY
+    k = max(part.values.get("k", EncodeConfig.k))  # of several the most, as the head is a small part
+    return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k)
+
+
+class Speed(NamedTuple):
+    """How fast an encoder is here."""
+
+    window_seconds: float
+    """of a forward pass of a window; a training step takes three times that"""
+    parameters: int
+
+
+@cache
+def _task_size(name: str, data_dir: str) -> tuple[int, int, float]:
+    """Examples to train on and to evaluate, and the mean tokens of one."""
+    data = load_task(TASKS[name], data_dir)
+    characters = [len(json.dumps(example)) for example in data.train[:1000]]
+    return len(data.train), sum(map(len, data.evaluation.values())), sum(characters) / len(characters) / CHARACTERS
+
+
+@cache
+def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, device: str) -> Speed:
+    """Time training steps of an encoder with a head of so many outputs, on batches of random tokens."""
+    import torch
+
+    from student.encoders import build_encoder
+    from student.model import Student
+
+    hf_config = Encoder.find(encoder).config
+    hf_config.vocab_size = vocabulary or hf_config.vocab_size
+    place = choose_device(device)
+    masked, windows = max(1, round(0.15 * (length - 2))), max(1, 4096 // length)
+    student = Student(build_encoder(hf_config, seed=0), outputs, tied=False, seed=0).to(place)
+    input_WL = torch.randint(0, hf_config.vocab_size, (windows, length), device=place)
+    where_M = torch.arange(windows * masked, device=place) * length // masked
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
+        started = time.perf_counter()
+        with torch.autocast(place.type, torch.bfloat16, enabled=place.type == "cuda"):
+            loss = torch.logsumexp(student(input_WL, None, where_M, most_masked=masked).float(), 1).mean()
+        loss.backward()
+        loss.item()
+        seconds.append(time.perf_counter() - started)
+    parameters = sum(parameter.numel() for parameter in student.parameters())
+    return Speed(min(seconds[1:]) / 3 / windows, parameters)

@@ -1,0 +1,233 @@
+"""What a study compares, as its recipe says.
+
+    study = read_study("study-demo")
+    study.arms["mlsm"].seeds    # (0, 1, 2)
+
+A recipe of a study has, beside the sections that any recipe has (the common settings of every command), a section
+`study`: its question, the hypotheses, the stores that are made, and the arms. An arm is a way of pre-training, of
+which one student is trained for each seed. The arms differ in what is written under their names and in the store; all
+else is common, so that a comparison of two arms studies that difference alone.
+
+A list where a setting takes a single value stands for several: `kappa: [0.1, 1]` makes the arms mtl-kappa0.1 and
+mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each.
+Left out: what has to be done for it, and in which order (parts.py).
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+from common.errors import StudyError
+from common.settings import plain_hint
+from evaluation.studies.word_senses.config import ChooseLayerConfig
+from evaluation.tasks.blimp.config import BlimpConfig
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from pipeline.config import CorpusConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from recipes.reading import convert_section, read_recipe
+from shards.config import DeriveConfig
+from student.config import StudentConfig
+from student.probe_config import ProbeConfig
+
+STORES: dict[str, type] = {
+    "encode-lsp": EncodeConfig,
+    "encode-ids": EncodeIdsConfig,
+    "encode-logits": EncodeLogitsConfig,
+    "derive-shards": DeriveConfig,
+}
+SETTINGS: dict[str, type] = STORES | {
+    "train-student": StudentConfig,
+    "train-probe": ProbeConfig,
+    "finetune": FinetuneConfig,
+    "evaluate-blimp": BlimpConfig,
+    "choose-layer": ChooseLayerConfig,
+}
+OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "models", "stores", "arms")
+FIXED = ("max_steps", "batch_windows", "lr")  # would otherwise follow from the store, and differ between arms
+CHOSEN_HERE = ("store", "output", "json", "models", "student", "data_dir", "wsd_data", "dry_run")  # by the study
+
+
+class StoreRecipe(NamedTuple):
+    """A store that the study makes, or several in one pass of the teacher."""
+
+    name: str
+    verb: str
+    """the command that makes it"""
+    settings: dict[str, Any]
+    """of that command, by field"""
+    of: str | None = None
+    """the store that it is derived from"""
+    dictionary: str | None = None
+    """the store whose dictionary it is encoded with"""
+
+    def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
+        """Of every store that it makes: what tells an arm on it from the others, the layer and k (of LSPs)."""
+        if self.verb != "encode-lsp":
+            yield "", None, None
+            return
+        layers, ks = (self.settings.get(name, getattr(EncodeConfig, name)) for name in ("layer", "k"))
+        for layer, k in product(layers, ks):
+            suffix = (f"-l{layer}" if len(layers) > 1 else "") + (f"-k{k}" if len(ks) > 1 else "")
+            yield suffix, layer, k
+
+
+class Arm(NamedTuple):
+    """A way of pre-training."""
+
+    name: str
+    store: str
+    layer: int | None
+    k: int | None
+    settings: dict[str, Any]
+    """of train-student, by field: the common ones with the arm's own"""
+    seeds: tuple[int, ...]
+
+
+class Study(NamedTuple):
+    """A study, as its recipe says."""
+
+    title: str
+    question: str
+    primary: tuple[str, str]
+    """names of two arms: the hypothesis is that the first is better"""
+    secondary: tuple[tuple[str, str], ...]
+    """further hypotheses, tested by Holm's method; all other comparisons are exploratory"""
+    models: tuple[str, ...]
+    """models that are evaluated beside the students, such as the teacher"""
+    stores: dict[str, StoreRecipe]
+    arms: dict[str, Arm]
+    common: dict[str, dict[str, Any]]
+    """settings of finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run"""
+
+    @property
+    def window(self) -> int:
+        """The students' window, in tokens: the same on all stores."""
+        return min(recipe.settings.get("max_length", CorpusConfig.max_length) for recipe in self.stores.values())
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Pre-training seeds of the primary comparison: those that both arms have."""
+        better, than = (self.arms[name].seeds for name in self.primary)
+        return tuple(seed for seed in better if seed in than)
+
+
+def read_study(recipe: str) -> Study:
+    """Read a study's recipe.
+
+    recipe  name of one that comes with the package, or path of a YAML file
+    Raises  ValueError where it is not readable or a setting does not fit; StudyError where arms, stores and hypotheses
+            do not belong together
+    """
+    path, sections = read_recipe(recipe)
+    own = sections.pop("study", None)
+    if own is None:
+        raise StudyError(f"recipe {path} has no section `study`, so it is no study's. Those that are: mlsm help study")
+    _check_names(path, "study", own, OF_STUDY)
+    _check_names(path, "a study's recipe", sections, tuple(SETTINGS))
+    for name in ("title", "question", "primary", "seeds", "stores", "arms"):
+        if not own.get(name):
+            raise StudyError(f"recipe {path}: study has no {name}. docs/study.md describes what a study says.")
+    common = {verb: section or {} for verb, section in sections.items()}
+    stores = dict(_read_stores(path, own["stores"], common))
+    arms = dict(_read_arms(path, own, stores, common))
+    converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
+    hypotheses = [tuple(pair) for pair in (own["primary"], *own.get("secondary", ()))]
+    for pair in hypotheses:
+        _check_hypothesis(path, pair, arms)
+    study = Study(
+        title=str(own["title"]),
+        question=str(own["question"]),
+        primary=hypotheses[0],
+        secondary=tuple(hypotheses[1:]),
+        models=tuple(map(str, own.get("models", ()))),
+        stores=stores,
+        arms=arms,
+        common=converted,
+    )
+    if not study.seeds:
+        raise StudyError(f"recipe {path}: the arms {' and '.join(study.primary)} have no seed in common, so no pair.")
+    return study
+
+
+def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tuple[str, StoreRecipe]]:
+    for name, own in described.items():
+        own = dict(own or {})
+        verb = own.pop("command", "encode-lsp")
+        if verb not in STORES:
+            raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
+        of, dictionary = own.pop("store", None), own.pop("dictionary", None)
+        for other in (of, dictionary):
+            if other is not None and other not in described:
+                raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
+        if (of is None) == (verb == "derive-shards"):
+            raise StudyError(f"recipe {path}: store {name}: `store` is for derive-shards, which needs it, alone.")
+        settings = _convert(path, verb, common.get(verb, {}) | own)
+        yield str(name), StoreRecipe(str(name), verb, settings, of, dictionary)
+
+
+def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[tuple[str, Arm]]:
+    for name, described in own["arms"].items():
+        described = dict(described or {})
+        seeds = tuple(described.pop("seeds", own["seeds"]))
+        store = described.pop("store", None)
+        if store not in stores:
+            raise StudyError(f"recipe {path}: arm {name}: store {store} is not among {', '.join(stores)}")
+        for suffix, values in _variants(StudentConfig, described):
+            settings = _convert(path, "train-student", common.get("train-student", {}) | values)
+            if open_ones := [field for field in FIXED if settings.get(field) is None]:
+                raise StudyError(
+                    f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study says them itself, for"
+                    f" otherwise they follow from the store, and two arms differ in them."
+                )
+            for of_store, layer, k in stores[store].choices():
+                arm = f"{name}{of_store}{suffix}"
+                yield arm, Arm(arm, store, layer, k, settings, seeds)
+
+
+def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every combination of the values of settings that are lists though the command takes one value."""
+    hints = {field.name: plain_hint(field.type) for field in dataclasses.fields(settings_class)}
+    varied = [
+        name
+        for name, value in described.items()
+        if isinstance(value, list) and not _takes_several(hints.get(name.replace("-", "_")))
+    ]
+    for values in product(*(described[name] for name in varied)):
+        chosen = dict(zip(varied, values, strict=True))
+        yield "".join(f"-{name}{value}" for name, value in chosen.items()), {**described, **chosen}
+
+
+def _takes_several(hint: Any) -> bool:
+    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+
+
+def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
+    """The settings of a command by field, checked with those that the study does not choose."""
+    settings = convert_section(dict(section), verb, SETTINGS[verb], path)
+    if "corpus" in settings:
+        settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
+    for name in (*CHOSEN_HERE, *(["seed"] if verb == "train-student" else [])):
+        if name in settings:
+            raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")
+    try:
+        SETTINGS[verb](**settings)
+    except ValueError as error:
+        raise ValueError(f"recipe {path}, {verb}: {error}") from None
+    return settings
+
+
+def _check_names(path: Path, what: str, found: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(found, Mapping):
+        raise StudyError(f"recipe {path}: {what} is a mapping of names to values, found {found!r}")
+    if unknown := sorted(str(name) for name in found if name not in known):
+        raise StudyError(f"recipe {path}: {what} has no {', '.join(unknown)}. It has: {', '.join(known)}")
+
+
+def _check_hypothesis(path: Path, pair: tuple, arms: Mapping[str, Arm]) -> None:
+    if len(pair) != 2:
+        raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {list(pair)}")
+    for name in pair:
+        if name not in arms:
+            raise StudyError(f"recipe {path}: {name} of a hypothesis is no arm. There are: {', '.join(arms)}")

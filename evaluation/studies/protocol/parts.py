@@ -1,0 +1,227 @@
+"""What has to be done for a study: its parts, each one of our commands, in the order in which they are done.
+
+    for part in plan(study, directory, data):
+        part.run(progress)
+
+The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
+seed, each evaluated as soon as it is trained; then the models that stand beside, the secondary hypotheses, and the
+rest. A part keeps no state of its own: its command finds finished work and goes on from there, so a study that was
+killed is given again. Left out: what parts cost (costs.py), printing them as command lines (printing.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import StudyError
+from evaluation.studies.protocol.description import SETTINGS, Arm, StoreRecipe, Study
+from evaluation.studies.word_senses.choose_layer import choose_layer
+from evaluation.tasks.blimp.evaluate import evaluate
+from evaluation.tasks.finetuning.suite import finetune
+from pipeline.encode import encode_ids, encode_logits, encode_lsp
+from shards.tools import derive_shards
+from student.config import LSP_OBJECTIVES, StudentConfig
+from student.probe import train_probe
+from student.trainer import train
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "encode-lsp": encode_lsp,
+    "encode-ids": encode_ids,
+    "encode-logits": encode_logits,
+    "derive-shards": derive_shards,
+    "train-student": train,
+    "train-probe": train_probe,
+    "finetune": finetune,
+    "evaluate-blimp": evaluate,
+    "choose-layer": choose_layer,
+}
+DIGITS = "?" * 12  # that the names of stores and dictionaries end with
+
+
+@dataclass(frozen=True)
+class Made:
+    """A directory that another part makes, whose name ends with the digits of its content."""
+
+    pattern: Path
+    part: str
+    """the part that makes it"""
+
+    def find(self) -> Path:
+        """The directory. Raises StudyError where it is not there, or not the only one."""
+        found = sorted(self.pattern.parent.glob(self.pattern.name))
+        if not found:
+            raise StudyError(f"there is no {self.pattern} yet. First:  --only {self.part}")
+        if len(found) > 1:
+            raise StudyError(
+                f"{len(found)} directories match {self.pattern}, maybe of other settings than today's. Move those away"
+                f" that the study shall not use, or give the study another --output: {', '.join(p.name for p in found)}"
+            )
+        return found[0]
+
+
+class Part(NamedTuple):
+    """One command of a study."""
+
+    name: str
+    verb: str
+    values: dict[str, Any]
+    """its settings by field; those of class Made are found when it is run"""
+    needs: tuple[str, ...] = ()
+    """names of the parts before it"""
+
+    def settings(self) -> Any:
+        """The settings of the command. Raises StudyError where a part that it needs has not been run."""
+        values = {name: _place(value) for name, value in self.values.items()}
+        return SETTINGS[self.verb](**values)
+
+    def run(self, progress: Callable[..., None]) -> Any:
+        """Do it, or find it finished. Returns and raises what its command does."""
+        return FUNCTIONS[self.verb](self.settings(), progress)
+
+
+class Plan(NamedTuple):
+    """The parts of a study."""
+
+    parts: list[Part]
+    first: int
+    """how many of them the primary hypothesis needs"""
+    left_out: list[str]
+    """what cannot be done here, a sentence each"""
+
+
+def plan(study: Study, directory: Path, data: Path | None) -> Plan:
+    """The parts of a study in their order.
+
+    directory  of everything that it makes
+    data       directory of evaluation data; None where there is none
+    """
+    planner = _Planner(study, directory, data)
+    primary = [study.arms[name] for name in study.primary]
+    parts: dict[str, Part] = {}
+    _add(parts, planner.stores({arm.store for arm in primary}))
+    for seed in study.seeds:
+        for arm in primary:
+            _add(parts, planner.student(arm, seed))
+    first = len(parts)
+    _add(parts, planner.models())
+    _add(parts, planner.layers())
+    named = [study.arms[name] for pair in study.secondary for name in pair]
+    for arm in (*named, *study.arms.values()):
+        _add(parts, planner.stores({arm.store}))
+        for seed in arm.seeds:
+            _add(parts, planner.student(arm, seed))
+    return Plan(list(parts.values()), first, planner.left_out)
+
+
+def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
+    for part in more:
+        parts.setdefault(part.name, part)
+
+
+def _place(value):
+    if isinstance(value, tuple):
+        return tuple(map(_place, value))
+    return value.find() if isinstance(value, Made) else value
+
+
+class _Planner:
+    """Parts of one study; what cannot be done with its data is left out, and said."""
+
+    def __init__(self, study: Study, directory: Path, data: Path | None):
+        self.study, self.directory, self.data = study, directory, data
+        self.left_out: list[str] = []
+        common = study.common
+        self.tunes, self.probes = common.get("finetune"), common.get("train-probe")
+        self.blimp, self.senses = common.get("evaluate-blimp"), common.get("choose-layer")
+        if data is None and self.tunes is not None:
+            self.left_out.append(
+                "Fine-tuning is on built-in miniature data, whose scores mean nothing: no directory of evaluation data"
+                " was given (--data-dir or $MLSM_DATA)."
+            )
+        for name, folder in (("evaluate-blimp", "blimp/data"), ("choose-layer", "wsd")):
+            if name in common and (data is None or not (data / folder).is_dir()):
+                setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
+                where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
+                self.left_out.append(f"{name} is left out: {where}.")
+
+    def stores(self, names: Iterable[str]) -> Iterator[Part]:
+        """What makes some stores, those that they are made from first."""
+        for recipe in (self.study.stores[name] for name in sorted(names)):
+            before = [name for name in (recipe.of, recipe.dictionary) if name is not None]
+            yield from self.stores(before)
+            values: dict[str, Any] = {"output": self.directory / "stores" / recipe.name}
+            if recipe.of is not None:
+                values["store"] = self._made_store(self.study.stores[recipe.of], None, None)
+            if recipe.dictionary is not None:
+                values["dictionary"] = self._made_dictionary(recipe, self.study.stores[recipe.dictionary])
+            needs = tuple(_name_of(self.study.stores[name]) for name in before)
+            yield Part(_name_of(recipe), recipe.verb, recipe.settings | values, needs)
+
+    def student(self, arm: Arm, seed: int) -> Iterator[Part]:
+        """Training, probes and evaluations of a student."""
+        name = f"{arm.name}-seed{seed}"
+        run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
+        store = self._made_store(recipe, arm.layer, arm.k)
+        train = Part(
+            f"train-student/{name}",
+            "train-student",
+            arm.settings | {"store": store, "seed": seed, "output": run},
+            (_name_of(recipe),),
+        )
+        yield train
+        yield from self._fine_tuning(name, run, (train.name,))
+        objective = arm.settings.get("objective", StudentConfig.objective)
+        if objective not in ("mlsm", "naive-mlsm"):  # the others predict words themselves
+            yield from self._minimal_pairs(name, run, (train.name,))
+        if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
+            for source in ("softmax", "logits"):
+                probe = self.directory / "probes" / f"{source}-{name}"
+                values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "output": probe}
+                part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, (train.name,))
+                yield part
+                yield from self._minimal_pairs(probe.name, probe, (part.name,))
+
+    def models(self) -> Iterator[Part]:
+        """The evaluations of the models that stand beside the students."""
+        for model in self.study.models:  # which have no checkpoints to choose from
+            name = Path(model).name
+            for part in (*self._fine_tuning(name, model, ()), *self._minimal_pairs(name, model, ())):
+                yield part._replace(values={key: value for key, value in part.values.items() if key != "step"})
+
+    def layers(self) -> Iterator[Part]:
+        """The word-sense diagnostic of the teacher."""
+        if self.senses is not None:
+            assert self.data is not None
+            # beside the store, so that dictionaries are learned once
+            beside = self.directory / "stores" / self.study.arms[self.study.primary[0]].store
+            values = {"wsd_data": self.data / "wsd", "output": beside}
+            yield Part("choose-layer", "choose-layer", self.senses | values)
+
+    def _fine_tuning(self, name, model, needs):
+        if self.tunes is not None:
+            # Alike for all models; otherwise both follow from the models of one command.
+            alike = {"max_length": self.study.window, "segments": "never"}
+            where = {"smoke": True} if self.data is None else {"data_dir": self.data}
+            values = alike | self.tunes | where | {"models": (str(model),), "output": self.directory}
+            yield Part(f"finetune/{name}", "finetune", values, needs)
+
+    def _minimal_pairs(self, name, model, needs):
+        if self.blimp is not None:
+            assert self.data is not None
+            values = {"models": (str(model),), "data_dir": self.data / "blimp" / "data", "output": self.directory}
+            yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", self.blimp | values, needs)
+
+    def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None) -> Made:
+        which = "*" if layer is None else f"lsp-*-l{layer}-k{k}"
+        pattern = self.directory / "stores" / recipe.name / "stores" / f"{which}-{DIGITS}"
+        return Made(pattern, _name_of(recipe))
+
+    def _made_dictionary(self, recipe: StoreRecipe, other: StoreRecipe) -> Made:
+        ((_, layer, k),) = recipe.choices()
+        pattern = self.directory / "stores" / other.name / "dictionaries" / f"*-l{layer}-k{k}-{DIGITS}"
+        return Made(pattern, _name_of(other))
+
+
+def _name_of(recipe: StoreRecipe) -> str:
+    return f"{recipe.verb}/{recipe.name}"

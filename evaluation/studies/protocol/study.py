@@ -1,0 +1,108 @@
+"""`study`: all parts of a study from its recipe, one after the other, and the report of what came out.
+
+    study(StudyConfig(recipe="study-demo"), progress)
+
+Says first what the parts will cost, then does them in the order of parts.py. After the parts of the primary hypothesis,
+and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
+what it has finished and goes on where it was interrupted; so does the study. Before a student is trained, its store is
+checked to have the plan of the first one: otherwise batches and masks of two arms would not be the same. Left out: what
+a study says (description.py), what is to be done (parts.py), the page (evaluation/comparison/report).
+"""
+
+import logging
+from collections.abc import Callable
+from fnmatch import fnmatch
+
+from common.errors import StudyError
+from common.progress import silent
+from evaluation.comparison.compare import compare
+from evaluation.studies.protocol.config import StudyConfig
+from evaluation.studies.protocol.costs import Cost, costs
+from evaluation.studies.protocol.description import read_study
+from evaluation.studies.protocol.parts import Part, plan
+from evaluation.studies.protocol.printing import as_make, as_slurm
+from shards.reader import Store
+
+logger = logging.getLogger(__name__)
+
+
+def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict:
+    """Run a study, as far as it is not finished.
+
+    progress  called as progress(stage, done, total, unit=..., **figures)
+    Returns   title, question, directory, parts (name, seconds and bytes expected, finished before),
+              left_out (what could not be done here, sentences), comparison (the result of `compare`, None where
+              nothing has been evaluated). With print_commands only `commands`; with dry_run nothing is done
+    Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
+    """
+    described = read_study(settings.recipe)
+    planned = plan(described, settings.directory, settings.data)
+    chosen = choose(planned.parts, settings.only)
+    if settings.print_commands is not None:
+        lines = as_make(chosen, settings.directory) if settings.print_commands == "make" else as_slurm(chosen)
+        return {"commands": lines}
+    expected = list(costs(chosen, planned.parts, progress))
+    found = {
+        "title": described.title,
+        "question": described.question,
+        "directory": str(settings.directory),
+        "parts": [cost._asdict() for cost in expected],
+        "left_out": planned.left_out,
+        "comparison": None,
+    }
+    if settings.dry_run:
+        return found
+    if costly := [cost for cost in expected if not cost.finished]:
+        hours = sum(cost.seconds for cost in costly) / 3600
+        logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes(costly))
+    for sentence in planned.left_out:
+        logger.warning("%s", sentence)
+    last_of_primary = planned.parts[planned.first - 1]
+    plan_id = None
+    for number, part in enumerate(chosen, 1):
+        logger.info("part %d of %d: %s", number, len(chosen), part.name)
+        if part.verb == "train-student":
+            plan_id = _check_pairing(part, plan_id)
+        part.run(_name_stages(progress, part.name))
+        if part is last_of_primary and part is not chosen[-1]:
+            _compare(settings, progress)  # the first conclusion
+    return found | {"comparison": _compare(settings, progress)}
+
+
+def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
+    """The parts whose names match some pattern; all where there is none. StudyError where a pattern matches nothing."""
+    for pattern in only:
+        if not any(fnmatch(part.name, pattern) for part in parts):
+            raise StudyError(
+                f"--only {pattern}: no part has such a name. There are: {', '.join(part.name for part in parts)}"
+            )
+    return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
+
+
+def gigabytes(expected: list[Cost]) -> float:
+    """Of disk, that some parts take."""
+    return sum(cost.bytes for cost in expected) / 1e9
+
+
+def _check_pairing(part: Part, plan_id: str | None) -> str:
+    """The plan of a student's store; StudyError where an earlier student's store has another one."""
+    store = part.settings().store
+    own = Store.open(store).plan.id
+    if plan_id not in (None, own):
+        raise StudyError(
+            f"{part.name}: the store {store} has another plan than those before, so that batches and masks would differ"
+            f" from theirs. Give all stores of the study the same corpus, tokenizer, windows and max-tokens."
+        )
+    return own
+
+
+def _name_stages(progress, part):
+    """The callback with the name of the part added to its stages, so that each part has bars of its own."""
+    return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
+
+
+def _compare(settings: StudyConfig, progress) -> dict | None:
+    """Compare what has been evaluated so far, and write the report. None where nothing has."""
+    if not any(settings.comparison.results[0].glob("*/*/*.json")):
+        return None
+    return compare(settings.comparison, progress)

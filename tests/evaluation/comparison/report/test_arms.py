@@ -1,0 +1,70 @@
+"""Models sorted into arms by their settings or by a study, with floor and ceiling apart."""
+
+from tiny_study import arm
+
+from evaluation.comparison.models import models_of
+from evaluation.comparison.report.arms import find_arms
+from evaluation.comparison.report.facts import StudyFacts
+from pipeline.teacher import BUNDLED
+
+SCORES = {1: {"rte": 0.5}, 2: {"rte": 0.6}}
+
+
+def found(records, **facts):
+    study = StudyFacts(title="", question="", primary=("a", "b"), **facts) if facts else None
+    return find_arms(models_of(records)[0], study)
+
+
+def labels(arm):
+    return [model.label for model in arm.models]
+
+
+def test_an_arm_is_all_settings_but_seed_and_step():
+    records = (
+        arm("mlsm", SCORES) + arm("mlsm", SCORES, fraction=0.5) + arm("mlsm", SCORES, "fast", of_identity={"lr": 1})
+    )
+    known = found(records)
+    assert [one.name for one in known.arms] == ["MLSM, lr 0.001", "MLSM, lr 1"]
+    assert set(labels(known.arms[0])) == {f"mlsm-seed{s}{step}" for s in (1, 2) for step in ("", "-step-00000500")}
+    assert known.arms[0].fractions == [0.5, 1.0] and list(known.arms[0].at(0.5).models) == [1, 2]
+    assert known.contestant("mlsm") is None  # two arms have this objective
+    assert known.contestant("MLSM, lr 1").models[2].label == "fast-seed2"
+    assert known.contestant("MLSM, lr 0.001 at 50%").models[1].label == "mlsm-seed1-step-00000500"
+    assert known.contestant("MLSM, lr 0.001 at 25%") is None
+
+
+def test_a_study_names_its_arms_in_its_order():
+    records = arm("mlsm", SCORES) + arm("mlsm", SCORES, fraction=0.5) + arm("mlm", SCORES, "words")
+    runs = {"b": ("words-seed1", "words-seed2"), "none": ("x",), "a": ("mlsm-seed1",)}
+    known = found(records, arms=runs)
+    assert [one.name for one in known.arms] == ["b", "a", "mlsm-seed2-step-00000500", "mlsm-seed2"]
+    assert labels(known.arms[1]) == ["mlsm-seed1-step-00000500", "mlsm-seed1"]
+
+
+def test_floor_and_ceiling_are_found_by_name():
+    records = arm("mlsm", SCORES) + arm("mlm", SCORES, "raw")
+    known = found(records, arms={"untrained": ("raw-seed1", "raw-seed2"), "a": ("mlsm-seed1",)}, floor="untrained")
+    assert labels(known.floor) == ["raw-seed1", "raw-seed2"] and known.ceiling is None
+    assert list(known.floor.at().models) == [1, 2] and "untrained" not in [one.name for one in known.arms]
+    assert labels(found(records, ceiling="raw-seed2").ceiling) == ["raw-seed2"]
+
+
+def test_floor_and_ceiling_are_recognised():
+    """An encoder of step 0; the model that the others name as their teacher."""
+    facts = {"teacher": "bundled", "identity": None}
+    records = arm("mlsm", {1: {"rte": 0.5}}, **facts)
+    records += arm("mlsm", {2: {"rte": 0.5}}, "raw", fraction=0, **facts)
+    for name, path in (("x", str(BUNDLED)), ("y", "elsewhere")):
+        stock = {"run_seed": None, "step": None, "fraction": None, "identity": None, "teacher": None, "path": path}
+        records += [record | stock | {"objective": None} for record in arm("mlsm", {3: {"rte": 0.5}}, name)]
+    known = found(records)
+    assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
+    assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
+    assert [model.label for model in known.floor.at().models.values()] == ["raw-seed2-step-00000000"]
+
+
+def test_two_models_of_one_arm_seed_and_step_are_told():
+    records = arm("mlsm", {1: {"rte": 0.5}}) + arm("mlsm", {1: {"rte": 0.6}}, "twin")
+    known = found(records)
+    assert known.arms[0].at().models[1].label == "mlsm-seed1"
+    assert known.notes == ["twin-seed1 is of the same arm, seed and step as mlsm-seed1, which is shown instead."]

@@ -1,0 +1,120 @@
+"""One sentence, right in every case, and never more than its interval says."""
+
+import pytest
+from tiny_study import arm, pair
+
+from evaluation.comparison.identity import differences
+from evaluation.comparison.models import models_of
+from evaluation.comparison.report.arms import find_arms
+from evaluation.comparison.report.conclusion import conclude, p_value, points
+from evaluation.comparison.report.effects import Effect, examine
+
+SPREAD = (-0.01, -0.005, 0.0, 0.005, 0.01)
+
+
+def of(rows, sign=1, **settings):
+    """The conclusion on mlsm > mlm from differences by pre-training seed and task."""
+    rows = [[sign * value for value in row] for row in rows]
+    return conclude(examine(find_arms(models_of(pair(rows))[0]), ("mlsm", "mlm")), **settings)
+
+
+def around(mean, pairs=5):
+    """Differences around a mean, the same in all three tasks."""
+    return [[mean + spread] * 3 for spread in SPREAD[:pairs]]
+
+
+def test_significant_for():
+    said = of(around(0.02))
+    assert said.verdict == "for"
+    assert said.sentence == (
+        "MLSM scores 2.00 points higher than MLM (95 % interval +1.02 to +2.98 points; mean of 3 tasks over 5 pairs of "
+        "pre-trainings; p = 0.005)."
+    )
+    assert said.beside == ("Drawn again over tasks and seeds, the 95 % interval is +1.40 to +2.60 points.",)
+
+
+def test_significant_against():
+    said = of(around(0.02), sign=-1)
+    assert said.verdict == "against"
+    assert (
+        "MLSM scores 2.00 points lower than MLM, contrary to the hypothesis (95 % interval −2.98 to −1.02"
+        in said.sentence
+    )
+
+
+def test_undecided_says_what_could_have_been_found():
+    said = of(around(0.005))
+    assert said.verdict == "undecided"
+    assert said.sentence == (
+        "Whether MLSM is better than MLM is undecided: it scores 0.50 points higher than MLM, and the 95 % interval "
+        "−0.48 to +1.48 points holds 0 (mean of 3 tasks over 5 pairs of pre-trainings); 5 pairs of this spread would "
+        "find a true difference of 1.33 points with a power of 80 %."
+    )
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_too_few_pairs_to_say_anything(pairs):
+    said = of([[0.02] * 3, [0.0200001] * 3][:pairs])  # two so alike that Student would call them significant
+    assert said.verdict == "too few" and "interval" not in said.sentence
+    assert said.sentence.startswith("Whether MLSM is better than MLM cannot be told from ")
+    assert ("one pair of pre-trainings:" if pairs == 1 else "2 pairs of pre-trainings:") in said.sentence
+
+
+def test_missing_records():
+    lacking = Effect("mlsm", "kd", lacks="there are no records of fine-tunings of kd")
+    said = conclude(lacking, planned=5)
+    assert said.verdict == "missing"
+    assert said.sentence == ("Whether mlsm is better than kd is not known: there are no records of fine-tunings of kd.")
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"), [(0.0, "scores the same as MLM"), (0.03, "scores 3.00 points higher than MLM")]
+)
+def test_differences_that_do_not_vary_have_no_interval(difference, words):
+    said = of([[difference] * 3] * 4)
+    assert said.verdict == "equal" and f"MLSM {words} in every one of 4 pairs" in said.sentence
+    assert "p " not in said.sentence
+
+
+def test_before_all_planned_pairs_are_there_it_says_so_far():
+    said = of(around(0.02, 4), planned=5)
+    assert said.verdict == "for" and said.sentence.startswith("So far, MLSM scores")
+    assert said.beside[0].startswith("4 of the 5 planned pairs are there.")
+    assert not of(around(0.02), planned=5).sentence.startswith("So far")
+
+
+def test_after_holm_an_interval_without_0_is_not_enough():
+    said = of(around(0.02), adjusted=0.06, tests=3)
+    assert said.verdict == "undecided"
+    assert "leaves out 0, which after Holm's adjustment for 3 hypotheses (p = 0.060) is not enough" in said.sentence
+    assert of(around(0.02), adjusted=0.02, tests=3).verdict == "for"
+
+
+def test_what_holds_for_these_tasks_only_is_said():
+    rows = [[0.08 + spread, spread / 2, -0.001 + spread] for spread in SPREAD]  # one task of three
+    said = of(rows)
+    assert said.verdict == "for"
+    assert said.beside[0].endswith("holds 0: the difference is shown for these tasks, not for others like them.")
+
+
+def test_what_else_differs_is_said():
+    records = arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {1: {"rte": 0.5}}, of_identity={"lr": 5e-4})
+    models = models_of(records)[0]
+    effect = examine(find_arms(models), ("mlsm", "mlm"))
+    (said,) = conclude(effect, beyond=differences(models)).beside
+    assert said == ("They differ in objective, lr: the difference in score is not due to one of these alone.")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "+1.23"), (-0.0123, "−1.23"), (0.00002, "+0.002"), (0.0, "0.00"), (-1e-9, "−1e-07")]
+)
+def test_points(value, text):
+    assert points(value) == text
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [(1e-9, "< 0.001"), (0.0123, "= 0.012"), (0.04996, "= 0.049960"), (0.0500001, "= 0.050"), (0.7, "= 0.700")],
+)
+def test_p_values_are_not_rounded_across_the_level(p, text):
+    assert p_value(p) == text

@@ -1,0 +1,384 @@
+"""The page: what it says is what the files hold, whatever names hold; from given scores, and from trained students."""
+
+import csv
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+from tiny_records import a_blimp_record, store
+from tiny_store import write_store
+from tiny_study import arm, pair, write_log
+
+from common.progress import silent
+from evaluation import records
+from evaluation.comparison import compare as comparing
+from evaluation.comparison.compare import compare
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.models import models_of
+from evaluation.comparison.report import Part, StudyFacts, drawings, write_report
+from evaluation.comparison.report.arms import find_arms
+from evaluation.comparison.report.curves import read_courses
+from evaluation.comparison.report.tables import escape_latex
+from evaluation.tasks.finetuning.config import FinetuneConfig
+from evaluation.tasks.finetuning.miniature import write_miniatures
+from evaluation.tasks.finetuning.suite import finetune
+from student.config import StudentConfig
+from student.trainer import train
+from terminal.comparison import comparison
+
+HOSTILE = '<script>alert("x")</script> $\\frac{1}$ & "q" \u202e_'
+DIFFERENCES = [[0.02, 0.01, 0.00], [0.01, 0.03, 0.02], [0.03, -0.01, 0.01], [0.02, 0.02, 0.03]]
+EARLY = {seed: {"cola": 0.3, "mrpc": 0.4, "rte": 0.5 + seed / 100} for seed in range(4)}
+LOSSES = {5: 3.0, 10: 2.0, 20: 1.0}
+STUDY = StudyFacts(
+    title=f"Title {HOSTILE}",
+    question=f"Question {HOSTILE}?",
+    primary=("mlsm", "mlm"),
+    secondary=(("mlsm at 50%", "mlm"), ("mlsm", "kd")),
+    exploratory=("Held-out loss.",),
+    seeds=(0, 1, 2, 3),
+    floor="floor",
+    ceiling="ceiling",
+    parts=(Part(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
+    accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}, "MLM": {}},
+    not_run=(f"No {HOSTILE}.",),
+)
+
+
+class Page(HTMLParser):
+    """The text of a page, its tags and addresses."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.addresses, self.said = [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = re.sub(r"\s+", " ", "".join(self.said))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+
+def table(path):
+    return list(csv.DictReader(Path(path).open(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """(page, directory of all, models) of a study with hostile names, checkpoints, logs, floor and ceiling."""
+    directory = tmp_path_factory.mktemp("study")
+    found = pair(DIFFERENCES) + arm("mlsm", EARLY, fraction=0.5) + arm("mlm", EARLY, fraction=0.5)
+    found = [record | {"path": str(directory / record["path"]), "model": record["model"]} for record in found]
+    for name, base in (("floor", 0.2), ("ceiling", 0.8)):
+        ends = arm("mlsm", {0: dict.fromkeys(("cola", "mrpc", "rte"), base)}, name=name)
+        ends = [record | {"model": name, "objective": None, "identity": None, "path": name} for record in ends]
+        found += ends
+    mtl = arm("mtl", {9: {"rte": 0.4}}, name="other")
+    found += [record | {"model": f"{HOSTILE}{record['model']}"} for record in mtl]
+    for objective in ("mlsm", "mlm"):
+        for seed in range(4):
+            losses = {step * 50: loss + seed / 10 for step, loss in LOSSES.items()}
+            write_log(directory / "runs" / f"{objective}-seed{seed}", losses)
+    with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, and the page without a study, take time
+        patch.setattr(comparing, "draw_all", lambda *_: [])
+        patch.setattr(comparing, "write_report", lambda *_: "")
+        result = compare(CompareConfig(results=(store(directory, found),), output=directory / "out"), silent)
+    models = models_of(records.read([directory / "evaluations"]))[0]
+    return write_report(result, models, directory / "report", STUDY), directory, models, result
+
+
+def test_the_page_answers_its_question(reported):
+    page = Page(reported[0])
+    effect = table(reported[1] / "report" / "report-hypotheses.csv")[0]
+    assert effect["pairs"] == "4" and float(effect["difference"]) == pytest.approx(fmean(map(fmean, DIFFERENCES)))
+    shown = f"{100 * float(effect['difference']):.2f} points higher than MLM (95 % interval +"
+    assert f"MLSM scores {shown}{100 * float(effect['low']):.2f}" in page.text
+    for words in ("Secondary hypotheses", "there are no records of fine-tunings of kd", "counts correlated scores"):
+        assert words in page.text
+    for words in ("floor", "ceiling", "What training cost", "90 s", "2 h", "2 MB", "Held-out loss.", "exploratory"):
+        assert words in page.text
+
+
+def test_the_page_needs_nothing_but_itself(reported):
+    page = Page(reported[0])
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert page.tags.count("svg") == len(list(reported[0].parent.glob("*.svg"))) == 1 + 4 + 4
+    text = reported[0].read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text and "@media print" in text and 'name="viewport"' in text
+    outside = [a for a in page.addresses if not a.startswith("#")]
+    assert outside and all((reported[0].parent / unquote(address)).is_file() for address in outside)
+    assert not re.findall(r"url\((?!#)|@import|http-equiv", text)
+    assert str(reported[1]) not in text  # no machine's paths
+
+
+def test_names_are_text_and_not_markup(reported):
+    text = reported[0].read_text(encoding="utf-8")
+    assert "<script" not in text and "\u202e" not in text
+    assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in text
+    page = Page(reported[0])
+    assert f"Title {HOSTILE}".replace("\u202e", r"\u202e") in page.text
+
+
+def test_figures_in_the_page_share_no_id(reported):
+    ids = re.findall(r'\sid="([^"]+)"', reported[0].read_text(encoding="utf-8"))
+    assert len(ids) == len(set(ids)) > 50
+    used = {a[1:] for a in Page(reported[0]).addresses if a.startswith("#")}
+    used |= set(re.findall(r"url\(#([^)]+)\)", reported[0].read_text(encoding="utf-8")))
+    assert used <= set(ids)
+
+
+def test_csv_files_hold_what_is_drawn(reported, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        drawings, "save_figure", lambda figure, stem, header, rows, png: drawn.update({stem.name: (figure, rows)}) or []
+    )
+    _, directory, models, result = reported
+    monkeypatch.setattr("evaluation.comparison.report.page.inline_svg", lambda path, title: "")
+    monkeypatch.setattr("evaluation.comparison.report.page._render", lambda **content: "")
+    write_report(result, models, tmp_path, STUDY)
+    assert len(drawn) == 9
+    for name, (_, rows) in drawn.items():
+        saved = table(directory / "report" / f"{name}.csv")
+        assert [[str(x) if x is not None else "" for x in row] for row in rows] == [list(row.values()) for row in saved]
+    for axis in ("steps", "tokens", "flops", "seconds"):
+        for what in ("held-out-loss", "scores"):
+            _check_lines(*drawn[f"report-{what}-by-{axis}"])
+    _check_effect(*drawn["report-differences"])
+
+
+def _check_lines(figure, rows):
+    """Every line on the axes is one arm's and seed's rows."""
+    lines = [tuple(zip(*line.get_data(), strict=True)) for line in figure.axes[0].get_lines()]
+    series = {}
+    for name, seed, _, x, y in rows:
+        series.setdefault((name, seed), []).append((x, y))
+    ends = [points for (name, _), points in series.items() if name in ("floor", "ceiling")]
+    levels = [line[0][1] for line in lines if len({y for _, y in line}) == 1 and len(line) == 2 and line[0][0] == 0]
+    assert sorted(levels) == sorted(y for ((_, y),) in ends)
+    expected = [tuple(points) for (name, _), points in series.items() if name not in ("floor", "ceiling")]
+    assert len(lines) == len(expected) + len(ends) and all(points in lines for points in expected)
+
+
+def _check_effect(figure, rows):
+    means = [100 * mean for _, seed, mean, *_ in rows if seed == "mean"]
+    points = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if len(line.get_xdata()) == 1]
+    bounds = [tuple(line.get_xdata()) for line in figure.axes[0].get_lines() if line.get_linewidth() == 2]
+    assert points == pytest.approx(means)
+    assert bounds == [(100 * low, 100 * high) for _, seed, _, low, high in rows if seed == "mean"]
+
+
+def test_seconds_are_those_of_a_quiet_machine(reported):
+    """The fastest tenth of the steps take half a second each, all others ten seconds."""
+    (course, *others) = read_courses(find_arms(reported[2], STUDY).arms)
+    assert course.step_seconds == pytest.approx(0.5) and len(others) == 7
+    rows = table(reported[1] / "report" / "report-held-out-loss-by-seconds.csv")
+    first = [row for row in rows if (row["arm"], row["pre-training seed"]) == ("MLSM", "1")]
+    assert [float(row["seconds"]) for row in first] == pytest.approx([125, 250, 500])
+    assert [float(row["held-out-loss"]) for row in first] == pytest.approx([3.1 / 4, 2.1 / 4, 1.1 / 4])
+    scores = table(reported[1] / "report" / "report-scores-by-seconds.csv")
+    mean = [row for row in scores if (row["arm"], row["pre-training seed"]) == ("MLM", "mean")]
+    assert [float(row["seconds"]) for row in mean] == pytest.approx([250, 500])
+    assert float(mean[0]["scores"]) == pytest.approx(fmean((0.3 + 0.4 + 0.5 + seed / 100) / 3 for seed in range(4)))
+
+
+def test_costs_have_accounts_that_add_up(reported):
+    rows = {(row["arm"], row["pre-training seed"]): row for row in table(reported[0].parent / "report-costs.csv")}
+    mlsm, mlm = rows["MLSM", "2"], rows["MLM", "2"]
+    accounts = ("seconds", "with encoding", "with the teacher's training")
+    assert [float(mlsm[name]) for name in accounts] == pytest.approx([500, 600, 1600])
+    assert [float(mlm[name]) for name in accounts] == pytest.approx([500, 500, 500])
+    other = rows["MLSM+MLM", "9"]  # without a log, and of an arm that no account names
+    assert [other[name] for name in accounts] == ["", "", ""] and other["FLOPs"] == "9000000000000.0"
+    assert (mlm["steps"], mlm["tokens"], mlm["held-out loss"]) == ("1000", "64000", "1.2")
+    assert mlm["log"] == "../runs/mlm-seed2/log.jsonl" and len(rows) == 4 + 4 + 1
+
+
+def test_equal_records_give_equal_bytes_and_nothing_old_stays(reported):
+    page, _, models, result = reported
+    before = {path.name: path.read_bytes() for path in page.parent.iterdir()}
+    (page.parent / "mine.csv").write_text("kept")
+    write_report(result, models, page.parent, STUDY)
+    assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == before | {"mine.csv": b"kept"}
+    (page.parent / "mine.csv").unlink()
+    few = models_of(pair([[0.01]], ("rte",)))[0]
+    shorter = write_report(result, few, page.parent).parent
+    assert not list(shorter.glob("report-*by-*")) and not (shorter / "report-parts.csv").exists()
+    write_report(result, models, page.parent, STUDY)
+
+
+def test_latex_tables_are_tabulars(reported):
+    for path in reported[0].parent.glob("*.tex"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("% ") and r"\toprule" in lines and r"\bottomrule" in lines
+        columns = lines[1].count("r") - lines[1].count("tabular") + 1
+        body = [line for line in lines[3:] if line.endswith(r"\\")]
+        assert body and all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in body)
+    assert escape_latex(("50_% & {x}", "−1 \\ ^~$#")) == (
+        r"50\_\% \& \{x\} [$-$1 \textbackslash{} \textasciicircum{}\textasciitilde{}\$\#]"
+    )
+
+
+def test_compare_writes_the_page_and_says_where(tmp_path):
+    settings = CompareConfig(results=(store(tmp_path, pair(DIFFERENCES)),), output=tmp_path / "out")
+    result = compare(settings, silent)
+    assert result["report"] == str(tmp_path / "out" / "report.html")
+    assert f"Report:   {result['report']}" in comparison(result, settings)
+    page = Page(Path(result["report"]))
+    assert "MLSM scores 1.58 points higher than MLM" in page.text
+    assert "No hypothesis was written down before the scores were seen" in page.text
+    assert "There are no records of a floor" in page.text and "No curves of held-out loss" in page.text
+    assert json.loads(json.dumps(result["report"]))
+
+
+def test_many_arms_have_no_conclusion(tmp_path):
+    found = [r for i in range(4) for r in arm("mlsm", {0: {"rte": 0.5 + i / 10}}, name=f"m{i}", layer=i, identity=None)]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    page = Page(tmp_path / "out" / "report.html")
+    assert "No conclusion: the records hold no pair of arms" in page.text
+    wins = {(row["model"], row["against"]): row for row in table(tmp_path / "out" / "report-wins.csv")}
+    assert len(wins) == 12 and float(wins["MLSM, l 3", "MLSM, l 0"]["difference"]) == pytest.approx(0.3)
+
+
+def test_records_of_blimp_alone_have_a_page(tmp_path):
+    found = [a_blimp_record(name, {"x": score}, objective=name) for name, score in (("mlm", 0.6), ("kd", 0.7))]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    text = Page(tmp_path / "out" / "report.html").text
+    assert "there are no records of fine-tunings of MLM and of KD" in text and "BLiMP" in text and "60.0" in text
+
+
+def test_an_untrained_encoder_alone_has_a_page(tmp_path):
+    found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    text = Page(tmp_path / "out" / "report.html").text
+    assert "floor" in text and "50.0" in text and "No conclusion" in text
+
+
+def test_arms_without_a_common_task_have_a_page(tmp_path):
+    found = [
+        record
+        for layer, task in enumerate(("rte", "mrpc", "cola"))
+        for fraction in (0.5, 1.0)
+        for record in arm("mlsm", {1: {task: 0.5}}, name=task, fraction=fraction, layer=layer, identity=None)
+    ]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    rows = table(tmp_path / "out" / "report-scores.csv")
+    assert [row["score"] for row in rows] == ["rte", "mrpc", "cola"]
+    assert "no task" in Page(tmp_path / "out" / "report.html").text
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "../" * 50, "~"])
+def test_a_record_may_name_any_path(tmp_path, path):
+    found = [record | {"path": path} for record in pair([[0.01]], ("rte",))]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    assert "No curves of held-out loss" in Page(tmp_path / "out" / "report.html").text
+
+
+def test_without_matplotlib_the_page_has_its_tables(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    compare(CompareConfig(results=(store(tmp_path, pair(DIFFERENCES)),), output=tmp_path / "out"), silent)
+    page = Page(tmp_path / "out" / "report.html")
+    assert "svg" not in page.tags and "MLSM scores 1.58 points higher" in page.text
+
+
+def test_pages_of_lsps_are_linked_where_they_exist(reported, tmp_path):
+    view = reported[1] / "lsps"
+    view.mkdir()
+    (view / "view.json").write_text(json.dumps({"made_by": "mlsm show-lsp", "files": {}}))
+    (view / "index.html").write_text("")
+    (reported[1] / "foreign").mkdir()
+    (reported[1] / "foreign/view.json").write_text("{}")
+    study = replace(STUDY, lsp_pages=(tmp_path / "nowhere",))
+    page = Page(write_report(reported[3], reported[2], reported[1] / "report", study))
+    assert [a for a in page.addresses if a.endswith("index.html")] == ["../lsps/index.html"]
+
+
+def test_what_a_damaged_log_holds_is_drawn(tmp_path):
+    found = [record | {"path": str(tmp_path / record["path"])} for record in pair([[0.01]], ("rte",))]
+    write_log(tmp_path / "runs/mlsm-seed0", {10: 2.0, 20: 1.0})
+    log = tmp_path / "runs/mlsm-seed0/log.jsonl"
+    lines = log.read_text().splitlines()
+    lines[3], lines[4] = "{", json.dumps({"step": 4, "loss": "x", "tokens": "y", "flops": None, "held_out": 3})
+    log.write_text("\n".join([*lines, json.dumps({"step": 21, "loss": 1.0, "held_out": {"loss": "no"}})]) + "\n")
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    rows = table(tmp_path / "out" / "report-held-out-loss-by-tokens.csv")
+    assert [row["tokens"] for row in rows if row["pre-training seed"] == "0"] == ["640", "1280"]
+
+
+def test_trained_students_end_to_end(tmp_path, one_thread):
+    """Two objectives and two seeds, really trained, fine-tuned at two checkpoints."""
+    runs = []
+    lsps = write_store(tmp_path / "store", k=24)
+    for objective in ("mlsm", "mlm"):
+        for seed in (0, 1):
+            runs.append(str(tmp_path / "runs" / f"{objective}-{seed}"))
+            small = {"encoder": "bert-2x32", "batch_windows": 2, "micro_batch": 2, "device": "cpu", "save_every": 0}
+            checkpoints = {"max_steps": 4, "checkpoints": (0.5, 1.0), "eval_every": 1, "eval_windows": 2}
+            named = {"store": lsps.path, "objective": objective, "seed": seed, "output": runs[-1]}
+            train(StudentConfig(**named, **small, **checkpoints, log_every=1))
+    data = write_miniatures(tmp_path / "data")
+    tuning = FinetuneConfig(
+        models=tuple(runs), step="all", tasks=("rte",), seeds=1, data_dir=data, output=tmp_path, epochs=1,
+        lr=1e-3, device="cpu", max_length=16,
+    )  # fmt: skip
+    finetune(tuning)
+    result = compare(CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "out"), silent)
+    page = Page(Path(result["report"]))
+    assert "MLSM is better than MLM cannot be told from 2 pairs of pre-trainings" in page.text
+    assert page.tags.count("svg") == 9
+    ElementTree.parse(tmp_path / "out" / "report-scores-by-flops.svg")
+    logged = [json.loads(line) for line in (tmp_path / "runs/mlsm-1/log.jsonl").read_text().splitlines()]
+    expected = [(line["tokens"], line["held_out_vs_baseline"]) for line in logged if "held_out" in line]
+    rows = table(tmp_path / "out" / "report-held-out-loss-by-tokens.csv")
+    drawn = [row for row in rows if (row["arm"], row["pre-training seed"]) == ("MLSM", "1")]
+    assert [(int(row["tokens"]), float(row["held-out-loss"])) for row in drawn] == expected
+    costs = table(tmp_path / "out" / "report-costs.csv")
+    assert {row["arm"] for row in costs} == {"MLSM", "MLM"} and all(float(row["s a step"]) > 0 for row in costs)
+
+
+# -- in a browser -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver are installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_in_light_and_dark(reported, browser, scheme):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(reported[0].as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    paper, ink = (
+        browser.execute_script(style, "body", "backgroundColor"),
+        browser.execute_script(style, "body", "color"),
+    )
+    assert browser.execute_script(style, "figure svg text", "fill") == ink != paper
+    brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
+    assert (brightness[0] > brightness[1]) == (scheme == "light")

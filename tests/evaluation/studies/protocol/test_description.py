@@ -1,0 +1,116 @@
+"""A study's recipe: arms and stores are what it says, and what does not belong together is said before any work."""
+
+import copy
+
+import pytest
+import yaml
+
+from evaluation.studies.protocol.description import read_study
+from evaluation.studies.protocol.parts import plan
+
+RECIPE = {
+    "study": {
+        "title": "A title",
+        "question": "A question?",
+        "primary": ["mlsm", "mlm"],
+        "seeds": [0, 1],
+        "stores": {"lsp": {"command": "encode-lsp"}},
+        "arms": {"mlsm": {"store": "lsp"}, "mlm": {"store": "lsp", "objective": "mlm", "seeds": [1, 2]}},
+    },
+    "encode-lsp": {"teacher": "bundled", "corpus": ["$MLSM_TEST_TEXT/a.txt"], "layer": 10, "k": 64, "max-length": 32},
+    "train-student": {"encoder": "bert-2x32", "max-steps": 10, "batch-windows": 8, "lr": 1e-3},
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Changes the recipe and reads it: a dict of dotted names to values, None to take a name away."""
+
+    def change(changes=()):
+        recipe = copy.deepcopy(RECIPE)
+        for name, value in dict(changes).items():
+            *parents, last = name.split(".")
+            place = recipe
+            for parent in parents:
+                place = place[parent]
+            if value is None:
+                del place[last]
+            else:
+                place[last] = value
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return read_study(str(path))
+
+    return change
+
+
+def test_arms_have_the_common_settings_and_their_own(read):
+    study = read()
+    assert list(study.arms) == ["mlsm", "mlm"]
+    mlm = study.arms["mlm"]
+    assert mlm.settings == {"encoder": "bert-2x32", "max_steps": 10, "batch_windows": 8, "lr": 1e-3, "objective": "mlm"}
+    assert (mlm.layer, mlm.k, mlm.seeds) == (10, 64, (1, 2)) and study.arms["mlsm"].seeds == (0, 1)
+    assert study.seeds == (1,) and study.window == 32
+
+
+def test_lists_make_an_arm_of_each_value(read):
+    arms = {"mlsm": {"store": "lsp"}, "mtl": {"store": "lsp", "objective": "mtl", "kappa": [0.1, 1]}}
+    study = read({"study.arms": arms, "study.primary": ["mlsm", "mtl-kappa1"]})
+    assert {name: arm.settings.get("kappa") for name, arm in study.arms.items()} == {
+        "mlsm": None, "mtl-kappa0.1": 0.1, "mtl-kappa1": 1.0,
+    }  # fmt: skip
+
+
+def test_a_store_of_several_layers_and_k_makes_an_arm_of_each(read):
+    arms = {"mlsm": {"store": "lsp"}}
+    both = ["mlsm-l4-k32", "mlsm-l8-k64"]
+    study = read({"encode-lsp.layer": [4, 8], "encode-lsp.k": [32, 64], "study.arms": arms, "study.primary": both})
+    assert {name: (arm.layer, arm.k) for name, arm in study.arms.items()} == {
+        "mlsm-l4-k32": (4, 32), "mlsm-l4-k64": (4, 64), "mlsm-l8-k32": (8, 32), "mlsm-l8-k64": (8, 64),
+    }  # fmt: skip
+    assert len(study.stores) == 1  # one pass of the teacher for all
+
+
+def test_a_tuple_of_checkpoints_is_no_list_of_arms(read):
+    study = read({"study.arms.mlsm": {"store": "lsp", "checkpoints": [0.5, 1.0]}})
+    assert study.arms["mlsm"].settings["checkpoints"] == (0.5, 1.0)
+
+
+def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
+    monkeypatch.setenv("MLSM_TEST_TEXT", "/somewhere")
+    assert read().stores["lsp"].settings["corpus"] == ("/somewhere/a.txt",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"study": None}, "no section `study`"),
+        ({"study.title": None}, "study has no title"),
+        ({"study.hypothesis": 1}, "study has no hypothesis"),
+        ({"encode-logit": {}}, "has no encode-logit"),
+        ({"study.primary": ["mlsm", "mml"]}, "mml of a hypothesis is no arm"),
+        ({"study.primary": ["mlsm"]}, r"names two arms, \[better, than\]"),
+        ({"study.arms.mlm.seeds": [7]}, "no seed in common"),
+        ({"study.arms.mlm.store": "ids"}, "store ids is not among lsp"),
+        ({"study.arms.mlm.seed": 3}, "the study itself says seed"),
+        ({"train-student.output": "here"}, "the study itself says output"),
+        ({"train-student.lr": None}, "train-student lacks lr"),
+        ({"train-student.lr": -1}, "--lr must be a positive number"),
+        ({"train-student.learning-rate": 1}, "train-student has no setting learning-rate"),
+        ({"study.stores.lsp.command": "sweep"}, "store lsp: sweep makes none"),
+        ({"study.stores.small": {"command": "derive-shards", "top-n": 8}}, "`store` is for derive-shards"),
+        ({"study.stores.lsp.dictionary": "other"}, "needs other, which is no store"),
+    ],
+)
+def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, said):
+    with pytest.raises(ValueError, match=said) as error:
+        read(changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", ["study-demo", "paper-objectives", "paper-layers", "paper-k", "paper-kappa"])
+def test_the_recipes_that_come_with_the_package_are_studies(recipe, tmp_path):
+    study = read_study(recipe)
+    assert study.seeds
+    parts = plan(study, tmp_path, None).parts
+    assert {part.verb for part in parts} >= {"encode-lsp", "train-student", "finetune"}

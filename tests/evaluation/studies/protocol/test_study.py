@@ -1,0 +1,200 @@
+"""A study at toy size: its parts are commands, each finds finished work, and nothing that kills it changes a record."""
+
+import json
+import random
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from preloaded import ROOT, Preloaded, run_command
+
+from cli import VERBS
+from common.errors import StudyError
+from evaluation import records
+from evaluation.studies.protocol.config import StudyConfig
+from evaluation.studies.protocol.costs import is_finished
+from evaluation.studies.protocol.description import SETTINGS, read_study
+from evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
+from evaluation.studies.protocol.printing import command_line
+from evaluation.studies.protocol.study import study
+from terminal.choice import load
+from terminal.settings import parse
+from terminal.study import summary
+
+PLACE_AND_TIME = ("path", "wall", "env")  # of a record
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_data():
+    """Without evaluation data, wherever the suite runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLSM_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory, english_text, teacher_directory):
+    """A recipe of two arms with two seeds, one task on miniature data."""
+    path = tmp_path_factory.mktemp("recipe") / "toy.yaml"
+    described = {
+        "study": {
+            "title": "A toy",
+            "question": "Does it run?",
+            "primary": ["mlsm", "mlm"],
+            "seeds": [0, 1],
+            "models": [str(teacher_directory)],
+            "stores": {
+                "lsp": {"command": "encode-lsp"},
+                "fewer": {"command": "derive-shards", "store": "lsp", "top-n": 2},
+            },
+            "arms": {
+                "mlsm": {"store": "lsp"},
+                "mlm": {"store": "lsp", "objective": "mlm"},
+                "few": {"store": "fewer", "seeds": [0]},
+            },
+        },
+        "encode-lsp": {
+            "teacher": str(teacher_directory), "corpus": [str(english_text)], "layer": 2, "k": 40, "lam": 0.1,
+            "max-length": 32, "max-tokens": 20_000, "unit-tokens": 8_000, "dictionary-tokens": 2_000, "device": "cpu",
+        },
+        "train-student": {
+            "encoder": "bert-2x32", "max-steps": 6, "batch-windows": 8, "micro-batch": 8, "lr": 1e-3, "save-every": 2,
+            "checkpoints": [0.5, 1.0], "device": "cpu",
+        },
+        "train-probe": {"max-steps": 4, "batch-windows": 8, "micro-batch": 8, "device": "cpu"},
+        "finetune": {"tasks": ["mrpc"], "seeds": 1, "epochs": 1, "step": "all", "device": "cpu"},
+        "evaluate-blimp": {"per-paradigm": 1, "device": "cpu"},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(described, sort_keys=False))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def finished(recipe, tmp_path_factory):
+    """The settings and the result of the study, unbroken."""
+    settings = StudyConfig(recipe=recipe, output=tmp_path_factory.mktemp("study"))
+    return settings, study(settings)
+
+
+def figures(directory):
+    """The records of a study without what depends on place and time, by file."""
+    found = {}
+    for path in sorted(Path(directory).glob("smoke/evaluations/*/*/*.json")):
+        (record,) = records.read([path])
+        kept = {name: value for name, value in record.items() if name not in PLACE_AND_TIME}
+        found["/".join(path.parts[-3:])] = json.dumps(kept, sort_keys=True, default=str)
+    return found
+
+
+def test_the_table_of_parts_is_that_of_the_commands():
+    assert FUNCTIONS.keys() == SETTINGS.keys()
+    for verb, settings_class in SETTINGS.items():
+        assert load(VERBS[verb].settings) is settings_class
+        ours, theirs = FUNCTIONS[verb], load(VERBS[verb].function)
+        assert ours is theirs
+
+
+def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
+    """Read again by the command line, every printed command has the settings of its part."""
+    for data in (None, tmp_path):
+        for folder in ("blimp/data", "wsd"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for part in plan(read_study(recipe), tmp_path / "made", data).parts:
+            words = shlex.split(command_line(part))
+            assert words[0] == "mlsm" and words[1] == part.verb
+            found = parse(part.verb, VERBS[part.verb], words[2:]).settings
+            known = {k: str(v.pattern) if isinstance(v, Made) else v for k, v in part.values.items()}
+            wanted = SETTINGS[part.verb](**known)
+            assert {name: getattr(found, name) for name in known} == {name: getattr(wanted, name) for name in known}
+            if part.verb == "train-student":
+                assert found.identity() == wanted.identity()
+
+
+def test_the_first_conclusion_comes_before_the_rest(recipe, tmp_path):
+    planned = plan(read_study(recipe), tmp_path, None)
+    names = [part.name for part in planned.parts]
+    assert names[: planned.first] == [
+        "encode-lsp/lsp",
+        "train-student/mlsm-seed0", "finetune/mlsm-seed0", "train-student/mlm-seed0", "finetune/mlm-seed0",
+        "train-student/mlsm-seed1", "finetune/mlsm-seed1", "train-student/mlm-seed1", "finetune/mlm-seed1",
+    ]  # fmt: skip
+    assert "derive-shards/fewer" in names[planned.first :] and len(set(names)) == len(names)
+    done = set()
+    for part in planned.parts:
+        assert done.issuperset(part.needs)
+        done.add(part.name)
+
+
+def test_words_are_probed_where_the_student_has_none(recipe, tmp_path):
+    (tmp_path / "blimp" / "data").mkdir(parents=True)
+    names = {part.name for part in plan(read_study(recipe), tmp_path / "made", tmp_path).parts}
+    assert {
+        "evaluate-blimp/mlm-seed0",
+        "evaluate-blimp/softmax-mlsm-seed0",
+        "evaluate-blimp/logits-mlsm-seed0",
+    } <= names
+    assert "evaluate-blimp/mlsm-seed0" not in names and "train-probe/softmax-mlm-seed0" not in names
+
+
+def test_students_are_pairs(finished):
+    settings, _ = finished
+    starts = {}
+    for run in (settings.directory / "students").glob("*-seed*"):
+        starts[run.name] = json.loads((run / "log.jsonl").read_text().splitlines()[0])["initial_encoder"]
+    assert starts["mlsm-seed0"] == starts["mlm-seed0"] == starts["few-seed0"] != starts["mlm-seed1"]
+    assert starts["mlsm-seed1"] == starts["mlm-seed1"]
+
+
+def test_all_models_are_compared_and_the_data_are_said_to_mean_nothing(finished):
+    settings, result = finished
+    labels = {model["model"] for model in result["comparison"]["models"]}
+    assert len(labels) == 2 * 5 + 1  # two checkpoints of five students, and the teacher
+    text = summary(result, settings)
+    assert "scores mean nothing" in text and "A toy" in text
+
+
+def test_a_finished_study_is_found(finished, recipe):
+    settings, before = finished
+    parts = plan(read_study(recipe), settings.directory, None).parts
+    assert all(is_finished(part, parts) for part in parts)
+    made = [*settings.directory.glob("students/**/*"), *settings.directory.glob("smoke/**/*.json")]
+    stamps = {path: path.stat().st_mtime_ns for path in made if path.is_file()}
+    again = study(settings)
+    assert all(part["finished"] and not part["seconds"] for part in again["parts"])
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_killed_at_random_moments_its_records_are_those_of_an_unbroken_one(finished, recipe, tmp_path):
+    settings, _ = finished
+    dice = random.Random(0)
+    command = ["study", "--recipe", recipe, "--output", str(tmp_path)]
+    for _ in range(3):
+        with Preloaded([ROOT / "cli.py", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(dice.uniform(1, 8))
+            process.kill()
+    done = run_command(command)
+    assert done.returncode == 0, done.stderr
+    assert figures(tmp_path) == figures(settings.directory) != {}
+
+
+def test_a_dry_run_says_what_is_left_and_makes_nothing(recipe, tmp_path):
+    settings = StudyConfig(recipe=recipe, output=tmp_path / "made", dry_run=True)
+    result = study(settings)
+    assert not settings.directory.exists()
+    by_name = {part["part"]: part for part in result["parts"]}
+    assert by_name["train-student/mlm-seed0"]["seconds"] > 0 and by_name["train-student/mlm-seed0"]["bytes"] > 0
+    assert by_name["encode-lsp/lsp"]["bytes"] > 20_000 and not by_name["encode-lsp/lsp"]["finished"]
+    assert "all that is left" in summary(result, settings)
+
+
+def test_one_part_alone(recipe, finished, tmp_path):
+    settings, _ = finished
+    with pytest.raises(StudyError, match=r"there is no .* yet. First:  --only encode-lsp/lsp"):
+        study(StudyConfig(recipe=recipe, output=tmp_path, only=("train-student/mlm-*",)))
+    result = study(StudyConfig(recipe=recipe, output=settings.directory, only=("train-student/mlm-*",)))
+    assert [part["part"] for part in result["parts"]] == ["train-student/mlm-seed0", "train-student/mlm-seed1"]
+    with pytest.raises(StudyError, match="--only nothing: no part has such a name"):
+        study(StudyConfig(recipe=recipe, output=tmp_path, only=("nothing",)))
