@@ -106,6 +106,9 @@ def _beside(effect, planned, beyond):
         )
     if planned is None:
         yield "No hypothesis was written down before the scores were seen, so this is exploratory."
+    failed, tunings = effect.failed
+    if failed:
+        yield f"Of the {tunings} fine-tunings compared, {failed} diverged or predict one class for all; they count."
     if effect.incomplete:
         seeds = ", ".join(map(str, effect.incomplete))
         yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."

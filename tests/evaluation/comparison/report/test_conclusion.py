@@ -84,6 +84,15 @@ def test_before_all_planned_pairs_are_there_it_says_so_far():
     assert not of(around(0.02), planned=5).sentence.startswith("So far")
 
 
+def test_fine_tunings_that_failed_are_counted_beside_the_sentence():
+    records = pair(around(0.02))
+    for record in records[:3]:
+        record["collapsed"] = "every prediction is 1"
+    records[3]["diverged"] = "the loss is not finite"
+    said = conclude(examine(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 5)
+    assert said.beside[0] == ("Of the 60 fine-tunings compared, 4 diverged or predict one class for all; they count.")
+
+
 def test_what_nobody_planned_is_exploratory_and_contradicts_no_hypothesis():
     said = of(around(0.02), sign=-1, planned=None)
     assert said.label == "lower, exploratory" and "contrary" not in said.sentence
