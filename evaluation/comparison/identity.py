@@ -172,8 +172,8 @@ def groups(facts: dict) -> Groups:
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
     if objective == UNTRAINED:  # its weights follow from these alone
-        names = ("objective", "step", "encoder", "run_seed", *found["text"])
-        return {group: {n: v for n, v in found[group].items() if n in names and n != "plan"} for group in found}
+        kept = {"objective", "step", "encoder", "run_seed", *found["text"]} - {"plan"}
+        found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}
     if objective == "mtl":
         found["mtl"] = {"kappa": settings.get("kappa")}
     if objective in _HAVE_WORDS:

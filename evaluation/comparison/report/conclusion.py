@@ -21,27 +21,40 @@ VERDICTS: dict[Verdict, str] = {
     "equal": "no variation",
     "missing": "no records",
 }
+EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # where there was no hypothesis
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A verdict on a hypothesis, the sentence that says it, and sentences that a reader must know beside it."""
+    """A verdict on a hypothesis, the sentence that says it, and sentences that a reader must know beside it.
+
+    caveat  a word that belongs to the verdict: "so far" before all planned pairs are there, "exploratory" where nobody
+            planned the test
+    """
 
     verdict: Verdict
     sentence: str
     beside: tuple[str, ...] = ()
+    caveat: str = ""
+
+    @property
+    def label(self) -> str:
+        """The verdict in two or three words, which claim no more than the sentence."""
+        words = VERDICTS | (EXPLORATORY if self.caveat == "exploratory" else {})
+        return ", ".join(filter(None, (words[self.verdict], self.caveat)))
 
 
 def conclude(
     effect: Effect,
-    planned: int = 0,
+    planned: int | None = None,
     adjusted: float | None = None,
     tests: int = 1,
     beyond: Differences | None = None,
 ) -> Conclusion:
     """Word what the records say of a hypothesis.
 
-    planned   pairs of pre-trainings that were planned; with fewer the sentence says "so far". 0: not planned
+    planned   pairs of pre-trainings that were planned; with fewer the sentence says "so far". 0: their number was not
+              planned; None: neither was the test, so there is no hypothesis
     adjusted  p adjusted for several tests, which then decides; None: the plain one does
     tests     how many
     beyond    in what the two differ
@@ -51,27 +64,29 @@ def conclude(
         return Conclusion("missing", f"Whether {better} is better than {than} is not known: {effect.lacks}.")
     found = effect.mean
     over = f"mean of {_tasks(effect)} over {_pairs(found.n)}"
-    so_far, whether = ("So far, ", "whether") if found.n < planned else ("", "Whether")
+    is_early = planned is not None and found.n < planned
+    so_far, whether = ("So far, ", "whether") if is_early else ("", "Whether")
+    caveat = "exploratory" if planned is None else "so far" if is_early else ""
     beside = tuple(_beside(effect, planned, beyond))
     if found.n < FEWEST_PAIRS:
         sentence = (
             f"Whether {better} is better than {than} cannot be told from {_pairs(found.n)}: {better} "
             f"{_direction(effect)} ({over}), and so few do not show how much that varies with the seed."
         )
-        return Conclusion("too few", sentence, beside)
+        return Conclusion("too few", sentence, beside, caveat)
     if found.p is None or found.low is None or found.high is None or found.detectable is None:
         sentence = (
             f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}); "
             f"nothing shows how that would vary, so there is no interval."
         )
-        return Conclusion("equal", sentence, beside)
+        return Conclusion("equal", sentence, beside, caveat)
     p = found.p if adjusted is None else adjusted
     of_tests = "" if adjusted is None else f" after Holm's adjustment for {tests} hypotheses"
     bounds = f"95 % interval {points(found.low)} to {points(found.high)} points"
     if p < LEVEL:
-        contrary = "" if found.mean > 0 else ", contrary to the hypothesis"
+        contrary = "" if found.mean > 0 or planned is None else ", contrary to the hypothesis"
         sentence = f"{so_far}{better} {_direction(effect)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
-        return Conclusion("for" if found.mean > 0 else "against", sentence, beside)
+        return Conclusion("for" if found.mean > 0 else "against", sentence, beside, caveat)
     holds_zero = found.low <= 0 <= found.high
     why = "holds 0" if holds_zero else f"leaves out 0, which{of_tests} (p {p_value(p)}) is not enough"
     sentence = (
@@ -79,16 +94,21 @@ def conclude(
         f"the {bounds} {why} ({over}); {found.n} pairs of this spread would find a true difference of "
         f"{points(found.detectable, sign=False)} points with a power of {100 * POWER:.0f} %."
     )
-    return Conclusion("undecided", sentence, beside)
+    return Conclusion("undecided", sentence, beside, caveat)
 
 
 def _beside(effect, planned, beyond):
     found = effect.mean
-    if found.n < planned:
+    if planned is not None and found.n < planned:
         yield (
-            f"{found.n} of the {planned} planned pairs are there. An interval that is looked at before all are errs "
-            f"more often than its 5 % say."
+            f"{found.n} of the {planned} planned pairs are there. Who looks at the interval now and again when all are "
+            f"there errs more often than its 5 % say."
         )
+    if planned is None:
+        yield "No hypothesis was written down before the scores were seen, so this is exploratory."
+    failed, tunings = effect.failed
+    if failed:
+        yield f"Of the {tunings} fine-tunings compared, {failed} diverged or predict one class for all; they count."
     if effect.incomplete:
         seeds = ", ".join(map(str, effect.incomplete))
         yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."

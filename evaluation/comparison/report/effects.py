@@ -105,6 +105,7 @@ class Effect:
     differences_ST  of their scores
     scores          of the paper's test: n, wins, losses, ties, p (one-sided), two_sided; empty without pairs
     lacks           why there is no pair, a clause; empty where there is one
+    failed          (how many of the fine-tunings that are compared diverged or collapsed, of how many); they count
     incomplete      seeds that both have but which lack tasks, and are left out
     unplanned       seeds that both have and nobody planned, left out as well: more seeds until it fits prove nothing
     """
@@ -116,6 +117,7 @@ class Effect:
     differences_ST: tuple[tuple[float, ...], ...] = ()
     scores: dict[str, Any] | None = None
     lacks: str = ""
+    failed: tuple[int, int] = (0, 0)
     incomplete: tuple[Seed, ...] = ()
     unplanned: tuple[Seed, ...] = ()
 
@@ -182,7 +184,15 @@ def find_effect(
         tuple(_of_task(model, other, matched, task) for task in named) for model, other, matched in whole.values()
     )
     scores = _test_scores([(model, other) for model, other, _ in whole.values()])
-    return replace(effect, tasks=named, seeds=tuple(whole), differences_ST=rows, scores=scores)
+    tunings = [
+        pair in of_one
+        for model, other, matched in whole.values()
+        for of_one in (model.failed, other.failed)
+        for pair in matched
+        if pair[0] in tasks
+    ]
+    failed = sum(tunings), len(tunings)
+    return replace(effect, tasks=named, seeds=tuple(whole), differences_ST=rows, scores=scores, failed=failed)
 
 
 def _pairs(better, than):

@@ -22,7 +22,7 @@ from evaluation.comparison.identity import differences
 from evaluation.comparison.models import Model
 from evaluation.comparison.report import costs, drawings, tables
 from evaluation.comparison.report.arms import Found, find_arms
-from evaluation.comparison.report.conclusion import VERDICTS, Conclusion, conclude
+from evaluation.comparison.report.conclusion import Conclusion, conclude
 from evaluation.comparison.report.curves import read_courses, read_scores, tasks_of
 from evaluation.comparison.report.effects import Effect, adjust, examine
 from evaluation.comparison.report.facts import StudyFacts
@@ -212,7 +212,6 @@ def _render(**content: Any) -> str:
     sheets = (files("evaluation.inspection.lsps") / "templates" / "style.css", TEMPLATES / "report.css")
     return pages.get_template("report.html").render(
         **content,
-        verdicts=VERDICTS,
         style=Markup("\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
         inline=lambda figure: Markup(inline_svg(figure.files[0], figure.title)),  # which ElementTree has escaped
         shown=lambda text: printable(text, keep=""),

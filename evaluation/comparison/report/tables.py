@@ -18,7 +18,7 @@ from evaluation.comparison.drawing import TITLES
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import blimp_average, common_paradigms
 from evaluation.comparison.report.arms import Arm, Found
-from evaluation.comparison.report.conclusion import VERDICTS, Conclusion, p_value, points
+from evaluation.comparison.report.conclusion import Conclusion, p_value, points
 from evaluation.comparison.report.curves import arm_average, mean_score, score_of_task, tasks_of
 from evaluation.comparison.report.effects import Effect, blimp_effect, find_effect, interval
 from evaluation.plots import save_table
@@ -91,7 +91,7 @@ def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | N
     rows: list[list[Cell]] = []
     data: list[list[Any]] = []
     for role, effect, conclusion, holm in tests:
-        name, verdict = f"{effect.better} > {effect.than}", VERDICTS[conclusion.verdict]
+        name, verdict = f"{effect.better} > {effect.than}", conclusion.label
         if effect.lacks:
             rows.append([name, role, *["–"] * 7, verdict])
             data.append([effect.better, effect.than, role, conclusion.verdict, 0, *[""] * (len(header) - 5)])

@@ -12,10 +12,10 @@ from evaluation.comparison.report.effects import Effect, examine
 SPREAD = (-0.01, -0.005, 0.0, 0.005, 0.01)
 
 
-def of(rows, sign=1, **settings):
+def of(rows, sign=1, planned=0, **settings):
     """The conclusion on mlsm > mlm from differences by pre-training seed and task."""
     rows = [[sign * value for value in row] for row in rows]
-    return conclude(examine(find_arms(models_of(pair(rows))[0]), ("mlsm", "mlm")), **settings)
+    return conclude(examine(find_arms(models_of(pair(rows))[0]), ("mlsm", "mlm")), planned, **settings)
 
 
 def around(mean, pairs=5):
@@ -79,8 +79,24 @@ def test_differences_that_do_not_vary_have_no_interval(difference, words):
 def test_before_all_planned_pairs_are_there_it_says_so_far():
     said = of(around(0.02, 4), planned=5)
     assert said.verdict == "for" and said.sentence.startswith("So far, MLSM scores")
-    assert said.beside[0].startswith("4 of the 5 planned pairs are there.")
+    assert said.beside[0].startswith("4 of the 5 planned pairs are there.") and said.label == "supported, so far"
+    assert of(around(0.02), planned=5).label == "supported"
     assert not of(around(0.02), planned=5).sentence.startswith("So far")
+
+
+def test_fine_tunings_that_failed_are_counted_beside_the_sentence():
+    records = pair(around(0.02))
+    for record in records[:3]:
+        record["collapsed"] = "every prediction is 1"
+    records[3]["diverged"] = "the loss is not finite"
+    said = conclude(examine(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 5)
+    assert said.beside[0] == ("Of the 60 fine-tunings compared, 4 diverged or predict one class for all; they count.")
+
+
+def test_what_nobody_planned_is_exploratory_and_contradicts_no_hypothesis():
+    said = of(around(0.02), sign=-1, planned=None)
+    assert said.label == "lower, exploratory" and "contrary" not in said.sentence
+    assert said.beside[0].startswith("No hypothesis was written down before")
 
 
 def test_after_holm_an_interval_without_0_is_not_enough():
@@ -101,7 +117,7 @@ def test_what_else_differs_is_said():
     records = arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {1: {"rte": 0.5}}, of_identity={"lr": 5e-4})
     models = models_of(records)[0]
     effect = examine(find_arms(models), ("mlsm", "mlm"))
-    (said,) = conclude(effect, beyond=differences(models)).beside
+    (said,) = conclude(effect, 0, beyond=differences(models)).beside
     assert said == ("They differ in objective, lr: the difference in score is not due to one of these alone.")
 
 
