@@ -3,7 +3,11 @@
 Shapes: N tokens, d hidden width, K atoms.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+import torch
 from data import bench_file
 
 from pipeline.solvers.problem import kkt_violation
@@ -43,3 +47,21 @@ def real_data(rows):
 def assert_equal_bits(found, expected):
     for name in ("indptr", "indices", "values", "kkt"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@contextmanager
+def rounding_products() -> Iterator[None]:
+    """Let torch round the factors of float32 products to bfloat16, as its setting allows processors that gain by it."""
+    matmul, addmm = torch.Tensor.__matmul__, torch.addmm
+
+    def rounded(tensor):
+        return tensor.bfloat16().float() if tensor.dtype == torch.float32 else tensor
+
+    torch.Tensor.__matmul__ = lambda left, right: matmul(rounded(left), rounded(right))
+    torch.addmm = lambda total, left, right: addmm(total, rounded(left), rounded(right))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.Tensor.__matmul__, torch.addmm = matmul, addmm

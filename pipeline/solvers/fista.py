@@ -11,6 +11,7 @@ Shapes: N tokens, d hidden width, K atoms.
 import numpy as np
 import torch
 
+from pipeline.solvers.float32 import product
 from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 
 STEPS = 100
@@ -66,7 +67,7 @@ def _float32_on(device, array, rows):
 
 def _certify(hidden_nd, atoms_Kd, codes_nK, lam, count):
     """The first `count` of some dense codes with their KKT violations, as `join_codes` takes them, but as tensors."""
-    excess_nK = (hidden_nd - codes_nK @ atoms_Kd) @ atoms_Kd.T - lam
+    excess_nK = product(hidden_nd - product(codes_nK, atoms_Kd.T), atoms_Kd) - lam
     kkt_n = torch.where(codes_nK > 0, excess_nK.abs(), excess_nK.clamp_min(0)).amax(1)
     rows_E, atoms_E = codes_nK[:count].nonzero(as_tuple=True)
     counts_n = torch.bincount(rows_E, minlength=count)
