@@ -8,6 +8,7 @@ from lasso import problem, rounding_products
 
 from pipeline.solvers import fista, nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
+from pipeline.solvers.tensors import _join_tensors
 
 LAM = 0.05
 
@@ -60,7 +61,7 @@ def test_codes_made_on_a_device_are_joined_as_on_the_host():
     for rows in torch.from_numpy(hidden).split(25):
         codes = fista.fista_steps(rows, torch.from_numpy(atoms), LAM, step, 100)
         parts.append(fista._certify(rows, torch.from_numpy(atoms), codes, LAM, len(rows)))
-    found = fista._join_tensors(parts, torch.device("cpu"))
+    found = _join_tensors(parts, torch.device("cpu"))
     assert found.indptr.dtype == torch.int64 and found.indices.dtype == torch.int32 and len(found) == 50
     assert torch.equal(found.indptr, torch.from_numpy(expected.indptr)) and len(found.kkt) == 50
     assert np.array_equal(found.indices.numpy(), expected.indices)
