@@ -278,7 +278,7 @@ def test_shapes_that_do_not_match_are_refused():
             nonneg_lasso(*wrong, 0.05)
     with pytest.raises(ValueError, match="gram must be"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))
-    with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, fista"):
+    with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, torch, fista"):
         nonneg_lasso(hidden, atoms, 0.05, backend="gpu")
 
 
