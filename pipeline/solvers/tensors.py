@@ -8,6 +8,7 @@ Shapes: N rows, n of them, d width, K atoms, E non-zeros.
 """
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 
 
-def on_gpu(array: Array) -> bool:
+def on_gpu(array: Array) -> TypeGuard[torch.Tensor]:
     return isinstance(array, torch.Tensor) and array.is_cuda
 
 
