@@ -9,6 +9,8 @@ in every round, so that a busy machine slows all alike; ratios are taken within 
 - SPAMS         lasso (LARS, C++) in float64, the variant that reaches the optimum; includes its Gram matrix,
                 about 3 % of its time
 - FISTA         100 steps, as in the official code, on the first 1,024 tokens
+- plain torch   nonneg_lasso with backend "torch", made for GPUs that cannot run kernels, here on the CPU, on the same
+                tokens; its anchor is FISTA: `torch_solver_vs_fista100`
 - matmul bound  the correlations of all atoms alone by NumPy, 1,024-row chunks into a kept buffer
 - oneDNN bound  the same product by oneDNN, in the pieces and threads of ours
 - torch bound   the same by torch's own linear layer (MKL), in one piece; `cpu_vs_best_matmul_bound` compares with the
@@ -45,6 +47,7 @@ def main():
             "cpu": task.ours,
             "spams": task.spams,
             "fista100": task.fista,
+            "torch_solver": task.torch_solver,
             "matmul_bound": task.matmul,
             "onednn_bound": task.onednn,
             "torch_bound": task.torch,
@@ -71,7 +74,7 @@ class Task:
         self.reference = json.loads(bench_file("reference.json").read_text())
         self.lam = self.reference["lambda"]
         self.atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
-        self.gram_KK = prepare(self.atoms_Kd)
+        self.gram_KK, self.exact_gram_KK = prepare(self.atoms_Kd), self.atoms_Kd @ self.atoms_Kd.T
         self.exact_Nd = unit_rows(np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float64))
         self.hidden_Nd = self.exact_Nd.astype(np.float32)
         self.fortran_dN = np.asfortranarray(self.exact_Nd.T)
@@ -90,6 +93,12 @@ class Task:
 
     def fista(self):
         self.fista_codes = fista.solve(self.hidden_Nd[:FISTA_TOKENS], self.atoms_Kd, self.lam, steps=100)
+        return FISTA_TOKENS
+
+    def torch_solver(self):
+        self.torch_codes = nonneg_lasso(
+            self.hidden_Nd[:FISTA_TOKENS], self.atoms_Kd, self.lam, gram_KK=self.exact_gram_KK, backend="torch"
+        )
         return FISTA_TOKENS
 
     def matmul(self):
@@ -111,11 +120,16 @@ class Task:
         ours_N = objective(self.exact_Nd, self.atoms_Kd, self.our_codes, self.lam)
         spams_N = objective(self.exact_Nd, self.atoms_Kd, self.spams_codes.T.toarray(), self.lam)
         fista_N = objective(self.exact_Nd[:FISTA_TOKENS], self.atoms_Kd, self.fista_codes, self.lam)
+        torch_N = objective(self.exact_Nd[:FISTA_TOKENS], self.atoms_Kd, self.torch_codes, self.lam)
         optimum = self.reference["mean_objective_per_token"]
         return {
             "cpu_relative_objective_gap": ours_N.mean() / optimum - 1,
             "spams_relative_objective_gap": spams_N.mean() / optimum - 1,
             "fista100_relative_objective_gap": fista_N.mean() / spams_N[:FISTA_TOKENS].mean() - 1,
+            "torch_solver_relative_objective_gap": torch_N.mean() / spams_N[:FISTA_TOKENS].mean() - 1,
+            "torch_solver_kkt_max": kkt_violation(
+                self.exact_Nd[:FISTA_TOKENS], self.atoms_Kd, self.torch_codes, self.lam
+            ).max(),
             "kkt_max": kkt_violation(self.exact_Nd, self.atoms_Kd, self.our_codes, self.lam).max(),
             "nonzeros_per_token": len(self.our_codes.values) / len(self.our_codes),
         }
@@ -158,6 +172,9 @@ def speeds(rates):
         ratios = np.array(rates["cpu"]) / rates[rival]
         figures[f"cpu_vs_{rival}"] = float(np.median(ratios))
         figures[f"cpu_vs_{rival}_quartiles"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
+    ratios = np.array(rates["torch_solver"]) / rates["fista100"]
+    figures["torch_solver_vs_fista100"] = float(np.median(ratios))
+    figures["torch_solver_vs_fista100_quartiles"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
     return figures
 
 
@@ -193,6 +210,11 @@ def show(result):
         f"FISTA 100     {result['fista100_tokens_per_s']:9,.0f} tokens/s, "
         f"{result['fista100_relative_objective_gap']:.1e}: "
         f"ours is {result['cpu_vs_fista100']:.0f} times as fast"
+    )
+    print(
+        f"plain torch   {result['torch_solver_tokens_per_s']:9,.0f} tokens/s, "
+        f"{result['torch_solver_relative_objective_gap']:.1e}: "
+        f"{result['torch_solver_vs_fista100']:.0f} times as fast as FISTA"
     )
     for name, bound in (
         ("matmul bound", "matmul_bound"),

@@ -150,7 +150,9 @@ def _one_thread():
 
 def _machine() -> str:
     """What the times depend on."""
-    capability, precision = torch.backends.cpu.get_cpu_capability(), torch.get_float32_matmul_precision()
+    capability, rounding = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.matmul.fp32_precision
+    # torch.get_float32_matmul_precision() fails where a caller set the newer torch.backends.fp32_precision
+    precision = {"bf16": "medium", "tf32": "high"}.get(rounding, "highest")
     return f"{processor()}, {capability}, torch {torch.__version__}, precision {precision}"
 
 

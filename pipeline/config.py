@@ -12,8 +12,8 @@ from common.settings import check
 
 PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
 CENTERS = ("none", "mean", "position")
-# Settings on which what is made does not depend; of `products`, a last bit may.
-HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products")
+# Settings on which what is made does not depend, but for the last bits of `products` and the tolerance of the solver.
+HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
 DOCSTRINGS = ("docstrings",)  # the demonstration's own text
 
 
@@ -301,6 +301,9 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     dictionary is the same."""
     solver_steps: int = 100
     """Steps of `--solver fista`; the official code takes 100."""
+    solver_backend: Literal["auto", "torch"] = "auto"
+    """What computes `--solver cd`: `auto` is compiled for the CPU or the GPU; where a GPU cannot run it, a warning says
+    why and `torch` is taken, the same tolerance by plain operations of torch. The records of units name it."""
     top_n: int | Literal["all"] = 32
     """Largest entries kept of each token's distribution. `all` keeps every non-zero up to the 255 that the shard format
     holds; of a token that has more the largest 255 stay, the mass of the others is kept as one number, and the store's
@@ -323,6 +326,12 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
             raise ValueError(
                 f"--solver-steps {self.solver_steps} belongs to --solver fista; {why[self.solver]}. "
                 "Add --solver fista, or leave the steps out."
+            )
+        why = {"fista": "FISTA runs in torch anyway", "nearest": "nearest is one product"}
+        if self.solver != "cd" and self.solver_backend != EncodeConfig.solver_backend:
+            raise ValueError(
+                f"--solver-backend {self.solver_backend} belongs to --solver cd; {why[self.solver]}. Leave one of the "
+                "two out."
             )
         if self.solver != "cd" and self.tolerance != EncodeConfig.tolerance:
             why = {"fista": "FISTA stops after --solver-steps, wherever that is", "nearest": "nearest solves nothing"}

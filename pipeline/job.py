@@ -174,14 +174,12 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
 def load_teacher(job: Job) -> "Teacher":
     """The teacher of the settings, cut after the deepest of their layers.
 
-    Raises  TeacherError, DeviceError; EncodeError when the windows are too long or a GPU has no solver
+    Raises  TeacherError, DeviceError; EncodeError when the windows are too long
     """
     from pipeline.teacher import Teacher
 
     config = job.config
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
-    if teacher.device.type == "cuda":
-        require_gpu_solver()
     check_teacher(job, teacher)
     teacher.choose_products(config.products, config.batch_tokens, job.products)
     return teacher
@@ -206,14 +204,6 @@ def check_teacher(job: Job, teacher: "Teacher") -> None:
             f"--max-length {max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
             f"Use --max-length {teacher.max_positions} or less."
         )
-
-
-def require_gpu_solver() -> None:
-    """Raise EncodeError, which says what to install, when the solver cannot run on a GPU."""
-    try:
-        from pipeline.solvers import cd_cuda  # noqa: F401
-    except ImportError as error:
-        raise EncodeError(f"{error}. Or use --device cpu.") from error
 
 
 def named_by_content(parent: Path, name: str, content: str) -> Path:

@@ -26,7 +26,7 @@ from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
 from pipeline.executors.base import PART, Executor
-from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, require_gpu_solver, teacher_job
+from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, teacher_job
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from shards import copies
 from shards.manifest import StoreFiles, fingerprint
@@ -140,8 +140,7 @@ def _provide_from_file(config, progress):
     refuse_foreign_output(config.output)
     if config.teacher is not None or config.corpus != LearnConfig.corpus:
         logger.info("learning from %s: the settings of teacher, layer and corpus are not used", config.hidden)
-    if choose_device(config.device).type == "cuda":
-        require_gpu_solver()
+    choose_device(config.device)  # refuses one that is not there
     stamp = file_stamp(config.hidden)
 
     def check_unchanged():

@@ -33,6 +33,11 @@ class Arithmetic(NamedTuple):
         products = {name: str(way) for name, way in found.items()} if isinstance(found, dict) else USUAL
         return cls(record.get("gradient_norm") == "blocks", products)
 
+    def contradicts(self, config: ResolvedConfig, device: torch.device) -> bool:
+        """Whether `--products` names a library, and this is not what a run that begins with it has."""
+        asked = {"onednn": USUAL, "torch": TORCH}.get(config.products)
+        return asked is not None and _has_choice(config, device) and self.products != asked
+
     def to_json(self) -> dict:
         """What `of` reads; empty for the arithmetic of the first versions."""
         return ({"gradient_norm": "blocks"} if self.norm_in_blocks else {}) | (
@@ -49,7 +54,7 @@ def choose_arithmetic(
     max_length  L, tokens of a window
     ranks       processes that share a batch
     """
-    if device.type != "cpu" or config.dtype != "float32" or config.compile or config.products == "onednn":
+    if not _has_choice(config, device) or config.products == "onednn":
         return Arithmetic()
     if config.products == "torch":
         return Arithmetic(products=TORCH)
@@ -62,3 +67,7 @@ def choose_arithmetic(
     shapes: set[Shape] = {(rows, *layer) for rows in (tokens, *masked) for layer in layers}
     shapes |= {(rows, *output) for rows in masked for output in model.output_shapes}
     return Arithmetic(products=measure_products(shapes))
+
+
+def _has_choice(config, device) -> bool:
+    return device.type == "cpu" and config.dtype == "float32" and not config.compile

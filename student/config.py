@@ -136,7 +136,8 @@ class StudentConfig:
 
     products: Literal["auto", "onednn", "torch"] = "auto"
     """library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a machine, and
-    takes the faster one for each shape. A run keeps what it began with, also where it is resumed"""
+    takes the faster one for each shape. A run keeps what it began with, also where it is resumed: another value is then
+    not taken, and a warning says so"""
 
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""

@@ -113,6 +113,13 @@ def _open(
         return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
     run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first, arithmetic=arithmetic)
+    if ranks.is_first and run.arithmetic.contradicts(resolved.config, ranks.device):
+        logger.warning(
+            "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
+            "Another --output begins a run of its own",
+            config.products,
+            run.directory,
+        )
     return resolved, store, task, run
 
 

@@ -51,7 +51,8 @@ def wait_without_spinning() -> None:
 
     By default they spin for about a millisecond at every barrier. Beside one busy process on two cores, that took
     a training step to 2.4 times its time; with a short spin it takes 1.1 times, and alone as long as before
-    (benchmarks/neighbour.py). What the environment says already has precedence.
+    (benchmarks/neighbour.py). What the environment says already has precedence. The functions of `mlsm` do not do this,
+    since the process is their caller's (docs/python.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -18,7 +18,7 @@ from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import Hidden, center_on, centred_rows
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig
-from pipeline.solvers import nonneg_lasso, onednn, prepare
+from pipeline.solvers import choose_backend, nonneg_lasso, onednn, prepare
 from pipeline.solvers.nearest import nearest_atoms
 from pipeline.solvers.parallel import one_blas_thread
 
@@ -37,9 +37,15 @@ class LspCoder(TeacherCoder):
 
     def __init__(self, teacher: "Teacher", outputs: Sequence[Output], config: EncodeConfig, special_ids: dict):
         super().__init__(teacher, outputs, config, special_ids)
-        self._dictionaries = [_load_dictionary(teacher.device, output.dictionary.atoms_Kd) for output in outputs]
-        if teacher.device.type == "cpu" and config.solver == "cd":
+        asked = config.solver_backend if config.solver == "cd" else config.solver
+        self._backend = choose_backend(teacher.device) if asked == "auto" else asked
+        self._dictionaries = [
+            _load_dictionary(teacher.device, output.dictionary.atoms_Kd, self._backend) for output in outputs
+        ]
+        if self._backend == "cpu":
             self.environment["correlations"] = "bfloat16" if onednn.multiplies_bfloat16() else "float32"
+        elif self._backend == "torch":
+            self.environment["solver_backend"] = "torch"
         self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
         self._checked: set[int] = set()  # outputs of which some token is known to have a code
 
@@ -52,7 +58,7 @@ class LspCoder(TeacherCoder):
         config = self.config
         if config.solver == "nearest":
             return nearest_atoms(rows_Nd, atoms_Kd)
-        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance}
+        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance, "backend": self._backend}
         if config.solver == "fista":
             how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
         rows_Nd = rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy()
@@ -86,12 +92,13 @@ class LspCoder(TeacherCoder):
         return rows
 
 
-def _load_dictionary(device, atoms_Kd):
+def _load_dictionary(device, atoms_Kd, backend):
     """Atoms and their Gram matrix, as the solver takes them."""
     with one_blas_thread():  # how a product is cut up for threads changes how its sums round
         gram_KK = atoms_Kd @ atoms_Kd.T
         if device.type == "cpu":
-            return atoms_Kd, prepare(atoms_Kd, gram_KK)
-    pair = torch.from_numpy(atoms_Kd).to(device), torch.from_numpy(gram_KK).to(device)
+            return atoms_Kd, prepare(atoms_Kd, gram_KK) if backend == "cpu" else gram_KK
+    atoms_Kd = torch.from_numpy(atoms_Kd).to(device)
+    prepared = prepare(atoms_Kd, gram_KK)
     torch.cuda.synchronize(device)  # once, so that no lane has to wait for them
-    return pair
+    return atoms_Kd, prepared

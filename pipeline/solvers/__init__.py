@@ -2,27 +2,65 @@
 
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
-problem.py states the problem and measures solutions; cd_cpu.py and cd_cuda.py solve it; fista.py is the official
-code's solver, whose codes are not optimal. This is the one place where the input is checked and a backend is chosen.
+problem.py states the problem and measures solutions; cd_cpu.py, cd_cuda.py and active_set_torch.py solve it; fista.py
+is the official code's solver, whose codes are not optimal. This is the one place where the input is checked and a
+backend is chosen.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
 
 import dataclasses
+import functools
+import math
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from common.errors import describe
 from pipeline.solvers import fista
 from pipeline.solvers.fista import STEPS
-from pipeline.solvers.prepared import Prepared, prepare
+from pipeline.solvers.prepared import Prepared
+from pipeline.solvers.prepared import prepare as prepare_on_cpu
 from pipeline.solvers.problem import ROWS_AT_ONCE, Array, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
+from pipeline.solvers.tensors import float32_on, on_gpu, product
 
-__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "Prepared", "nonneg_lasso", "prepare"]
+__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "Prepared", "choose_backend", "nonneg_lasso", "prepare"]
 
-BACKENDS = ("auto", "cpu", "cuda", "fista")
+BACKENDS = ("auto", "cpu", "cuda", "torch", "fista")
 ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
+
+
+class PreparedTensors(NamedTuple):
+    """Atoms and Gram matrix on a GPU, checked once for any number of calls."""
+
+    atoms_Kd: torch.Tensor  # as they were given; float32
+    version: int  # how often they had been changed
+    gram_KK: torch.Tensor  # float32
+
+    def fits(self, atoms_Kd: Array) -> bool:
+        """Whether it was made of these atoms, as they are now; asks nothing of the device."""
+        return self.atoms_Kd is atoms_Kd and self.version == _version(atoms_Kd)
+
+
+def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared | PreparedTensors:
+    """Prepare atoms (K, d) for many calls of `nonneg_lasso`, where they lie: on a CPU or a GPU.
+
+    gram_KK  atoms_Kd @ atoms_Kd.T, float32, computed if not given
+    Raises   ValueError on NaN or infinity, and on atoms on a GPU that are not float32
+    """
+    if not on_gpu(atoms_Kd):
+        return prepare_on_cpu(atoms_Kd, gram_KK)
+    if atoms_Kd.dtype != torch.float32:
+        raise ValueError(f"atoms on a GPU are prepared as float32; found {atoms_Kd.dtype}. Give atoms.float().")
+    _check_finite("atoms", atoms_Kd)
+    gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(atoms_Kd.device, gram_KK)
+    return PreparedTensors(atoms_Kd, _version(atoms_Kd), gram_KK)
+
+
+def _version(tensor):
+    return 0 if tensor.is_inference() else tensor._version  # those of inference mode cannot be changed in place outside
 
 
 def nonneg_lasso(
@@ -30,7 +68,7 @@ def nonneg_lasso(
     atoms_Kd: Array,
     lam: float,
     *,
-    gram_KK: Array | Prepared | None = None,
+    gram_KK: Array | Prepared | PreparedTensors | None = None,
     tol: float | None = 1e-3,
     gap: bool = False,
     backend: str = "auto",
@@ -40,15 +78,16 @@ def nonneg_lasso(
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
                strides; computed in float32, to which other types are cast a chunk of rows at a time
-    atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given; on a CPU, for many
+    atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given; for many
                calls with the same atoms, prepare(atoms_Kd, gram_KK)
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
     tol        largest KKT violation to leave, in units of a correlation; float32 resolves violations only
                to about 1e-6 times (1 + the sum of the code), a GPU to 5e-5
                None, which only "fista" allows: accept what the steps reach, without a warning
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
-    backend    "cpu", "cuda": coordinate descent; "fista": `steps` steps of the official code's solver, where
-               hidden_Nd lies; "auto": coordinate descent where hidden_Nd lies
+    backend    "cpu", "cuda": coordinate descent; "torch": Newton steps in plain torch, where hidden_Nd lies;
+               "fista": `steps` steps of the official code's solver, where hidden_Nd lies; "auto": coordinate descent
+               where hidden_Nd lies, or on a GPU that cannot run its kernels, with a warning, "torch"
     steps      how many "fista" takes, which has no other stopping test
     Returns    Codes, with the largest KKT violation of every token over all atoms: tensors if hidden_Nd is one
                on a GPU and is coded there, else NumPy arrays
@@ -57,50 +96,87 @@ def nonneg_lasso(
     """
     hidden_Nd, atoms_Kd = (x if isinstance(x, torch.Tensor) else np.asarray(x) for x in (hidden_Nd, atoms_Kd))
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps)
-    _check_finite("atoms", atoms_Kd)
-    _check_finite("hidden", hidden_Nd)
-    if backend == "fista" or tol is None:  # which only "fista" allows
-        codes = fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
-    elif backend == "cuda" or (backend == "auto" and _on_gpu(hidden_Nd)):
-        codes = _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    if not isinstance(gram_KK, Prepared | PreparedTensors):
+        _check_finite("atoms", atoms_Kd)
+    finite_N, rows_Nd = None, hidden_Nd
+    if on_gpu(hidden_Nd):  # nothing waits for the check: rows that fail it are coded as zeros, and refused at the end
+        finite_N = torch.isfinite(hidden_Nd.float()).all(1)
+        rows_Nd = torch.where(finite_N[:, None], hidden_Nd.detach(), 0)
     else:
-        from pipeline.solvers import cd_cpu
-
-        codes = cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
-    if tol is not None:
-        _warn_unconverged(codes.kkt, tol)
+        _check_finite("hidden", hidden_Nd)
+    codes = _solve(rows_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps)
+    _judge(codes.kkt, tol, finite_N, hidden_Nd)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
     return codes
 
 
-def _solve_on_gpu(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
+def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):
+    if backend == "fista" or tol is None:  # which only "fista" allows
+        return fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
+    if backend == "auto":
+        backend = choose_backend(hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu"))
+    if backend == "cpu":
+        from pipeline.solvers import cd_cpu
+
+        return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    if isinstance(gram_KK, PreparedTensors):
+        gram_KK = gram_KK.gram_KK
+    if backend == "cuda":
+        return _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+    from pipeline.solvers import active_set_torch
+
+    return active_set_torch.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+
+
+def choose_backend(device: torch.device) -> str:
+    """The fastest exact backend that a device can run. Warns where a GPU cannot run the kernels of "cuda"."""
+    if device.type == "cpu":
+        return "cpu"
+    if (trouble := describe_missing_kernels(device)) is None:
+        return "cuda"
+    warnings.warn(
+        f"the kernels for sparse coding cannot be used on {device} ({trouble}): coding with torch's own operations, "
+        "which takes longer and has the same tolerance.",
+        stacklevel=2,
+    )
+    return "torch"
+
+
+@functools.cache
+def describe_missing_kernels(device: torch.device) -> str | None:
+    """Why a GPU cannot run the kernels of cd_cuda.py; None if they solve a problem of two tokens there."""
+    if torch.version.hip is not None:
+        return "this torch is built for ROCm, and they need CUDA"
+    try:
+        from pipeline.solvers import cd_cuda
+
+        eye = torch.eye(2, device=device)
+        values = cd_cuda.solve(eye, eye, eye, 0.25, 1e-3).values.tolist()
+    except torch.OutOfMemoryError:  # which says nothing of the kernels
+        raise
+    except Exception as error:  # of numba-cuda, which may be absent, of its compiler, or of the driver
+        return describe(error)
+    return None if np.allclose(values, [0.75, 0.75], atol=2e-3) else f"they find {values} where 0.75 is right"
+
+
+def _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
     from pipeline.solvers import cd_cuda
 
-    if _on_gpu(hidden_Nd):
+    if on_gpu(hidden_Nd):
         device = hidden_Nd.device
     elif (device := cd_cuda.DEVICE) == "cuda" and not torch.cuda.is_available():
         raise ValueError("backend 'cuda': torch finds no GPU here. Use backend 'cpu' or 'auto'")
-    atoms_Kd = _float32_on(device, atoms_Kd)
-    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else _float32_on(device, gram_KK)
-    if _on_gpu(hidden_Nd):
+    atoms_Kd = float32_on(device, atoms_Kd)
+    gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(device, gram_KK)
+    if on_gpu(hidden_Nd):
         return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     parts = []
     for start in range(0, len(hidden_Nd), ROWS_TO_GPU):
-        rows_nd = _float32_on(device, hidden_Nd[start : start + ROWS_TO_GPU])
+        rows_nd = float32_on(device, hidden_Nd, slice(start, start + ROWS_TO_GPU))
         part = cd_cuda.solve(rows_nd, atoms_Kd, gram_KK, lam, tol).to_host()
         parts.append((np.diff(part.indptr), part.indices, part.values, part.kkt))
     return join_codes(parts)
-
-
-def _float32_on(device, array):
-    if not _on_gpu(array):
-        array = torch.from_numpy(numpy_rows(array, slice(None), np.float32))
-    return array.to(device, torch.float32)
-
-
-def _on_gpu(array_Nd):
-    return isinstance(array_Nd, torch.Tensor) and array_Nd.is_cuda
 
 
 def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
@@ -114,8 +190,9 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
             "the dictionary has no atoms, or its atoms have no width; expected shape (K, d) with K, d >= 1; found "
             f"{tuple(atoms_Kd.shape)}"
         )
-    if isinstance(gram_KK, Prepared):
-        if not gram_KK.fits(atoms_Kd) or backend == "cuda" or _on_gpu(hidden_Nd):
+    if isinstance(gram_KK, Prepared | PreparedTensors):
+        for_cpu = backend == "cpu" or (backend in ("auto", "fista") and not on_gpu(hidden_Nd))
+        if not gram_KK.fits(atoms_Kd) or isinstance(gram_KK, Prepared) != for_cpu:
             raise ValueError("gram is prepared for other atoms, or for a CPU where a GPU codes; give the matrix itself")
     elif gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(
@@ -134,29 +211,40 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
 
 def _check_finite(name, array_Nd):
     """Raise ValueError naming the rows that hold NaN or infinity, in float32."""
-    if _on_gpu(array_Nd):  # one small answer instead of all the data
+    if on_gpu(array_Nd):  # one small answer instead of all the data
         finite_N = torch.isfinite(array_Nd.float()).all(1)
-        rows = [] if finite_N.all() else (~finite_N).nonzero()[:, 0].tolist()
-    else:
-        rows = [row for start in range(0, len(array_Nd), ROWS_AT_ONCE) for row in _not_finite(array_Nd, start)]
+        if not finite_N.all():
+            _refuse(name, (~finite_N).nonzero()[:, 0].tolist())
+        return
+    rows = []
+    for start in range(0, len(array_Nd), ROWS_AT_ONCE):
+        finite_n = np.isfinite(numpy_rows(array_Nd, slice(start, start + ROWS_AT_ONCE), np.float32)).all(1)
+        if not finite_n.all():
+            rows += (start + np.flatnonzero(~finite_n)).tolist()
     if rows:
-        raise ValueError(
-            f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
-            f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
-            "to what float32 holds"
-        )
+        _refuse(name, rows)
 
 
-def _not_finite(array_Nd, start):
-    finite_n = np.isfinite(numpy_rows(array_Nd, slice(start, start + ROWS_AT_ONCE), np.float32)).all(1)
-    return () if finite_n.all() else start + np.flatnonzero(~finite_n)
+def _refuse(name, rows):
+    raise ValueError(
+        f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
+        f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
+        "to what float32 holds"
+    )
 
 
-def _warn_unconverged(kkt_N, tol):
-    above = int((~(kkt_N <= tol)).sum())
+def _judge(kkt_N, tol, finite_N, hidden_Nd):
+    """Refuse rows that are not finite and warn of tokens above tol; of a GPU that asks one question."""
+    kkt_N = torch.as_tensor(kkt_N)
+    finite_N = torch.ones(0, dtype=torch.bool) if finite_N is None else finite_N
+    tol = math.inf if tol is None else tol
+    facts = (~finite_N).sum(), (~(kkt_N <= tol)).sum(), torch.cat([kkt_N, kkt_N.new_zeros(1)]).max()
+    refused, above, worst = torch.stack([fact.to(kkt_N.device, torch.float64) for fact in facts]).tolist()
+    if refused:
+        _check_finite("hidden", hidden_Nd)
     if above:
         warnings.warn(
-            f"{above} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, at most {float(kkt_N.max()):.2g}",
+            f"{int(above)} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, at most {worst:.2g}",
             ConvergenceWarning,
             stacklevel=3,
         )

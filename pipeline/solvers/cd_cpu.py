@@ -56,7 +56,7 @@ FIRST_JOINING, JOINING = 2, 8  # blocks whose worst atoms join the working set: 
 FIRST_CAPACITY = 128  # atoms of a working set before its memory grows
 MAX_ROUNDS = 100
 PATIENCE = 10  # certificates without a smaller violation before a token is given up: float32 ends there
-EXACT_AFTER = 2  # such certificates until the working set's Gram matrix is computed in float32
+EXACT_AFTER = 1  # certificates that do not halve the violation: then rounded Gram entries are not good enough
 LOWEST = np.float32(-3e38)  # kernels know no infinity
 INNER = 0.1  # a round solves its working set to this share of the worst violation
 
@@ -141,6 +141,11 @@ class _Buffers:
 def _solve_rows(codes, hidden_nd, found, view, lam, tol, scratch, working, done):
     """Solve the tokens from number `done` on.
 
+    Of a token: `size` atoms are in its working set; `worst` is the largest approximate violation outside of it; `moved`
+    says how far coefficients have moved in all, by which rounded Gram rows made its gradient wrong; `least` is the
+    smallest violation that a certificate found, `waited` and `slow` count those that found none smaller, or hardly;
+    `exact` says that the working set's Gram matrix is computed in float32.
+
     Returns how many are done: all of them, unless the next one's working set overflows.
     """
     indices_nK, values_nK, counts_n, kkt_n = codes
@@ -150,19 +155,23 @@ def _solve_rows(codes, hidden_nd, found, view, lam, tol, scratch, working, done)
         _start(scratch, found, view, n)
         block_maxima(grad_K, block_max)
         worst = largest(block_max) - lam
-        size, moved, waited, least = 0, np.float32(0), 0, -LOWEST
+        size, moved, waited, slow, least, exact = 0, np.float32(0), 0, 0, -LOWEST, view.has_small
         for turn in range(MAX_ROUNDS + 1):
             if worst <= tol or turn == MAX_ROUNDS:
                 error = found.margin_n[n] + view.scale * moved
-                held, kkt = _certify(scratch, working, hidden_nd[n], view, size, lam, error, found.relative)
+                working_violation, kkt = _certify(
+                    scratch, working, hidden_nd[n], view, size, lam, error, found.relative
+                )
                 kkt_n[n] = kkt
+                slow += kkt > np.float32(0.5) * least
                 waited = 0 if kkt < least else waited + 1
                 least = min(least, kkt)
-                enough = kkt <= tol and (held <= np.float32(0.5) * tol or waited > 0)
+                enough = kkt <= tol and (working_violation <= np.float32(0.5) * tol or waited > 0)
                 if enough or waited == PATIENCE or turn == MAX_ROUNDS:
                     break
-                if waited >= EXACT_AFTER:
-                    _compute_gram(working, view.atoms_Kd, size)
+                if slow >= EXACT_AFTER and not exact:
+                    exact = True  # to the end: a rounded row among exact ones would stop it again
+                    _compute_gram(working, view.atoms_Kd, 0, size)
                 block_maxima(grad_K, block_max)
                 worst = largest(block_max) - lam
             joining = max(min(FIRST_JOINING + size // 2, JOINING), size // 4)
@@ -171,8 +180,8 @@ def _solve_rows(codes, hidden_nd, found, view, lam, tol, scratch, working, done)
             if size < 0:
                 return n
             _copy_gram(gram, atoms, steps, view, old_size, size)
-            if view.has_small:
-                _compute_gram(working, view.atoms_Kd, size)
+            if exact:
+                _compute_gram(working, view.atoms_Kd, old_size, size)
             _load_excess(working, hidden_nd[n], view, old_size, size, lam)
             inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
             minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
@@ -218,7 +227,7 @@ def _certify(scratch, working, hidden_d, view, size, lam, error, relative):
     row_products(excess, residual_d, view.atoms_Kd, atoms, _fill_up(excess, atoms, size, MULTIPLIED_ROWS))
     for i in range(size):
         excess[i] -= lam
-    held = kkt = violation(code, excess, size)
+    working_violation = kkt = violation(code, excess, size)
     count = 0
     for place in range(0, len(grad_K), LANES):
         bits = lanes_above(grad_K, relative, scratch.rounded_K, place, lam + kkt - error)
@@ -230,7 +239,7 @@ def _certify(scratch, working, hidden_d, view, size, lam, error, relative):
     for i in range(count):
         grad_K[listed[i]] = products[i]
         kkt = max(kkt, products[i] - lam)
-    return held, kkt
+    return working_violation, kkt
 
 
 @inlined
@@ -286,11 +295,16 @@ def _copy_gram(gram, atoms, steps, view, old_size, size):
 
 
 @inlined
-def _compute_gram(working, atoms_Kd, size):
-    """The working set's Gram matrix in float32, for tokens whose atoms are nearly dependent."""
-    for i in range(size):
-        count = _fill_up(working.image, working.atoms, size, MULTIPLIED_ROWS)
-        row_products(working.gram[i], atoms_Kd[working.atoms[i]], atoms_Kd, working.atoms, count)
+def _compute_gram(working, atoms_Kd, old_size, size):
+    """The part of the working set's Gram matrix that belongs to some of its atoms, in float32.
+
+    Small atoms need it, and tokens whose atoms are nearly dependent.
+    """
+    gram, count = working.gram, _fill_up(working.image, working.atoms, size, MULTIPLIED_ROWS)
+    for i in range(old_size, size):
+        row_products(gram[i], atoms_Kd[working.atoms[i]], atoms_Kd, working.atoms, count)
+        for j in range(old_size):
+            gram[j, i] = gram[i, j]
 
 
 @inlined

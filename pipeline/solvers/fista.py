@@ -8,10 +8,10 @@ on the device where the rows are. Left out: everything that would make it fast.
 Shapes: N tokens, d hidden width, K atoms.
 """
 
-import numpy as np
 import torch
 
-from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
+from pipeline.solvers.problem import Array, Codes
+from pipeline.solvers.tensors import float32_on, join_parts, on_gpu, part_of, product
 
 STEPS = 100
 FEWEST_ROWS, MOST_ROWS = 64, {"cpu": 1024, "cuda": 8192}  # of one matrix product
@@ -27,22 +27,19 @@ def solve(
                          ones are filled up with copies, because products of another shape may round otherwise
     Returns              Codes; their kkt says how far they are from optimal. Tensors if hidden_Nd is one on a GPU
     """
-    on_gpu = isinstance(hidden_Nd, torch.Tensor) and hidden_Nd.is_cuda
-    device: torch.device = hidden_Nd.device if on_gpu else torch.device("cpu")
-    atoms_Kd = _float32_on(device, atoms_Kd, slice(None))
+    device: torch.device = hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu")
+    atoms_Kd = float32_on(device, atoms_Kd)
     exact_Kd = atoms_Kd.double()
     step = 1.0 / torch.linalg.eigvalsh(exact_Kd.T @ exact_Kd)[-1].clamp_min(1e-12).item()
     size = rows_at_once or min(MOST_ROWS[device.type], max(FEWEST_ROWS, 1 << (len(hidden_Nd) - 1).bit_length()))
     parts = []
     for start in range(0, len(hidden_Nd), size):
-        hidden_nd = _float32_on(device, hidden_Nd, slice(start, start + size))
+        hidden_nd = float32_on(device, hidden_Nd, slice(start, start + size))
         count = len(hidden_nd)
         hidden_nd = torch.cat([hidden_nd, hidden_nd[:1].expand(size - count, -1)])
         codes_nK = fista_steps(hidden_nd, atoms_Kd, lam, step, steps)
         parts.append(_certify(hidden_nd, atoms_Kd, codes_nK, lam, count))
-    if on_gpu:
-        return _join_tensors(parts, device)
-    return join_codes([[tensor.numpy() for tensor in part] for part in parts])
+    return join_parts(parts, device)
 
 
 def fista_steps(hidden_nd: torch.Tensor, atoms_Kd: torch.Tensor, lam: float, step: float, steps: int) -> torch.Tensor:
@@ -58,26 +55,8 @@ def fista_steps(hidden_nd: torch.Tensor, atoms_Kd: torch.Tensor, lam: float, ste
     return codes_nK
 
 
-def _float32_on(device, array, rows):
-    if isinstance(array, torch.Tensor) and array.is_cuda:
-        return array[rows].to(device, torch.float32)
-    return torch.from_numpy(numpy_rows(array, rows, np.float32)).to(device)
-
-
 def _certify(hidden_nd, atoms_Kd, codes_nK, lam, count):
-    """The first `count` of some dense codes with their KKT violations, as `join_codes` takes them, but as tensors."""
-    excess_nK = (hidden_nd - codes_nK @ atoms_Kd) @ atoms_Kd.T - lam
+    """The first `count` of some dense codes with their KKT violations."""
+    excess_nK = product(hidden_nd - product(codes_nK, atoms_Kd.T), atoms_Kd) - lam
     kkt_n = torch.where(codes_nK > 0, excess_nK.abs(), excess_nK.clamp_min(0)).amax(1)
-    rows_E, atoms_E = codes_nK[:count].nonzero(as_tuple=True)
-    counts_n = torch.bincount(rows_E, minlength=count)
-    return counts_n, atoms_E.to(torch.int32), codes_nK[rows_E, atoms_E], kkt_n[:count]
-
-
-def _join_tensors(parts, device):
-    """Codes of tensors, as `join_codes` makes them of arrays."""
-    counts, indices, values, kkt = ([part[i] for part in parts] for i in range(4))
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *counts]).cumsum(0)
-    none = torch.zeros(0, device=device)
-    return Codes(
-        indptr, torch.cat([none.to(torch.int32), *indices]), torch.cat([none, *values]), torch.cat([none, *kkt])
-    )
+    return part_of(codes_nK[:count], kkt_n[:count])

@@ -118,9 +118,7 @@ def correlate(prepared: Prepared, hidden_nd: np.ndarray) -> Correlations:
     if prepared.weight_Kd.dtype == torch.float32:
         product_nK = onednn.product(hidden, prepared.weight_Kd).numpy()
         return Correlations(product_nK, np.empty((len(hidden), 0), np.float32), margin_n.numpy(), np.float32(0))
-    basis_rd = torch.from_numpy(prepared.basis_rd)
-    along_nr = -hidden @ basis_rd.T
-    rest_nd = torch.addmm(hidden, along_nr, basis_rd)
+    along_nr, rest_nd = _take_out(hidden, prepared.basis_rd)
     rounded_nd = rest_nd.bfloat16()
     lost_n, rest_n = (rounded_nd.float() - rest_nd).norm(dim=1), rest_nd.norm(dim=1)
     # Cauchy-Schwarz, once for each rounded factor; the last term is float32's share of taking directions out
@@ -129,6 +127,19 @@ def correlate(prepared: Prepared, hidden_nd: np.ndarray) -> Correlations:
     )
     product_nK = multiply(rounded_nd, prepared.weight_Kd).view(torch.int16).numpy()
     return Correlations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
+
+
+def _take_out(hidden_nd, basis_rd):
+    """Tokens along the main directions, negated, and what is left of the tokens, in float32.
+
+    By NumPy where torch may round the factors, as torch.set_float32_matmul_precision allows it: the margin of
+    `correlate` would not cover that.
+    """
+    if onednn.is_exact():
+        along_nr = -hidden_nd @ torch.from_numpy(basis_rd).T
+        return along_nr, torch.addmm(hidden_nd, along_nr, torch.from_numpy(basis_rd))
+    along_nr = -(hidden_nd.numpy() @ basis_rd.T)
+    return torch.from_numpy(along_nr), torch.from_numpy(hidden_nd.numpy() + along_nr @ basis_rd)
 
 
 def aligned_zeros(rows: int, columns: int, dtype: type = np.float32) -> np.ndarray:

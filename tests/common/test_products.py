@@ -1,9 +1,12 @@
 """Which library computes a product: every way gives the product, and what was measured is kept."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
+from data import ROOT
 
 import common.products
 from common.onednn import available
@@ -73,6 +76,22 @@ def test_what_was_measured_is_looked_up_next_time(timed, cache):
     assert measure_products([(2000, 256, 1024)]) == {"weight_gradient 4096 256 1024": "torch"}
     assert {shape[3] for shape in timed} == {1024}
     assert len(next(iter(json.loads(cache.read_text()).values()))) == 6
+
+
+@pytest.mark.parametrize(
+    ("setting", "precision"),
+    [
+        ("torch.set_float32_matmul_precision('medium')", "medium"),
+        ("torch.backends.fp32_precision = 'bf16'", "medium"),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "highest"),
+        ("torch.backends.mkldnn.matmul.fp32_precision = 'ieee'", "highest"),
+    ],
+)
+def test_callers_may_let_torch_round_in_any_of_its_ways(setting, precision):
+    """In a process of its own: torch refuses to be asked again once a caller has used both of its interfaces."""
+    code = f"import torch; {setting}; from common.products import _machine; print(_machine())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout.strip().endswith(f"precision {precision}"), run.stdout + run.stderr
 
 
 def test_the_number_of_threads_changes_nothing_and_stays(monkeypatch, one_thread):

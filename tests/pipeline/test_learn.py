@@ -9,11 +9,9 @@ import pytest
 import torch
 from planted import planted
 
-from common import device as device_module
 from common import workplaces
 from common.errors import DeviceError, EncodeError
 from common.workplaces import is_part, read_mark
-from pipeline import learn as learning
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
 from pipeline.dictionary import checkpoint as learning_checkpoint
@@ -140,17 +138,6 @@ def test_a_device_that_is_not_there_is_refused_before_the_file_is_read(tmp_path,
     np.save(tmp_path / "a.npy", planted(500)[0])
     with pytest.raises(DeviceError, match="auto"):
         learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device=device, output=tmp_path))
-
-
-def test_a_gpu_without_its_solver_is_said_before_the_file_is_read(tmp_path, monkeypatch):
-    def missing():
-        raise EncodeError("install numba-cuda")
-
-    monkeypatch.setattr(training_vectors, "file_digest", None)
-    monkeypatch.setattr(learning, "require_gpu_solver", missing)
-    monkeypatch.setattr(device_module, "choose_device", torch.device)
-    with pytest.raises(EncodeError, match="install"):
-        learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device="cuda", output=tmp_path))
 
 
 def test_what_another_process_finished_meanwhile_is_taken(tmp_path, monkeypatch):

@@ -161,6 +161,22 @@ def test_the_record_says_how_far_fista_stopped_from_the_optimum(place, fista):
     assert "name fista, steps 20" in said
 
 
+def test_torch_as_the_solvers_backend_adds_to_the_same_store(place, plain, tmp_path):
+    (report,) = encode_lsp(replace(place, solver_backend="torch", output=tmp_path / "torch"))
+    store = Store.open(report["store"])
+    assert store.target_id == plain.target_id and Path(store.path).name == Path(plain.path).name
+    assert total_variation(rows_of(store)[2], rows_of(plain)[2]).max() < 0.03, "8-bit weights apart"
+    said = [record.environment for record in (*store.records("train"), *plain.records("train"))]
+    assert [one.get("solver_backend") for one in said] == ["torch"] * (len(said) // 2) + [None] * (len(said) // 2)
+    assert ["correlations" in one for one in said] == [False] * (len(said) // 2) + [True] * (len(said) // 2)
+    assert max(record.statistics["max_kkt"] for record in store.records("train")) <= place.tolerance
+
+
+def test_fista_has_no_other_backend(place):
+    with pytest.raises(ValueError, match="--solver-backend torch belongs to --solver cd"):
+        replace(place, solver="fista", solver_backend="torch")
+
+
 def test_fista_works_on_workers(place, forked_workers, tmp_path):
     """Every new setting on two workers: the bytes of one process."""
     given = replace(place, solver="fista", solver_steps=3, documents_apart=True, dtype="bfloat16")

@@ -1,6 +1,7 @@
 """What a run decides when it begins, it keeps: a resumed run computes as it began, wherever that happens."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,29 @@ def test_it_can_be_set(ids_store, settings, monkeypatch, taken, setting, way):
     train(config)
     assert taken == {way}
     assert len(train(config)) and taken == {way}
+
+
+def test_another_setting_of_a_run_that_has_begun_is_said_to_be_without_effect(ids_store, settings, taken, caplog):
+    config = StudentConfig(store=ids_store.path, objective="mlm", products="torch", **settings)
+    with pytest.raises(Interrupted):
+        train(config, stop_after_four)
+    train(replace(config, products="onednn"))
+    assert taken == {"torch"}
+    (message,) = [record.getMessage() for record in caplog.records if "products" in record.getMessage()]
+    assert message.startswith(f"--products onednn is not taken: the run in {config.output} began with other products")
+    caplog.clear()
+    for products in ("torch", "auto"):
+        train(replace(config, products=products))
+    assert not caplog.records
+
+
+def test_where_products_are_not_chosen_no_setting_contradicts_them():
+    asking = StudentConfig(dtype="float32", products="torch")
+    assert Arithmetic().contradicts(asking, torch.device("cpu"))
+    assert not Arithmetic(products=TORCH).contradicts(asking, torch.device("cpu"))
+    assert not Arithmetic().contradicts(asking, torch.device("cuda"))
+    assert not Arithmetic().contradicts(replace(asking, dtype="bfloat16"), torch.device("cpu"))
+    assert not Arithmetic().contradicts(replace(asking, products="auto"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("record", [{}, {"products": None}, {"products": 3}, {"products": ["torch"]}], ids=str)

@@ -46,39 +46,37 @@ def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
     explored = [name for name in study.arms if name not in named]
     missing = [part.name for part in planned.parts if not is_finished(part, planned.parts)]
     not_run = [*planned.left_out, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]
+    arms = {  # an arm's students and their probes
+        name: tuple(f"{probe}{name}-seed{seed}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
+        for name, arm in study.arms.items()
+    }
+    accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
     return StudyFacts(
         title=study.title,
         question=study.question,
         primary=study.primary,
         secondary=study.secondary,
         exploratory=(f"Also trained, without a hypothesis: {', '.join(explored)}.",) if explored else (),
-        arms={name: _runs_of(arm.name, arm.seeds) for name, arm in study.arms.items()},
+        arms=arms,
         seeds=study.seeds,
         parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),
-        accounts={
-            name: account for name, arm in study.arms.items() if (account := _account(study, arm, kept)) is not None
-        },
+        accounts={name: account for name, account in accounts.items() if account is not None},
         not_run=tuple(not_run),
     )
-
-
-def _runs_of(arm: str, seeds: Iterable[int]) -> tuple[str, ...]:
-    """Names of an arm's students and their probes."""
-    return tuple(f"{probe}{arm}-seed{seed}" for seed in seeds for probe in ("", "softmax-", "logits-"))
 
 
 def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:
     """What an arm's training needed beside itself; None where it was not estimated."""
     if arm.settings.get("objective", StudentConfig.objective) == "mlm":
         return {}  # which needs ids alone, whatever else its store holds
-    recipe, seconds = study.stores[arm.store], 0.0
-    while recipe is not None:
-        cost = kept.get(f"{recipe.verb}/{recipe.name}")
-        if cost is None:
-            return None
-        seconds += cost["seconds"]
-        recipe = study.stores.get(recipe.of or recipe.dictionary)
-    return {"encoding": seconds}
+    recipe = study.stores[arm.store]
+    recipes = [recipe]
+    while before := recipe.of or recipe.dictionary:
+        recipe = study.stores[before]
+        recipes.append(recipe)
+    costs = [kept.get(f"{one.verb}/{one.name}") for one in recipes]
+    known = [cost["seconds"] for cost in costs if cost is not None]
+    return {"encoding": sum(known)} if len(known) == len(costs) else None
 
 
 def _spent(part: Part, expected: dict | None) -> Spent:
@@ -90,7 +88,7 @@ def _spent(part: Part, expected: dict | None) -> Spent:
             measured = step and step * max(line["step"] for line in lines)
     return Spent(
         name=part.name,
-        predicted_seconds=expected and expected["seconds"],
+        predicted_seconds=expected["seconds"] if expected else None,
         measured_seconds=measured,
-        bytes=expected and expected["bytes"],
+        bytes=expected["bytes"] if expected else None,
     )

@@ -39,7 +39,7 @@ from pipeline.dictionary import Dictionary
 from pipeline.executors import open_executor
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
-from pipeline.solvers import nonneg_lasso
+from pipeline.solvers import describe_missing_kernels, nonneg_lasso
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class WordVectors:
                  default every layer by its number, without a centre
     chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: which word a row is of, words counted from 0, training words first
-    solver       backend of the codes: where the teacher is
+    solver       backend of the codes: where the teacher is, if that can run the solver's kernels
     """
 
     def __init__(
@@ -187,7 +187,8 @@ class WordVectors:
     ):
         self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
         self._centers = centers or {layer: (layer, None) for layer in layers}
-        self.solver = teacher.device.type
+        has_kernels = teacher.device.type == "cuda" and describe_missing_kernels(teacher.device) is None
+        self.solver = "cuda" if has_kernels else "cpu"
         self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
         self.chunks = list(self.text.chunks(PART_TOKENS))
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])

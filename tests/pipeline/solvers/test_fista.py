@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from data import bench_file
+from lasso import problem, rounding_products
 
 from pipeline.solvers import fista, nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
+from pipeline.solvers.tensors import _join_tensors
 
 LAM = 0.05
 
@@ -59,11 +61,23 @@ def test_codes_made_on_a_device_are_joined_as_on_the_host():
     for rows in torch.from_numpy(hidden).split(25):
         codes = fista.fista_steps(rows, torch.from_numpy(atoms), LAM, step, 100)
         parts.append(fista._certify(rows, torch.from_numpy(atoms), codes, LAM, len(rows)))
-    found = fista._join_tensors(parts, torch.device("cpu"))
+    found = _join_tensors(parts, torch.device("cpu"))
     assert found.indptr.dtype == torch.int64 and found.indices.dtype == torch.int32 and len(found) == 50
     assert torch.equal(found.indptr, torch.from_numpy(expected.indptr)) and len(found.kkt) == 50
     assert np.array_equal(found.indices.numpy(), expected.indices)
     np.testing.assert_allclose(found.values.numpy(), expected.values, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rounding", [rounding_products, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["precision", "autocast"]
+)
+def test_the_violation_is_honest_where_torch_may_round(rounding):
+    hidden, atoms = problem(40, 16, 60)
+    with rounding():
+        codes = nonneg_lasso(hidden, atoms, LAM, backend="fista", steps=300, tol=None)
+    true = kkt_violation(hidden, atoms, codes, LAM)
+    np.testing.assert_allclose(codes.kkt, true, atol=1e-5)
+    assert true.max() > 1e-3  # the steps themselves are as rough as was allowed
 
 
 @pytest.mark.parametrize("steps", [0, -3, 1.5])

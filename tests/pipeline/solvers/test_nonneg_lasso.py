@@ -14,18 +14,11 @@ import pytest
 import torch
 from data import ROOT, bench_file
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from lasso import assert_equal_bits, check_certificate, problem, real_data, unit_rows
+from lasso import assert_equal_bits, check_certificate, nasty_problems, problem, real_data, sklearn_codes
 
 from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import duality_gap, kkt_violation, objective
-
-
-def sklearn_codes(hidden, atoms, lam):
-    lasso = pytest.importorskip("sklearn.linear_model").Lasso
-    model = lasso(alpha=lam / hidden.shape[1], positive=True, fit_intercept=False, tol=1e-12, max_iter=100_000)
-    return model.fit(atoms.T.astype(float), hidden.T.astype(float)).coef_
 
 
 def spams_codes(hidden, atoms, lam):
@@ -64,28 +57,6 @@ def test_real_data_against_the_stored_optimum():
     mean = objective(hidden, atoms, codes, reference["lambda"]).mean()
     assert abs(mean / reference["mean_objective_per_token"] - 1) <= 1e-4
     assert (duality_gap(hidden[:512], atoms, nonneg_lasso(hidden[:512], atoms, 0.05), 0.05) >= 0).all()
-
-
-@st.composite
-def nasty_problems(draw):
-    """Small problems with every kind of atom and row that has no business in a dictionary."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    width, atoms = draw(st.integers(1, 24)), draw(st.integers(1, 70))
-    dictionary = unit_rows(rng.normal(size=(atoms, width)))
-    kinds = st.sampled_from(["duplicate", "zero", "collinear", "short", "opposite"])
-    for kind in draw(st.lists(kinds, max_size=8)):
-        target, source = rng.integers(atoms, size=2)
-        dictionary[target] = {
-            "duplicate": dictionary[source],
-            "zero": 0 * dictionary[source],
-            "short": 0.3 * dictionary[source],
-            "collinear": unit_rows(dictionary[source : source + 1] + 1e-4 * rng.normal(size=width))[0],
-            "opposite": -dictionary[source],
-        }[kind]
-    hidden = unit_rows(rng.normal(size=(draw(st.integers(0, 5)), width)))
-    if len(hidden) and draw(st.booleans()):
-        hidden[rng.integers(len(hidden))] = draw(st.sampled_from([0, 1])) * dictionary[rng.integers(atoms)]
-    return hidden, dictionary, draw(st.sampled_from([2.0, 0.5, 0.05, 0.005]))
 
 
 @settings(max_examples=300, deadline=None)
@@ -307,7 +278,7 @@ def test_shapes_that_do_not_match_are_refused():
             nonneg_lasso(*wrong, 0.05)
     with pytest.raises(ValueError, match="gram must be"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=np.eye(3))
-    with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, fista"):
+    with pytest.raises(ValueError, match="choose one of auto, cpu, cuda, torch, fista"):
         nonneg_lasso(hidden, atoms, 0.05, backend="gpu")
 
 

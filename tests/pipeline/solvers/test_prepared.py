@@ -4,13 +4,27 @@ import warnings
 
 import numpy as np
 import pytest
-from lasso import assert_equal_bits, check_certificate, problem, real_data, unit_rows
+import torch
+from lasso import assert_equal_bits, check_certificate, problem, real_data, rounding_products, unit_rows
 
-from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso, onednn, prepare
+from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso, onednn, prepare, prepared
 from pipeline.solvers.prepared import correlate
 
-needs_bfloat16 = pytest.mark.skipif(not onednn.multiplies_bfloat16(), reason="this processor has no bfloat16 products")
-both_products = pytest.mark.parametrize("bfloat16", [pytest.param(True, marks=needs_bfloat16), False])
+
+@pytest.fixture
+def bfloat16(request, monkeypatch):
+    """Whether correlations are products of bfloat16, which are imitated where the processor has none."""
+    wanted = getattr(request, "param", True)
+    if wanted and not onednn.multiplies_bfloat16():
+        matmul = torch.Tensor.__matmul__  # this one never rounds more
+        monkeypatch.setattr(
+            prepared, "multiply", lambda rows, weight: matmul(rows.float(), weight.float().T).bfloat16()
+        )
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: wanted)
+    return wanted
+
+
+both_products = pytest.mark.parametrize("bfloat16", [True, False], indirect=True)
 
 
 def approximate(prepared, hidden_nd):
@@ -27,8 +41,7 @@ def approximate(prepared, hidden_nd):
 
 @both_products
 @pytest.mark.parametrize("data", [(200, 384, 0), (50, 16, 40), (20, 3, 5), (7, 1, 2), (30, 400, 90)])
-def test_correlations_are_within_their_bounds(data, bfloat16, monkeypatch):
-    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: bfloat16)
+def test_correlations_are_within_their_bounds(data, bfloat16):
     tokens, width, atoms = data
     hidden_nd, atoms_Kd = problem(tokens, width, atoms) if atoms else real_data(slice(tokens))
     hidden_nd = hidden_nd * np.float32(3)  # of any norm
@@ -38,7 +51,7 @@ def test_correlations_are_within_their_bounds(data, bfloat16, monkeypatch):
     assert bound_nK.max() < (0.06 if bfloat16 else 3e-4)
 
 
-@needs_bfloat16
+@pytest.mark.usefixtures("bfloat16")
 def test_main_directions_make_the_bounds_small_on_real_data(monkeypatch):
     hidden_nd, atoms_Kd = real_data(slice(200))
     _, bound_nK = approximate(prepare(atoms_Kd), hidden_nd)
@@ -57,13 +70,25 @@ def test_gram_entries_are_within_half_a_unit():
 
 
 @both_products
+@pytest.mark.usefixtures("bfloat16")
 @pytest.mark.parametrize("tol", [1e-3, 1e-4, 5e-6])
-def test_codes_are_certified_whatever_the_product(bfloat16, tol, monkeypatch):
-    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: bfloat16)
+def test_codes_are_certified_whatever_the_product(tol):
     hidden_Nd, atoms_Kd = real_data(slice(300))
     with warnings.catch_warnings(action="error", category=ConvergenceWarning):
         codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, tol=tol)
     check_certificate(hidden_Nd, atoms_Kd, codes, 0.05, tol=tol)
+
+
+@both_products
+def test_nothing_is_rounded_more_where_torch_may_round_float32(bfloat16):
+    """By torch.set_float32_matmul_precision: the bounds know nothing of it."""
+    hidden_nd, atoms_Kd = real_data(slice(200))
+    with rounding_products():
+        assert (torch.ones(1, 1) * (1 + 2.0**-12) @ torch.ones(1, 1)).item() == 1  # it does round
+        approximate_nK, bound_nK = approximate(prepare(atoms_Kd), hidden_nd)
+        codes = nonneg_lasso(hidden_nd, atoms_Kd, 0.05)
+    assert (np.abs(approximate_nK - hidden_nd.astype(float) @ atoms_Kd.T.astype(float)) <= bound_nK).all()
+    check_certificate(hidden_nd, atoms_Kd, codes, 0.05)
 
 
 def test_a_certificate_finds_what_the_approximation_hides(monkeypatch):
