@@ -62,9 +62,8 @@ def coder_against_teacher(device, setting):
     states_Nd = unit_states(teacher, random_ids(teacher, setting, setting.training_vectors // setting.length, seed=1))
     atoms_Kd = learned_atoms(states_Nd, setting.atoms, device)
     ids_WL = random_ids(teacher, setting, setting.windows, seed=2)
-    attention_WL = torch.ones_like(ids_WL, dtype=torch.bool)
     hidden_Nd, coder = unit_states(teacher, ids_WL), Coder(atoms_Kd)
-    times = measure({"coder": lambda: coder(hidden_Nd), "teacher": lambda: teacher(ids_WL, attention_WL)}, device)
+    times = measure({"coder": lambda: coder(hidden_Nd), "teacher": lambda: teacher(ids_WL)}, device)
     quality = coder.quality(hidden_Nd)
     return {
         "gpu_coder_vs_teacher": ratio(times, "coder", "teacher"),
@@ -93,7 +92,7 @@ def random_ids(teacher, setting, windows, seed):
 
 @torch.inference_mode()
 def unit_states(teacher, ids_WL):
-    parts = [teacher(ids_wL, torch.ones_like(ids_wL, dtype=torch.bool)).flatten(0, 1) for ids_wL in ids_WL.split(64)]
+    parts = [teacher(ids_wL).flatten(0, 1) for ids_wL in ids_WL.split(64)]  # full windows: no mask to look into
     return torch.nn.functional.normalize(torch.cat(parts), dim=1)
 
 
