@@ -26,7 +26,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import conditions
+from benchmarks.lifted import bench_problem
 from pipeline.solvers.fista import fista_steps
 from pipeline.solvers.problem import kkt_violation, objective
 
@@ -104,14 +105,6 @@ def learned_atoms(states_Nd, count, device):
 
 
 # -- against FISTA -----------------------------------------------------------------------------------------
-
-
-def bench_problem():
-    """States, atoms and the mean objective at the optimum."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float64)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    reference = json.loads(bench_file("reference.json").read_text())
-    return hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), reference["mean_objective_per_token"]
 
 
 def coder_against_fista(device, exact_Nd, atoms_Kd, optimum):
