@@ -91,8 +91,8 @@ def _fill_on_gpu(codes, limit):
         kept.append((indices_E, weights_E))
     indptr = torch.nn.functional.pad(found_N.clamp(max=limit).cumsum(0), (1, 0))
     indices, weights = (torch.cat(parts) for parts in zip((codes.indices[:0], codes.values[:0]), *kept, strict=True))
-    arrays = (tensor.cpu().numpy() for tensor in (indptr, indices, weights, tail_N))
-    return Distributions(*arrays, int((found_N > limit).sum()))
+    on_host = [tensor.cpu().numpy() for tensor in (indptr, indices, weights, tail_N)]
+    return Distributions(on_host[0], on_host[1], on_host[2], on_host[3], int((found_N > limit).sum()))
 
 
 @kernel
