@@ -242,8 +242,8 @@ class TeacherCoder:
             block = batch.block
             block.parts.append(self._finish(batch))
             if len(block.parts) == block.batches:
-                names = ("nnz", "indices", "weights", "tail")
-                block.columns |= {name: np.concatenate([part[name] for part in block.parts]) for name in names}
+                names = {name: None for part in block.parts for name in part}
+                block.columns |= {name: _join(block.parts, name) for name in names}
                 yield block
 
     def _finish(self, batch):
@@ -272,7 +272,13 @@ def _spread(rows, coded_T):
     nnz, tail = np.zeros(len(coded_T), np.int64), np.zeros(len(coded_T), np.float32)
     nnz[coded_T] = np.diff(rows.indptr)
     tail[coded_T] = rows.tail
-    return {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+    columns = {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+    return columns if rows.lsp_codes is None else columns | {"lsp_codes": rows.lsp_codes}
+
+
+def _join(parts, name):
+    """A column of a block; parts without entries may lack one."""
+    return np.concatenate([part[name] for part in parts if name in part])
 
 
 def _library_versions():

@@ -2,9 +2,9 @@
 
 A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
 row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
-official code lets it in as a row of zeros). Codes that lie on a GPU are cut and divided there, and only what is kept
-comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out: renormalising for
-the loss (student/objectives.py), packing weights (shards/codec.py).
+official code lets it in as a row of zeros). Codes that lie on a GPU are cut, divided and quantised there, and only what
+is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
+renormalising for the loss (student/objectives.py), packing (shards/codec.py).
 
 Shapes: N tokens, n of them at once, w the most entries of one, E entries.
 """
@@ -17,6 +17,8 @@ import torch
 
 from pipeline.solvers.parallel import inlined, kernel
 from pipeline.solvers.problem import Codes
+from shards.codec import ratio_bounds
+from shards.schema import LSP_OCTAVES
 
 MOST_ENTRIES = 255  # of the shard format, which counts a token's entries in one byte
 CELLS_ON_GPU = 1 << 24  # of a table of some tokens' entries, float64
@@ -31,6 +33,7 @@ class Distributions:
     weights           float32 (entries), probabilities; a row sums to 1 - tail, an empty one to 0
     tail              float32 (N), probability of the entries that were dropped
     truncated_tokens  how many tokens had more entries than were kept
+    lsp_codes         uint8 (entries), the weights as a shard stores them, where a GPU has made them
     """
 
     indptr: np.ndarray
@@ -38,6 +41,7 @@ class Distributions:
     weights: np.ndarray
     tail: np.ndarray
     truncated_tokens: int
+    lsp_codes: np.ndarray | None = None
 
     def __len__(self):
         return len(self.indptr) - 1
@@ -70,7 +74,9 @@ def _fill_on_gpu(codes, limit):
     """As `_fill`, for tensors."""
     found_N = codes.indptr.diff()
     width = max(1, int(found_N.max())) if len(found_N) else 1
-    tail_N, kept = torch.zeros(len(found_N), device=found_N.device), []
+    tail_N, bounds_C = torch.zeros(len(found_N), device=found_N.device), torch.from_numpy(ratio_bounds(LSP_OCTAVES))
+    bounds_C = bounds_C.to(found_N.device)
+    kept = [(codes.indices[:0], codes.values[:0], torch.zeros(0, dtype=torch.uint8, device=found_N.device))]
     for first in range(0, len(found_N), max(1, CELLS_ON_GPU // width)):
         indptr_n = codes.indptr[first : first + max(1, CELLS_ON_GPU // width) + 1]
         found_n, begin, end = indptr_n.diff(), int(indptr_n[0]), int(indptr_n[-1])
@@ -81,18 +87,20 @@ def _fill_on_gpu(codes, limit):
         values_wn[place_E, row_E] = values_E
         total_n = values_wn.sum(0, dtype=torch.float64)
         weights_E = (values_E.double() / total_n[row_E]).float()
+        largest_n = (values_wn.amax(0).double() / total_n).float()
+        codes_E = 255 - torch.bucketize(weights_E / largest_n[row_E], bounds_C, right=True).to(torch.uint8)
         if width > limit:
             largest = values_wn.sort(dim=0, descending=True, stable=True).indices[:limit]  # of equal ones the first
             kept_wn = torch.zeros_like(values_wn, dtype=torch.bool).scatter_(0, largest, True)
             dropped_n = values_wn.masked_fill(kept_wn, 0).sum(0, dtype=torch.float64)
             tail_N[first : first + len(found_n)] = torch.where(dropped_n > 0, dropped_n / total_n, 0).float()
             kept_E = kept_wn[place_E, row_E]
-            indices_E, weights_E = indices_E[kept_E], weights_E[kept_E]
-        kept.append((indices_E, weights_E))
+            indices_E, weights_E, codes_E = indices_E[kept_E], weights_E[kept_E], codes_E[kept_E]
+        kept.append((indices_E, weights_E, codes_E))
     indptr = torch.nn.functional.pad(found_N.clamp(max=limit).cumsum(0), (1, 0))
-    indices, weights = (torch.cat(parts) for parts in zip((codes.indices[:0], codes.values[:0]), *kept, strict=True))
-    on_host = [tensor.cpu().numpy() for tensor in (indptr, indices, weights, tail_N)]
-    return Distributions(on_host[0], on_host[1], on_host[2], on_host[3], int((found_N > limit).sum()))
+    columns = (indptr, *(torch.cat(parts) for parts in zip(*kept, strict=True)), tail_N)
+    indptr, indices, weights, lsp_codes, tail = (tensor.cpu().numpy() for tensor in columns)
+    return Distributions(indptr, indices, weights, tail, int((found_N > limit).sum()), lsp_codes)
 
 
 @kernel

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pipeline.coding import distributions as module
 from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
+from shards.codec import encode_weights
+from shards.schema import LSP_OCTAVES
 
 
 def csr(dense):
@@ -44,6 +46,8 @@ def assert_same_bits(rows, others):
         found, expected = getattr(rows, name), getattr(others, name)
         assert found.dtype == expected.dtype and np.array_equal(found, expected), name
     assert rows.truncated_tokens == others.truncated_tokens
+    assert others.lsp_codes is None
+    assert np.array_equal(rows.lsp_codes, encode_weights(others.weights, np.diff(others.indptr), LSP_OCTAVES))
 
 
 def check(codes, n):

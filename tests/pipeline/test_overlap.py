@@ -279,7 +279,9 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     def of_tensors(codes, top_n):
         fetched.append(lanes[-1].inside)
         members = (codes.indptr, codes.indices, codes.values, codes.kkt)
-        return distributions(Codes(*map(torch.from_numpy, members)), top_n)
+        rows = distributions(Codes(*map(torch.from_numpy, members)), top_n)
+        assert len(rows.lsp_codes) == len(rows.weights)
+        return rows
 
     monkeypatch.setattr(lsp, "distributions", of_tensors)
     monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:5], False, *args[6:]))  # no pinning here
