@@ -196,8 +196,9 @@ def pack_block(
         _check_rows(meta, nnz, indices, weights)
         block["nnz"] = nnz.astype(np.uint8)
         block["atoms"] = pack_indices(indices, meta.index_bits)
-        known = lsp_codes is not None and meta.weight_octaves == LSP_OCTAVES
-        block["weights"] = lsp_codes if known else encode_weights(weights, nnz, meta.weight_octaves)
+        if lsp_codes is None or meta.weight_octaves != LSP_OCTAVES:
+            lsp_codes = encode_weights(weights, nnz, meta.weight_octaves)
+        block["weights"] = lsp_codes
         block["tail"] = encode_tail(tail)
         block["layout"] = np.array([meta.index_bits, meta.weight_octaves], np.uint8)
     return block

@@ -120,7 +120,7 @@ def learner(setting: Setting) -> Iterator[dict]:
             for name, one in (("cpu", ours), ("device", theirs)):
                 begun = time.perf_counter()
                 one.step(hidden_Nd[start : start + size])
-                one.state()  # waits for a GPU
+                encode.synchronise(setting.device)
                 seconds[name].append(time.perf_counter() - begun)
             if start == 0:
                 yield {"atoms_differ_by": float(np.abs(ours.atoms() - theirs.atoms()).max())}
