@@ -68,7 +68,7 @@ def run_part(names: list[str], setting: Setting, output: Path) -> dict[str, str]
     for name in names:
         left = PART_SECONDS - (time.monotonic() - begun)
         found = run_alone(name, setting, min(ITEMS[name].seconds, left))
-        record(output, name, found)
+        record(output, name, found | {"toy": setting.toy})
         statuses[name] = found["status"]
         print(f"{name:20} {found['seconds']:6.1f} s  {found['status']}", flush=True)
         for figure, value in found["measurement"].items():
