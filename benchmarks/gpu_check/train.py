@@ -108,8 +108,10 @@ def encoding(setting: Setting) -> Iterator[dict]:
 
 @item("train", 35, atoms_differ_by=1e-3, minibatch_seconds=0.02)
 def learner(setting: Setting) -> Iterator[dict]:
-    """A minibatch of dictionary learning on the device against one on the CPU, from the same state. The update divides by
-    how much an atom was used, so of those that hardly were a percent may differ by more than the codes do."""
+    """A minibatch of dictionary learning on the device against one on the CPU, from the same state.
+
+    The update divides by how much an atom was used: a percent, hardly used, may differ by more than codes.
+    """
     problem = states(setting, 768)
     hidden_Nd, atoms_Kd = problem.hidden_Nd.astype(np.float32), problem.atoms_Kd
     size = setting.size(LEARNED_VECTORS, 32)

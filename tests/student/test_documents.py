@@ -106,6 +106,17 @@ def test_the_mask_of_padding_is_what_transformers_makes_of_it(name, implementati
     assert torch.allclose(found[real], expected[real], rtol=1e-5, atol=1e-6) and found.isfinite().all()
 
 
+def test_on_a_gpu_the_mask_of_padding_is_ours():
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    encoder, attention = scrambled(FAMILIES["roberta"]), (DOCUMENTS >= 0).long()
+    assert attention_inputs(encoder, attention)["attention_mask"] is attention
+    mask = attention_inputs(encoder, attention.as_subclass(OnGpu))["attention_mask"]
+    assert mask.shape == (2, 1, 1, 24) and mask.dtype == torch.bool
+    assert attention_inputs(encoder, None) == {"attention_mask": None}
+
+
 @torch.no_grad()
 def test_positions_alone_would_not_keep_documents_apart():
     encoder, ids = scrambled(FAMILIES["bert"]), random_ids()[:1]
