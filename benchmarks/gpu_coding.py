@@ -26,7 +26,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import conditions
+from benchmarks.lifted import bench_problem
 from pipeline.solvers.fista import fista_steps
 from pipeline.solvers.problem import kkt_violation, objective
 
@@ -62,9 +63,8 @@ def coder_against_teacher(device, setting):
     states_Nd = unit_states(teacher, random_ids(teacher, setting, setting.training_vectors // setting.length, seed=1))
     atoms_Kd = learned_atoms(states_Nd, setting.atoms, device)
     ids_WL = random_ids(teacher, setting, setting.windows, seed=2)
-    attention_WL = torch.ones_like(ids_WL, dtype=torch.bool)
     hidden_Nd, coder = unit_states(teacher, ids_WL), Coder(atoms_Kd)
-    times = measure({"coder": lambda: coder(hidden_Nd), "teacher": lambda: teacher(ids_WL, attention_WL)}, device)
+    times = measure({"coder": lambda: coder(hidden_Nd), "teacher": lambda: teacher(ids_WL)}, device)
     quality = coder.quality(hidden_Nd)
     return {
         "gpu_coder_vs_teacher": ratio(times, "coder", "teacher"),
@@ -93,7 +93,7 @@ def random_ids(teacher, setting, windows, seed):
 
 @torch.inference_mode()
 def unit_states(teacher, ids_WL):
-    parts = [teacher(ids_wL, torch.ones_like(ids_wL, dtype=torch.bool)).flatten(0, 1) for ids_wL in ids_WL.split(64)]
+    parts = [teacher(ids_wL).flatten(0, 1) for ids_wL in ids_WL.split(64)]  # full windows: no mask to look into
     return torch.nn.functional.normalize(torch.cat(parts), dim=1)
 
 
@@ -105,14 +105,6 @@ def learned_atoms(states_Nd, count, device):
 
 
 # -- against FISTA -----------------------------------------------------------------------------------------
-
-
-def bench_problem():
-    """States, atoms and the mean objective at the optimum."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float64)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    reference = json.loads(bench_file("reference.json").read_text())
-    return hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), reference["mean_objective_per_token"]
 
 
 def coder_against_fista(device, exact_Nd, atoms_Kd, optimum):

@@ -4,13 +4,14 @@
 
 Both train a BERT (6 x 256, 4 x 256, 2 x 128) on 32 windows of 128 tokens, |V| = 28,996, with gradient clipping and
 fused AdamW. Stock: `BertForMaskedLM(ids, labels)`, logits over the vocabulary at every position, on a batch that lies
-ready in memory. Sparse: the same modules with head and logits at masked positions only. Each races in two forms, as it
-is and with its linear layers through oneDNN (`..._onednn`), since torch's own products are slow on some processors;
-the faster one is `best_stock_mlm`, `best_sparse_mlm`. Ours: k = 3072, about 31 non-zeros per token, including reading,
-masking and decoding the rows from a store on disk, with the library for each product that a run would choose;
-`our_mlm` has everything of ours but the target. The rivals take turns, so that a busy machine slows all alike, of a few
-steps each, of which the first is not counted: it pays for the memory that the others took. BERT's own dropout of 0.1;
-6 x 256 is compared with the sparse rival without it too. `--quick` measures 6 x 256 alone.
+ready in memory. Sparse: the same modules with head and logits at masked positions only. Each races in two forms, as
+it is and with its linear layers through oneDNN (`..._onednn`), since torch's own products are slow on some
+processors; the faster one is `best_stock_mlm`, `best_sparse_mlm`. Ours: k = 3072, about 31 non-zeros per token,
+including reading, masking and decoding the rows from a store on disk, one step ahead in a thread as the trainer does
+it, with the library for each product that a run would choose, on a GPU compiled; `our_mlm` has everything of ours but
+the target. The rivals take turns, so that a busy machine slows all alike, of a few steps each, of which the first is
+not counted: it pays for the memory that the others took. BERT's own dropout of 0.1; 6 x 256 is compared with the
+sparse rival without it too. `--quick` measures 6 x 256 alone.
 
 Prints lines for people, then one of JSON. Left out: time to a given quality (another benchmark's claim).
 """
@@ -34,13 +35,14 @@ from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 from student.arithmetic import choose_arithmetic
+from student.batches import pin, read_ahead
 from student.config import StudentConfig
 from student.encoders import encoder_config
 from student.linear import use_fast_linear
 from student.masking import build_masking
 from student.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import Loader, Stepper, resolve_dtype
+from student.step import Loader, Stepper, resolve_compile, resolve_dtype
 
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
@@ -102,16 +104,26 @@ def take_turn(step) -> list[float]:
 
 
 def our_step(store, config: StudentConfig, objective_name: str):
-    """One step as the trainer does it, reading included and not overlapped."""
+    """One step as the trainer does it: batches are read one step ahead in a thread, and pinned for a GPU, for which the
+    student is compiled unless `config` says otherwise."""
+    where = torch.device(device())
+    config = replace(config, compile=resolve_compile(config.compile, where))
     objective = OBJECTIVES[objective_name](store)
-    model = build_student(config, store, objective).to(device())
-    arithmetic = choose_arithmetic(config, model, store.max_length, torch.device(device()))
+    model = build_student(config, store, objective).to(where)
+    arithmetic = choose_arithmetic(config, model, store.max_length, where)
     stepper = Stepper(config, model, objective, arithmetic=arithmetic)
     loader = loader_of(store, config, objective)
 
-    def step(number):
+    def load(number):
+        batch = loader.step(config.seed, number, config.batch_windows)
+        return pin(batch) if where.type == "cuda" else batch
+
+    batches = read_ahead(load, 0, config.max_steps)
+
+    def step(_):
+        number, batch, _ = next(batches)
         with torch.random.fork_rng():
-            stepper.update(number, loader.step(config.seed, number, config.batch_windows))
+            return stepper.update(number, batch)
 
     return step
 
@@ -159,7 +171,8 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool):
 
 def loader_of(store, config: StudentConfig, objective) -> Loader:
     masking = build_masking(config, store)
-    return Loader(store.split("train"), masking, objective.read_targets, micro_batch=config.micro_batch)
+    reading = {"micro_batch": config.micro_batch, "few_shapes": bool(config.compile)}
+    return Loader(store.split("train"), masking, objective.read_targets, **reading)
 
 
 def write_store(directory: Path):

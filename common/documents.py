@@ -44,20 +44,30 @@ def attention_inputs(
                   alone. None: windows are read as one text
     """
     if documents_WL is None:
-        return {"attention_mask": attention_WL}
+        asks_device = attention_WL is not None and attention_WL.is_cuda
+        return {"attention_mask": padding_mask(encoder, attention_WL) if asks_device else attention_WL}
     config = encoder.config
     same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]  # padding sees padding: no row is empty
     positions_WL = positions_in_documents(documents_WL)
     if config.model_type in ("deberta", "deberta-v2"):
         return {"attention_mask": same_WLL, "position_ids": positions_WL}
     if config.model_type == "modernbert":
-        place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
-        near_LL = (place_L[:, None] - place_L).abs() <= config.sliding_window
-        masks = {"full_attention": same_WLL, "sliding_attention": same_WLL & near_LL}
-        masks = {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
-        return {"attention_mask": masks, "position_ids": positions_WL}
+        return {"attention_mask": _masks_by_kind(encoder, same_WLL), "position_ids": positions_WL}
     positions_WL = positions_WL + first_position(encoder)
     return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
+
+
+def padding_mask(encoder: "PreTrainedModel", attention_WL: torch.Tensor) -> "torch.Tensor | dict[str, torch.Tensor]":
+    """The attention mask that transformers would make of padding, without a question to the device.
+
+    It looks into every mask whether nothing is padded, for which the host waits for a GPU.
+    """
+    if encoder.config.model_type in ("deberta", "deberta-v2"):
+        return attention_WL  # these do not ask
+    real_W1L = attention_WL[:, None].bool()
+    if encoder.config.model_type == "modernbert":
+        return _masks_by_kind(encoder, real_W1L)
+    return _pairwise_mask(encoder, real_W1L)
 
 
 def why_not_apart(config: "PretrainedConfig") -> str | None:
@@ -102,6 +112,16 @@ def positions_in_documents(documents_WL: torch.Tensor) -> torch.Tensor:
     begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
     begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
     return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
+
+
+def _masks_by_kind(encoder, see_WLL):
+    """ModernBERT's two masks, for layers that see the whole window and for layers that see a part of it. Every position
+    sees itself, padding too: no row is empty."""
+    place_L = torch.arange(see_WLL.shape[2], device=see_WLL.device)
+    distance_LL = (place_L[:, None] - place_L).abs()
+    near_WLL = (see_WLL | (distance_LL == 0)) & (distance_LL <= encoder.config.sliding_window)
+    masks = {"full_attention": see_WLL, "sliding_attention": near_WLL}
+    return {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
 
 
 def _pairwise_mask(encoder, see_WLL):

@@ -8,12 +8,13 @@ Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from common.errors import ShardError
 from shards.members import decode_block
-from shards.schema import MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardMeta, ids_dtype
+from shards.schema import LSP_OCTAVES, MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardMeta, ids_dtype
 
 Columns = Mapping[str, np.ndarray]  # of a block, by name
 _NO_ROWS = np.zeros(0, np.float32)
@@ -105,11 +106,33 @@ def encode_weights(weights: np.ndarray, nnz: np.ndarray, octaves: int) -> np.nda
             continue
         starts = np.cumsum(filled) - filled
         ratios = weights[entries] / np.repeat(np.maximum.reduceat(weights[entries], starts), filled)
-        np.log2(ratios, out=ratios)
-        ratios *= -(255 / octaves)
-        np.rint(ratios, out=ratios)
-        codes[entries] = np.minimum(ratios, 255, out=ratios)
+        codes[entries] = _encode_ratios(ratios, octaves)
     return codes
+
+
+def _encode_ratios(ratios, octaves):
+    """Codes of ratios to the largest weight of a row; overwrites them."""
+    np.log2(ratios, out=ratios)
+    ratios *= -(255 / octaves)
+    np.rint(ratios, out=ratios)
+    return np.minimum(ratios, 255, out=ratios)
+
+
+@cache
+def ratio_bounds(octaves: int) -> np.ndarray:
+    """The least float32 ratio to a row's largest weight that code 254, ..., 0 stands for: float32 (255), rising.
+
+    A code is 255 minus the number of bounds that its ratio reaches. So any device gives the codes of `encode_weights`
+    on this machine, without a logarithm of its own.
+    """
+    code_C = np.arange(254, -1, -1)
+    below_C = np.full(255, np.float32(1e-30).view(np.int32))  # bits of positive floats are in the order of the floats
+    least_C = np.full(255, np.float32(1).view(np.int32))
+    while (least_C - below_C > 1).any():
+        middle_C = below_C + (least_C - below_C) // 2
+        reached_C = _encode_ratios(middle_C.view(np.float32).copy(), octaves) <= code_C
+        below_C, least_C = np.where(reached_C, below_C, middle_C), np.where(reached_C, middle_C, least_C)
+    return least_C.view(np.float32)
 
 
 def decode_weights(codes: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
@@ -147,6 +170,7 @@ def pack_block(
     indices: np.ndarray = _NO_ROWS,
     weights: np.ndarray = _NO_ROWS,
     tail: np.ndarray = _NO_ROWS,
+    lsp_codes: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """The columns of one block, name to array, in the types of the format.
 
@@ -154,6 +178,7 @@ def pack_block(
     ids, lengths           the windows, end to end
     run_starts, run_records  document runs
     nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
+    lsp_codes              what `encode_weights` makes of the weights at LSP_OCTAVES, where that is known already
     Raises                 ValueError when a token has no row, or a row has more than 255 entries, or entries that are
                            not strictly increasing atoms below k with positive weight
     """
@@ -164,13 +189,16 @@ def pack_block(
         "run_records": run_records.astype(np.uint32),
     }
     if meta.k:
-        if not len(nnz) == len(tail) == len(ids) or not len(indices) == len(weights) == nnz.sum():
+        same = len(weights) if lsp_codes is None else len(lsp_codes)
+        if not len(nnz) == len(tail) == len(ids) or not len(indices) == len(weights) == same == nnz.sum():
             found = f"{len(nnz)} rows, {len(tail)} tails, {len(indices)} atoms, {len(weights)} weights"
             raise ValueError(f"{found} for {len(ids)} tokens and {nnz.sum()} entries")
         _check_rows(meta, nnz, indices, weights)
         block["nnz"] = nnz.astype(np.uint8)
         block["atoms"] = pack_indices(indices, meta.index_bits)
-        block["weights"] = encode_weights(weights, nnz, meta.weight_octaves)
+        if lsp_codes is None or meta.weight_octaves != LSP_OCTAVES:
+            lsp_codes = encode_weights(weights, nnz, meta.weight_octaves)
+        block["weights"] = lsp_codes
         block["tail"] = encode_tail(tail)
         block["layout"] = np.array([meta.index_bits, meta.weight_octaves], np.uint8)
     return block

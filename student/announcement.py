@@ -61,6 +61,7 @@ def announcement(trainer: "Trainer") -> str:
         ),
         ("tokens", f"about {_count(per_step * config.max_steps)}", None),
         ("learning rate", rate, origins.get("lr", "default")),
+        *([("compiled", "the first step takes a minute or more; --no-compile: not at all", None)] * config.compile),
         *_precision_rows(trainer),
         ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
     ]

@@ -1,6 +1,7 @@
 """What a batch holds, and how it travels: read one step ahead in a thread, pinned, copied to the device.
 
-Left out: how a batch is read and masked, and what is done with it (step.py).
+The figures of a step come back the same way. Left out: how a batch is read and masked, and what is done with it
+(step.py).
 
 Shapes: W windows, L positions of a window, M masked tokens.
 """
@@ -28,15 +29,17 @@ class MicroBatch(NamedTuple):
     attention_WL: Tensor | None
     """int64, 0 at padding and 1 elsewhere; None where no window is padded"""
     where_M: Tensor
-    """int64 masked positions in the flattened (W L) input, ascending"""
+    """int64 masked positions in the flattened (W L) input, ascending, and perhaps fillers"""
     most_masked: int
-    """the most masked positions of a window"""
+    """the most masked positions of a window, or a few more"""
     targets: Any
     """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
     documents_WL: Tensor | None = None
     """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
     segments_WL: Tensor | None = None
     """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None where segments are not used"""
+    fillers: int = 0
+    """how many of where_M, at its end, are copies of the last masked position: their logits are dropped"""
 
 
 class Batch(NamedTuple):
@@ -83,6 +86,21 @@ def to_device(value: Nested, device: torch.device) -> Nested:
 def pin(batch: Batch) -> Batch:
     """Put a batch into memory that a GPU copies from by itself, so that `to_device` does not wait."""
     return batch._replace(micro=[_with_tensors(micro, Tensor.pin_memory) for micro in batch.micro])
+
+
+def begin_reading(figures: Tensor) -> Callable[[], list[float]]:
+    """Copy some numbers to the host behind the work that makes them; the function returned waits for these alone, and
+    not for what is queued later."""
+    if not figures.is_cuda:
+        return figures.tolist
+    copied, arrived = figures.to("cpu", non_blocking=True), torch.cuda.Event()  # torch takes pinned memory for that
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copied.tolist()
+
+    return read
 
 
 def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -142,8 +142,8 @@ class StudentConfig:
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
 
-    compile: bool = False
-    """torch.compile the student: its first step takes minutes, and it rounds differently"""
+    compile: bool | None = None
+    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a GPU"""
 
     activation_checkpointing: bool = False
     """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""
@@ -265,6 +265,7 @@ class ResolvedConfig(StudentConfig):
     lr: float
     save_every: int
     eval_every: int
+    compile: bool
 
 
 def named_size(encoder: str) -> tuple[int, int] | None:

@@ -41,7 +41,22 @@ class FusedLayerNorm(DebertaLayerNorm):
         return F.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.variance_epsilon)
 
 
-class ShiftedSelfAttention(DisentangledSelfAttention):
+class AutocastSelfAttention(DisentangledSelfAttention):
+    """transformers' attention, in a form that works under autocast."""
+
+    def transpose_for_scores(self, x: Tensor) -> Tensor:
+        """(W, L, H e) to (W, H, L, e), in autocast's type.
+
+        transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and
+        it fails when it fills scores with the smallest number of the queries' type (its issue 35332).
+        """
+        kind = x.device.type
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        return super().transpose_for_scores(x)
+
+
+class ShiftedSelfAttention(AutocastSelfAttention):
     """Disentangled attention without gathers."""
 
     def forward(
@@ -68,17 +83,6 @@ class ShiftedSelfAttention(DisentangledSelfAttention):
         dropout = self.dropout.p if self.training else 0.0
         context = attend(query, key, value, bias_WHLL, dropout, 1.0)
         return context.transpose(1, 2).flatten(2), None
-
-    def transpose_for_scores(self, x: Tensor) -> Tensor:
-        """(W, L, H e) to (W, H, L, e), in autocast's type.
-
-        transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and
-        it fails when it fills scores with the smallest number of the queries' type (its issue 35332).
-        """
-        kind = x.device.type
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        return super().transpose_for_scores(x)
 
     def _scale(self) -> float:
         return math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))

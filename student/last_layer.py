@@ -36,8 +36,8 @@ class LastLayer:
         """Hidden states (M, d) of the masked positions.
 
         encode       runs the encoder and returns the last layer's hidden states
-        where_M      int64 masked positions in the flattened (W L) input, ascending
-        most_masked  the most masked positions of a window, m
+        where_M      int64 masked positions in the flattened (W L) input, ascending; the last one may be repeated
+        most_masked  m, the most masked positions of a window, not counting the repetitions, or more
         """
         if not self.restricted or most_masked == 0:
             return encode().flatten(0, 1)[where_M]
@@ -115,13 +115,14 @@ def _queries(where_M, most_masked: int, shape):
     """The masked positions as a matrix with a row for every window.
 
     Returns  int64 (W, m) positions in the flattened (W L) input, rows filled up with their window's first position;
-             and int64 (M), where the masked positions are in the flattened matrix
+             and int64 (M), where the masked positions are in the flattened matrix. Repetitions of the last one have
+             slots behind its own, where no other position's are, and where they write over it, it is the same
     """
     windows, length = shape[:2]
     first_W = torch.arange(0, windows * length, length, device=where_M.device)
     window_M = where_M // length
     rank_M = torch.arange(len(where_M), device=where_M.device) - torch.searchsorted(where_M, first_W)[window_M]
-    slots_M = window_M * most_masked + rank_M
+    slots_M = (window_M * most_masked + rank_M).clamp_(max=windows * most_masked - 1)
     queries_Wm = first_W.repeat_interleave(most_masked).index_copy(0, slots_M, where_M)
     return queries_Wm.view(windows, most_masked), slots_M
 

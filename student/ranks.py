@@ -75,6 +75,12 @@ class Ranks:
         """Numbers added up over all processes, in float64."""
         return values if self.size == 1 else self._reduce(values, dist.ReduceOp.SUM)
 
+    def any(self, flag: torch.Tensor) -> torch.Tensor:
+        """1 where the flag, a float on each process's own device, is 1 in some process; nothing waits for a GPU."""
+        if self.size > 1:
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return flag
+
     def agree(self, requested: signal.Signals | None) -> signal.Signals | None:
         """The signal that some process was sent, if any was."""
         if self.size == 1:

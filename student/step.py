@@ -6,14 +6,14 @@
 Both are functions of (seed, step), so that there is no state of a reader or generator to save. The training stream is
 one endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. With B windows in a batch,
 step s takes the windows [s B, (s + 1) B), so that every batch is full and some batches span two epochs. The loss is a
-mean over the whole effective batch, whatever the micro-batch and the number of processes. The CPU waits for a GPU once
-a step, when it reads loss and norm. Left out: the loop around it (trainer.py), how windows are stored (shards), which
-positions are masked (masking.py), what a target and its loss are (objectives.py), how processes add up (ranks.py).
+mean over the whole effective batch, whatever the micro-batch and the number of processes. The CPU waits for a GPU
+once a step, when it reads loss and norm, while AdamW, which looks at them on the device, runs already. Left out: the
+loop around it (trainer.py), how windows are stored (shards), which positions are masked (masking.py), what a target
+and its loss are (objectives.py), how processes add up (ranks.py).
 
 Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss terms.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from shards.counter import hash_u64
 from shards.segments import segment_ids
 from shards.windows import WindowBatch, WindowReader
 from student.arithmetic import Arithmetic
-from student.batches import Batch, MicroBatch, digest_windows, to_device
+from student.batches import Batch, MicroBatch, begin_reading, digest_windows, to_device
 from student.config import ResolvedConfig
 from student.dropout import use_fast_dropout
 from student.linear import use_fast_linear
@@ -45,6 +45,7 @@ class Loader:
     read_targets     MaskedTokens -> their targets; the objective's method
     documents_apart  whether batches say which tokens belong to one document
     segments         whether batches of sentence pairs say which sentence a token belongs to
+    few_shapes       whether numbers of masked positions are rounded up by fillers, so that a compiled model meets few
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Loader:
         micro_batch: int,
         documents_apart: bool = False,
         segments: bool = False,
+        few_shapes: bool = False,
     ):
         self.windows = windows
         self.masking = masking
@@ -63,6 +65,7 @@ class Loader:
         self.micro_batch = micro_batch
         self.documents_apart = documents_apart
         self.segments = segments
+        self.few_shapes = few_shapes
 
     def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
         """The batch of one optimiser step, counted from 0.
@@ -107,14 +110,19 @@ class Loader:
         segments_WL = None
         if self.segments:  # of the window as it was read: what is masked may have become another token
             segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
+        where_M, most_masked, fillers = window_M * width + position_M, int(mask_WL.sum(axis=1).max()), 0
+        if self.few_shapes:
+            most_masked, fillers = round_up(most_masked), round_up(len(where_M)) - len(where_M)
+            where_M = np.pad(where_M, (0, fillers), mode="edge") if fillers else where_M
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
-            where_M=torch.from_numpy(window_M * width + position_M),
-            most_masked=int(mask_WL.sum(axis=1).max()),
+            where_M=torch.from_numpy(where_M),
+            most_masked=most_masked,
             targets=self.read_targets(MaskedTokens(self.windows, read, start + window_M, position_M)),
             documents_WL=documents_WL,
             segments_WL=segments_WL,
+            fillers=fillers,
         )
 
 
@@ -171,12 +179,15 @@ class Stepper:
             torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
         else:
             grad_norm = torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
-        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the GPU
+        figures = torch.stack([loss, grad_norm])
+        read = begin_reading(figures)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        # As a GradScaler does: the fused kernel itself leaves weights and moments as they are where this is not zero.
+        self.optimizer.found_inf = self.ranks.any((~figures.isfinite().all()).float())
+        self.optimizer.step()
+        loss, grad_norm = read()  # waits for the GPU
         [loss] = self.ranks.sum([loss])
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.config, step)
-            self.optimizer.step()
         return loss, grad_norm
 
     def loss(self, micro: MicroBatch, counts: tuple, model: nn.Module | None = None) -> Tensor:
@@ -187,13 +198,13 @@ class Stepper:
         return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
 
     def forward(self, micro: MicroBatch, model: nn.Module | None = None) -> Tensor:
-        """Logits (M, K) of a micro-batch that lies on the model's device.
+        """Logits (M, K) of a micro-batch that lies on the model's device, without those of fillers.
 
         model  the student itself unless given: in an update, the one that also sums gradients over processes
         """
         model = self.model if model is None else model
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return model(
+            logits_MK = model(
                 micro.input_WL,
                 micro.attention_WL,
                 micro.where_M,
@@ -201,6 +212,7 @@ class Stepper:
                 micro.most_masked,
                 micro.segments_WL,
             )
+        return logits_MK[: -micro.fillers] if micro.fillers else logits_MK
 
     def fits(self, micro: MicroBatch, counts: tuple) -> bool:
         """Whether memory suffices for a step on this micro-batch alone. Updates nothing, and leaves no gradient."""
@@ -214,6 +226,12 @@ class Stepper:
             return False
         del moments  # AdamW's, which the first step allocates after its backward pass
         return True
+
+
+def round_up(count: int) -> int:
+    """The next number of three significant bits: 19 to 20, 2,432 to 2,560. At most a quarter more."""
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit
 
 
 def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
@@ -259,6 +277,11 @@ def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None
         torch.cuda.default_generators[device.index].manual_seed(key)
     else:
         torch.default_generator.manual_seed(key)
+
+
+def resolve_compile(setting: bool | None, device: torch.device) -> bool:
+    """Whether a setting means that the student is compiled on a device."""
+    return device.type == "cuda" if setting is None else setting
 
 
 def resolve_dtype(name: Literal["auto", "float32", "bfloat16"], device: torch.device) -> Literal["float32", "bfloat16"]:

@@ -41,7 +41,7 @@ from student.ranks import Ranks, join
 from student.resolve import Resolved, resolve, training_windows
 from student.run import Run
 from student.signals import StopSignals
-from student.step import Loader, Stepper, learning_rate, resolve_dtype
+from student.step import Loader, Stepper, learning_rate, resolve_compile, resolve_dtype
 from student.task import Task, student_task
 from student.tracking import Trackers, check_trackers, start_trackers
 
@@ -78,7 +78,9 @@ def train(
     """
     started = time.perf_counter()
     with join(choose_device(config.device)) as ranks, ExitStack() as held:
-        config = replace(config, dtype=resolve_dtype(config.dtype, ranks.device))  # resumed elsewhere, it stays
+        # What a run begins with it keeps, resumed elsewhere too.
+        dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
+        config = replace(config, dtype=dtype, compile=compiled)
         resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
         if (result := ranks.ask_first(run.result)) is not None:
@@ -152,6 +154,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
         reading: dict[str, Any] = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
+        reading |= {"few_shapes": config.compile}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}

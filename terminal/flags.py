@@ -119,7 +119,7 @@ def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **mor
     hint, several = plain_hint(field.type), "*" if takes_several(field) else None
     if is_word(field):
         parser.add_argument(field.name, nargs=several or "?", metavar=field.name.upper(), **more)
-    elif hint is bool:
+    elif hint is bool or get_args(hint) == (bool, type(None)):
         parser.add_argument(flag_of(field), action=argparse.BooleanOptionalAction, **more)
     else:
         parser.add_argument(flag_of(field), nargs=several, metavar=_placeholder(hint), **more)

@@ -10,6 +10,7 @@ from tiny_teacher import standard_text, tiny_teacher
 SLOWEST_FIRST = (  # half a minute each, or a minute
     "test_workers.py",
     "test_cli.py",
+    "test_gpu_check.py",
     "test_ranks.py",
     "test_compile.py",
     "test_trainer.py",

@@ -45,6 +45,7 @@ SHARDS_USERS = {"encode", "estimate", "job", "kinds", "learn", "plan", "stores",
 SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shards derives them from the ids
 SHARDS_USERS |= {"masked"}  # which hides tokens by counted randomness
 SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
+SHARDS_USERS |= {"distributions"}  # which a GPU quantises as the codec does
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 SOLVER_LIBRARIES |= {"common"}  # oneDNN

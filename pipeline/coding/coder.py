@@ -12,7 +12,7 @@ teacher raises in a layer beyond an output's own does that output lose the windo
 The stages are generators, each over the items of the one before. What runs beside what is one table, `LAYOUTS`:
 
 - On a GPU teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
-  stay on the device; the codes come to the host on a third stream. Not run on a GPU yet.
+  stay on the device; a third stream makes distributions of the codes, which come to the host. Not run on a GPU yet.
 - On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
   that runs on one core or waits for the disk goes on beside them, reading ahead and writing behind.
 
@@ -101,7 +101,7 @@ class TeacherCoder:
         raise NotImplementedError
 
     def _rows(self, codes, block):
-        """Distributions of codes that are on the host; a block's statistics get what they say."""
+        """Distributions, on the host, of codes that may be on a GPU; a block's statistics get what they say."""
         raise NotImplementedError
 
     def measure_variation(
@@ -242,8 +242,8 @@ class TeacherCoder:
             block = batch.block
             block.parts.append(self._finish(batch))
             if len(block.parts) == block.batches:
-                names = ("nnz", "indices", "weights", "tail")
-                block.columns |= {name: np.concatenate([part[name] for part in block.parts]) for name in names}
+                names = {name: None for part in block.parts for name in part}
+                block.columns |= {name: _join(block.parts, name) for name in names}
                 yield block
 
     def _finish(self, batch):
@@ -257,12 +257,11 @@ class TeacherCoder:
             }
         with self._lanes["finish"] as lane:
             lane.after(batch.marks[self.WORK][1], *self._arrays(batch.codes))
-            codes = batch.codes.to_host() if self._on_gpu else batch.codes
             seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+            clock = time.perf_counter()
+            rows = self._rows(batch.codes, batch.block)
+            seconds["distributions"] = time.perf_counter() - clock
         seconds["teacher"] /= batch.sharing
-        clock = time.perf_counter()
-        rows = self._rows(codes, batch.block)
-        seconds["distributions"] = time.perf_counter() - clock
         add_amounts(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
         add_amounts(batch.block.statistics, {"truncated_tokens": int(rows.truncated_tokens)})
         return _spread(rows, batch.coded_T)
@@ -273,7 +272,13 @@ def _spread(rows, coded_T):
     nnz, tail = np.zeros(len(coded_T), np.int64), np.zeros(len(coded_T), np.float32)
     nnz[coded_T] = np.diff(rows.indptr)
     tail[coded_T] = rows.tail
-    return {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+    columns = {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+    return columns if rows.lsp_codes is None else columns | {"lsp_codes": rows.lsp_codes}
+
+
+def _join(parts, name):
+    """A column of a block; parts without entries may lack one."""
+    return np.concatenate([part[name] for part in parts if name in part])
 
 
 def _library_versions():

@@ -2,19 +2,26 @@
 
 A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
 row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
-official code lets it in as a row of zeros). Left out: renormalising for the loss (student/objectives.py),
-packing weights (shards/codec.py).
+official code lets it in as a row of zeros). Codes that lie on a GPU are cut, divided and quantised there, and only what
+is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
+renormalising for the loss (student/objectives.py), packing (shards/codec.py).
+
+Shapes: N tokens, n of them at once, w the most entries of one, E entries.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 
 from pipeline.solvers.parallel import inlined, kernel
 from pipeline.solvers.problem import Codes
+from shards.codec import ratio_bounds
+from shards.schema import LSP_OCTAVES
 
 MOST_ENTRIES = 255  # of the shard format, which counts a token's entries in one byte
+CELLS_ON_GPU = 1 << 24  # of a table of some tokens' entries, float64
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Distributions:
     weights           float32 (entries), probabilities; a row sums to 1 - tail, an empty one to 0
     tail              float32 (N), probability of the entries that were dropped
     truncated_tokens  how many tokens had more entries than were kept
+    lsp_codes         uint8 (entries), the weights as a shard stores them, where a GPU has made them
     """
 
     indptr: np.ndarray
@@ -33,6 +41,7 @@ class Distributions:
     weights: np.ndarray
     tail: np.ndarray
     truncated_tokens: int
+    lsp_codes: np.ndarray | None = None
 
     def __len__(self):
         return len(self.indptr) - 1
@@ -41,7 +50,7 @@ class Distributions:
 def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     """The n most probable LSPs of every token.
 
-    codes   solvers.Codes
+    codes   solvers.Codes, on the host or on a GPU; what is returned is on the host
     top_n   entries to keep, 1 to 255, or "all": every non-zero, up to 255; of equal ones the lower atom stays
     Raises  ValueError on another top_n
     """
@@ -51,12 +60,47 @@ def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
             f"top_n must be a whole number from 1 to {MOST_ENTRIES}, as a shard counts entries "
             f"in one byte, or 'all'; found {top_n!r}"
         )
+    if isinstance(codes.indptr, torch.Tensor):
+        return _fill_on_gpu(codes, limit)
     found_N = np.diff(codes.indptr)
     indptr = np.concatenate([np.zeros(1, np.int64), np.minimum(found_N, limit)]).cumsum()
     indices, weights = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
     tail_N = np.zeros(len(found_N), np.float32)
     _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32), indptr, indices, weights, tail_N)
     return Distributions(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
+
+
+def _fill_on_gpu(codes, limit):
+    """As `_fill`, for tensors."""
+    found_N = codes.indptr.diff()
+    width = max(1, int(found_N.max())) if len(found_N) else 1
+    tail_N, bounds_C = torch.zeros(len(found_N), device=found_N.device), torch.from_numpy(ratio_bounds(LSP_OCTAVES))
+    bounds_C = bounds_C.to(found_N.device)
+    kept = [(codes.indices[:0], codes.values[:0], torch.zeros(0, dtype=torch.uint8, device=found_N.device))]
+    for first in range(0, len(found_N), max(1, CELLS_ON_GPU // width)):
+        indptr_n = codes.indptr[first : first + max(1, CELLS_ON_GPU // width) + 1]
+        found_n, begin, end = indptr_n.diff(), int(indptr_n[0]), int(indptr_n[-1])
+        row_E = torch.arange(len(found_n), device=found_n.device).repeat_interleave(found_n, output_size=end - begin)
+        place_E = torch.arange(begin, end, device=found_n.device) - indptr_n[row_E]
+        values_E, indices_E = codes.values[begin:end], codes.indices[begin:end]
+        values_wn = values_E.new_zeros(width, len(found_n))
+        values_wn[place_E, row_E] = values_E
+        total_n = values_wn.sum(0, dtype=torch.float64)
+        weights_E = (values_E.double() / total_n[row_E]).float()
+        largest_n = (values_wn.amax(0).double() / total_n).float()
+        codes_E = 255 - torch.bucketize(weights_E / largest_n[row_E], bounds_C, right=True).to(torch.uint8)
+        if width > limit:
+            largest = values_wn.sort(dim=0, descending=True, stable=True).indices[:limit]  # of equal ones the first
+            kept_wn = torch.zeros_like(values_wn, dtype=torch.bool).scatter_(0, largest, True)
+            dropped_n = values_wn.masked_fill(kept_wn, 0).sum(0, dtype=torch.float64)
+            tail_N[first : first + len(found_n)] = torch.where(dropped_n > 0, dropped_n / total_n, 0).float()
+            kept_E = kept_wn[place_E, row_E]
+            indices_E, weights_E, codes_E = indices_E[kept_E], weights_E[kept_E], codes_E[kept_E]
+        kept.append((indices_E, weights_E, codes_E))
+    indptr = torch.nn.functional.pad(found_N.clamp(max=limit).cumsum(0), (1, 0))
+    columns = (indptr, *(torch.cat(parts) for parts in zip(*kept, strict=True)), tail_N)
+    indptr, indices, weights, lsp_codes, tail = (tensor.cpu().numpy() for tensor in columns)
+    return Distributions(indptr, indices, weights, tail, int((found_N > limit).sum()), lsp_codes)
 
 
 @kernel

@@ -77,10 +77,11 @@ class LspCoder(TeacherCoder):
 
     def _rows(self, codes, block):
         rows = distributions(codes, self.config.top_n)
-        tokens, empty = len(codes.kkt), int((np.diff(codes.indptr) == 0).sum())
+        tokens, empty = len(rows), int((np.diff(rows.indptr) == 0).sum())
         add_amounts(block.statistics, {"empty_codes": empty})
         if self.config.solver != "nearest":
-            block.statistics["max_kkt"] = max(block.statistics.get("max_kkt", 0.0), float(codes.kkt.max(initial=0)))
+            largest = float(codes.kkt.max()) if tokens else 0.0
+            block.statistics["max_kkt"] = max(block.statistics.get("max_kkt", 0.0), largest)
         if tokens and block.output not in self._checked:
             self._checked.add(block.output)
             if empty == tokens:

@@ -150,7 +150,8 @@ class Teacher:
         """Hidden states of layer l, or of several up to it, of all tokens or of some.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
-        attention_WL  bool, True at real tokens; every window holds at least one; None if all are real
+        attention_WL  bool, True at real tokens; every window holds at least one; None if all are real. On the host:
+                      what lies on a GPU is waited for
         tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
         layers        numbers of layers from 1 to l; only l when not given
         documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as

@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.coding import distributions as module
 from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
+from shards.codec import encode_weights
+from shards.schema import LSP_OCTAVES
 
 
 def csr(dense):
@@ -32,8 +36,23 @@ def as_dense(rows, atoms):
     return Codes(rows.indptr, rows.indices, rows.weights, rows.tail).dense(atoms)
 
 
+def as_on_a_gpu(codes):
+    """The same codes as tensors."""
+    return Codes(*map(torch.from_numpy, (codes.indptr, codes.indices, codes.values, codes.kkt)))
+
+
+def assert_same_bits(rows, others):
+    for name in ("indptr", "indices", "weights", "tail"):
+        found, expected = getattr(rows, name), getattr(others, name)
+        assert found.dtype == expected.dtype and np.array_equal(found, expected), name
+    assert rows.truncated_tokens == others.truncated_tokens
+    assert others.lsp_codes is None
+    assert np.array_equal(rows.lsp_codes, encode_weights(others.weights, np.diff(others.indptr), LSP_OCTAVES))
+
+
 def check(codes, n):
     rows = distributions(csr(codes), n)
+    assert_same_bits(distributions(as_on_a_gpu(csr(codes)), n), rows)
     limit = 255 if n == "all" else n
     kept, tail = dense_formula(codes, limit)
     np.testing.assert_allclose(as_dense(rows, codes.shape[1]), kept, rtol=1e-6)
@@ -56,6 +75,21 @@ def test_random_codes(n):
     np.testing.assert_allclose(sums[codes.any(1)], 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("cells", [700, 1 << 24])
+def test_on_a_gpu_a_million_entries_have_the_same_bits(monkeypatch, cells):
+    """Values over seven decades, as a solver leaves them; with little memory, a few tokens at a time."""
+    rng = np.random.default_rng(1)
+    found = rng.integers(0, 70, 30_000 if cells > 700 else 60)
+    indptr = np.concatenate([[0], found.cumsum()])
+    values = np.exp(rng.normal(-3, 2.5, indptr[-1])).clip(1e-6, 2).astype(np.float32)
+    values[rng.random(len(values)) < 0.1] = np.float32(0.125)  # ties
+    places = np.concatenate([np.sort(rng.choice(300, count, replace=False)) for count in found]).astype(np.int32)
+    codes = Codes(indptr, places, values, np.zeros(len(found), np.float32))
+    monkeypatch.setattr(module, "CELLS_ON_GPU", cells)
+    for n in (1, 32, "all"):
+        assert_same_bits(distributions(as_on_a_gpu(codes), n), distributions(codes, n))
+
+
 @given(
     st.lists(st.lists(st.sampled_from([0, 0, 1, 1, 2, 1e-6, 1e6]), min_size=6, max_size=6), max_size=5),
     st.integers(1, 8),
@@ -73,6 +107,7 @@ def test_empty_codes_stay_empty():
 def test_no_token():
     rows = distributions(csr(np.zeros((0, 4))), 8)
     assert len(rows) == 0 and rows.truncated_tokens == 0 and rows.indptr.tolist() == [0]
+    assert_same_bits(distributions(as_on_a_gpu(csr(np.zeros((0, 4)))), 8), rows)
 
 
 def test_all_keeps_up_to_255_and_counts_the_tokens_that_had_more():

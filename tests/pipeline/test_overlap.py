@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from stored import shards
 
 from common.errors import CorpusError, EncodeError, ShardError, TeacherError
@@ -21,6 +22,7 @@ from pipeline.coding import coder as coding
 from pipeline.coding import lsp
 from pipeline.coding.batch import Output, make_batch
 from pipeline.coding.coder import LAYOUTS
+from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import centred_rows, hidden_rows
 from pipeline.coding.lanes import HostLane
 from pipeline.coding.lsp import LspCoder
@@ -245,8 +247,9 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
 
 
 def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatch):
-    """The solver's lane waits for the teacher's last mark, the copy's for the solver's, and each is told of all
-    the arrays that it takes over."""
+    """The solver's lane waits for the teacher's last mark, that of the distributions for the solver's, and each is told
+    of all the arrays that it takes over. Distributions are made of tensors, as on a GPU, and the shards are the same.
+    """
     lanes = []
 
     class Watched(HostLane):
@@ -272,7 +275,15 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
 
     fetched = []
     monkeypatch.setattr(coding, "open_lane", lambda device: Watched())
-    monkeypatch.setattr(Codes, "to_host", lambda codes: fetched.append(1) or codes, raising=False)
+
+    def of_tensors(codes, top_n):
+        fetched.append(lanes[-1].inside)
+        members = (codes.indptr, codes.indices, codes.values, codes.kkt)
+        rows = distributions(Codes(*map(torch.from_numpy, members)), top_n)
+        assert len(rows.lsp_codes) == len(rows.weights)
+        return rows
+
+    monkeypatch.setattr(lsp, "distributions", of_tensors)
     monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:5], False, *args[6:]))  # no pinning here
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
     works = LspCoder.__init__
@@ -285,7 +296,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     report = encode_lsp(replace(place, output=tmp_path))[0]
     assert shards(report["store"]) == shards(alone.path)
     teach, solve, finish = lanes
-    assert len(fetched) == len(finish.waits) > 20
+    assert all(fetched) and len(fetched) == len(finish.waits) > 20
     assert not teach.waits
     assert solve.waits == [(mark, 2) for mark in teach.ends[1::2]]
     assert finish.waits == [(mark, 4) for mark in solve.ends[1::2]]
@@ -356,8 +367,6 @@ def test_a_hidden_state_of_zeros_stays_zero(reading):
     batch = make_batch(np.array(windows[0].ids), np.array([32]), 1, 32, special)
 
     def zeros(ids, mask, tokens, layers):
-        import torch
-
         return [torch.zeros(len(tokens), 32) for _ in layers]
 
     zeros.layer = 3

@@ -28,6 +28,33 @@ def test_wide_indices_round_trip(bits, largest):
     assert np.array_equal(codec.unpack_indices(column, np.arange(3), bits), values)
 
 
+@pytest.mark.parametrize("octaves", [12, 26, 1])
+def test_a_code_is_a_count_of_bounds(octaves):
+    """For ratios over the whole range, and for the floats next to every bound."""
+    bounds = codec.ratio_bounds(octaves)
+    assert bounds.dtype == np.float32 and len(bounds) == 255 and (np.diff(bounds) > 0).all() and bounds[-1] < 1
+    near = bounds.view(np.int32)[:, None] + np.arange(-40, 41)
+    spread = np.exp2(-np.random.default_rng(0).uniform(0, 1.2 * octaves, 200_000)).astype(np.float32)
+    ratios = np.concatenate([near.astype(np.int32).view(np.float32).ravel(), spread, np.float32([1, 1e-30, 1e-40])])
+    ratios = np.minimum(ratios, 1)
+    rows = np.stack([np.ones_like(ratios), ratios], axis=1).ravel()
+    codes = codec.encode_weights(rows, np.full(len(ratios), 2), octaves)[1::2]
+    assert np.array_equal(codes, 255 - np.searchsorted(bounds, ratios, side="right"))
+
+
+def test_codes_that_are_known_are_taken_where_the_store_has_their_octaves():
+    columns = {"ids": np.array([5, 6]), "lengths": np.array([2]), "run_starts": np.array([0])}
+    columns |= {"run_records": np.array([0]), "nnz": np.array([2, 1]), "indices": np.array([1, 3, 2])}
+    columns |= {"weights": np.float32([0.5, 0.25, 1]), "tail": np.float32([0.25, 0])}
+    given = np.array([0, 9, 7], np.uint8)
+    for octaves, expected in ((12, given), (11, codec.encode_weights(columns["weights"], columns["nnz"], 11))):
+        meta = ShardMeta("target", "unit", 24, 65, 16, octaves)
+        assert np.array_equal(codec.pack_block(meta, **columns, lsp_codes=given)["weights"], expected)
+    short = columns | {"nnz": np.array([1, 1])}
+    with pytest.raises(ValueError, match="2 entries"):
+        codec.pack_block(ShardMeta("target", "unit", 24, 65, 16), **short, lsp_codes=given)
+
+
 @given(st.lists(st.lists(st.floats(1e-6, 1.0), max_size=50), min_size=1, max_size=8))
 def test_weights_keep_their_ratio_within_half_a_step(rows):
     nnz = np.array([len(row) for row in rows])

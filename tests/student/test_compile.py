@@ -11,7 +11,7 @@ from student.trainer import train
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-def test_a_compiled_run_is_the_same_run_after_one_that_was_not(settings, tmp_path, monkeypatch):
+def test_a_compiled_run_is_the_same_run_after_one_that_was_not(settings, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     store = write_store(tmp_path / "store", k=24, held_out_windows=0)
     common = settings | {"store": store.path, "encoder": "bert-1x32", "max_steps": 1, "micro_batch": 12}
@@ -19,7 +19,9 @@ def test_a_compiled_run_is_the_same_run_after_one_that_was_not(settings, tmp_pat
     for compiled in (False, True):
         counters.clear()
         config = StudentConfig(**common | {"compile": compiled, "dropout": 0.0, "output": tmp_path / str(compiled)})
-        train(config)
+        with caplog.at_level("INFO", "student"):
+            train(config)
+        assert ("--no-compile" in caplog.text) == compiled
         curves.append([(line["loss"], line["grad_norm"]) for line in log_of(config.output).values()])
     assert counters["stats"]["calls_captured"] > 50, "the model itself was compiled, not only what it calls"
     assert curves[1] == [pytest.approx(figures, rel=1e-3) for figures in curves[0]]

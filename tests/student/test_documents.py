@@ -1,5 +1,7 @@
 """Documents of a packed window, kept apart: each is read as if it were alone."""
 
+import copy
+
 import numpy as np
 import pytest
 import tiny_store
@@ -19,7 +21,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from common.documents import attention_inputs
+from common.documents import attention_inputs, padding_mask
 from common.errors import RunError
 from student.config import StudentConfig
 from student.deberta import adapt_deberta
@@ -87,6 +89,32 @@ def test_a_packed_document_is_read_as_if_alone(name):
         alone = encoder(ids[window, mine][None]).last_hidden_state[0]
         assert torch.allclose(apart[window, mine], alone, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(as_one[window, mine], alone, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_the_mask_of_padding_is_what_transformers_makes_of_it(name, implementation):
+    """Ours serves GPUs, where transformers would wait for the device to say whether anything is padded."""
+    encoder, ids = scrambled(copy.deepcopy(FAMILIES[name])), random_ids()
+    attention = (DOCUMENTS >= 0).long()
+    if implementation == "eager":
+        encoder.set_attn_implementation("eager")
+    expected = encoder(ids, attention_mask=attention).last_hidden_state
+    found = encoder(ids, attention_mask=padding_mask(encoder, attention)).last_hidden_state
+    real = attention.bool()
+    assert torch.allclose(found[real], expected[real], rtol=1e-5, atol=1e-6) and found.isfinite().all()
+
+
+def test_on_a_gpu_the_mask_of_padding_is_ours():
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    encoder, attention = scrambled(FAMILIES["roberta"]), (DOCUMENTS >= 0).long()
+    assert attention_inputs(encoder, attention)["attention_mask"] is attention
+    mask = attention_inputs(encoder, attention.as_subclass(OnGpu))["attention_mask"]
+    assert mask.shape == (2, 1, 1, 24) and mask.dtype == torch.bool
+    assert attention_inputs(encoder, None) == {"attention_mask": None}
 
 
 @torch.no_grad()

@@ -68,6 +68,24 @@ def test_windows_without_a_masked_position(family):
         assert torch.allclose(restricted(ids, None, where), whole(ids, None, where), atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", [None, PADDED], ids=["full", "padded"])
+def test_fillers_change_neither_logits_nor_gradients(family, attention):
+    """Copies of the last masked position, whose logits are dropped, and room for more positions of a window."""
+    ids = torch.randint(5, 60, (WINDOWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    for where in (WHERE, WHERE[:3], torch.tensor([0, 30, 31, 32, 33])):  # the last: four of the last window
+        logits, gradients = [], []
+        for fillers, most in ((0, None), (2, None), (3, 5)):
+            student = students(config_of(family))[0]
+            filled = torch.cat([where, where[-1:].expand(fillers)])
+            given = most or int(torch.bincount(where // LENGTH).max())
+            logits.append(student(ids, attention, filled, None, given)[: len(where)])
+            logits[-1].square().sum().backward()
+            gradients.append(torch.cat([w.grad.flatten() for w in student.parameters() if w.grad is not None]))
+        for other in (1, 2):
+            assert torch.allclose(logits[other], logits[0], atol=1e-5)
+            assert torch.allclose(gradients[other], gradients[0], rtol=1e-4, atol=1e-5)
+
+
 def test_only_the_students_own_forward_is_restricted(family):
     encoder = build_encoder(config_of(family), 1).eval()
     ids = torch.full((WINDOWS, LENGTH), 9)

@@ -1,0 +1,1 @@
+"""Every open claim about a GPU becomes a figure: see __main__.py."""
