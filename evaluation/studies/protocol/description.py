@@ -44,9 +44,19 @@ SETTINGS: dict[str, type] = STORES | {
     "evaluate-blimp": BlimpConfig,
     "choose-layer": ChooseLayerConfig,
 }
-OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "models", "stores", "arms")
+OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "curves", "models", "stores", "arms")
 FIXED = ("max_steps", "batch_windows", "lr")  # would otherwise follow from the store, and differ between arms
-CHOSEN_HERE = ("store", "output", "json", "models", "student", "data_dir", "wsd_data", "dry_run")  # by the study
+CHOSEN_HERE = (
+    "store",
+    "output",
+    "json",
+    "models",
+    "student",
+    "data_dir",
+    "wsd_data",
+    "step",
+    "dry_run",
+)  # by the study
 
 
 class StoreRecipe(NamedTuple):
@@ -94,6 +104,8 @@ class Study(NamedTuple):
     """names of two arms: the hypothesis is that the first is better"""
     secondary: tuple[tuple[str, str], ...]
     """further hypotheses, tested by Holm's method; all other comparisons are exploratory"""
+    curves: tuple[str, ...]
+    """arms of which every kept checkpoint is fine-tuned; of others only the finished students are"""
     models: tuple[str, ...]
     """models that are evaluated beside the students, such as the teacher"""
     stores: dict[str, StoreRecipe]
@@ -144,11 +156,14 @@ def read_study(recipe: str) -> Study:
         question=str(own["question"]),
         primary=hypotheses[0],
         secondary=tuple(hypotheses[1:]),
+        curves=tuple(map(str, own.get("curves", ()))),
         models=tuple(map(str, own.get("models", ()))),
         stores=stores,
         arms=arms,
         common=converted,
     )
+    if unknown := [name for name in study.curves if name not in arms]:
+        raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
     if not study.seeds:
         raise StudyError(f"recipe {path}: the arms {' and '.join(study.primary)} have no seed in common, so no pair.")
     return study

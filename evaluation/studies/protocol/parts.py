@@ -173,7 +173,7 @@ class _Planner:
             (_name_of(recipe),),
         )
         yield train
-        yield from self._fine_tuning(name, run, (train.name,))
+        yield from self._fine_tuning(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
         objective = arm.settings.get("objective", StudentConfig.objective)
         if objective not in ("mlsm", "naive-mlsm"):  # the others predict words themselves
             yield from self._minimal_pairs(name, run, (train.name,))
@@ -187,10 +187,10 @@ class _Planner:
 
     def models(self) -> Iterator[Part]:
         """The evaluations of the models that stand beside the students."""
-        for model in self.study.models:  # which have no checkpoints to choose from
+        for model in self.study.models:
             name = Path(model).name
-            for part in (*self._fine_tuning(name, model, ()), *self._minimal_pairs(name, model, ())):
-                yield part._replace(values={key: value for key, value in part.values.items() if key != "step"})
+            yield from self._fine_tuning(name, model, ())
+            yield from self._minimal_pairs(name, model, ())
 
     def layers(self) -> Iterator[Part]:
         """The word-sense diagnostic of the teacher."""
@@ -201,12 +201,13 @@ class _Planner:
             values = {"wsd_data": self.data / "wsd", "output": beside}
             yield Part("choose-layer", "choose-layer", self.senses | values)
 
-    def _fine_tuning(self, name, model, needs):
+    def _fine_tuning(self, name, model, needs, step=None):
         if self.tunes is not None:
             # Alike for all models; otherwise both follow from the models of one command.
             alike = {"max_length": self.study.window, "segments": "never"}
             where = {"smoke": True} if self.data is None else {"data_dir": self.data}
-            values = alike | self.tunes | where | {"models": (str(model),), "output": self.directory}
+            of = {"models": (str(model),), "step": step, "output": self.directory}
+            values = alike | self.tunes | where | of
             yield Part(f"finetune/{name}", "finetune", values, needs)
 
     def _minimal_pairs(self, name, model, needs):

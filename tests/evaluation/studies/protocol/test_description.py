@@ -89,6 +89,7 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.hypothesis": 1}, "study has no hypothesis"),
         ({"encode-logit": {}}, "has no encode-logit"),
         ({"study.primary": ["mlsm", "mml"]}, "mml of a hypothesis is no arm"),
+        ({"study.curves": ["kd"]}, "kd of `curves` is no arm"),
         ({"study.primary": ["mlsm"]}, r"names two arms, \[better, than\]"),
         ({"study.arms.mlm.seeds": [7]}, "no seed in common"),
         ({"study.arms.mlm.store": "ids"}, "store ids is not among lsp"),
@@ -108,7 +109,9 @@ def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, sa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("recipe", ["study-demo", "paper-objectives", "paper-layers", "paper-k", "paper-kappa"])
+@pytest.mark.parametrize(
+    "recipe", ["study-demo", "study-cpu", "paper-objectives", "paper-layers", "paper-k", "paper-kappa"]
+)
 def test_the_recipes_that_come_with_the_package_are_studies(recipe, tmp_path):
     study = read_study(recipe)
     assert study.seeds
