@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import numpy as np
 from numba import cuda
-from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator import kernel as simulator
+from numba.cuda.simulator import kernelapi
 
 WARP = 32  # threads
 BLOCK, OF_WARP, EXCHANGE = "syncthreads", "syncwarp", "exchange"  # what threads wait for together

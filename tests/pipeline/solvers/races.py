@@ -134,7 +134,7 @@ def _who(access, does):
 
 
 class Watched:
-    """An array in a kernel: whoever reads or writes an element is noted; slices and views are arrays of the same kind."""
+    """An array in a kernel: whoever reads or writes an element is noted. Slices and views are of the same kind."""
 
     __slots__ = ("array", "watcher", "cells", "origin", "address")
 

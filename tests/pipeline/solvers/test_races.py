@@ -19,8 +19,8 @@ pytest.importorskip("numba.cuda")
 HERE = Path(__file__).resolve().parent
 # Barriers that may go without a race, and why they are there, or that they should not be.
 REDUNDANT = {
-    "cuda_kernels.select #1": "keeps thread 0 from changing a token's size and status before all threads have read them, "
-    "which the barrier of _take_members does as well",
+    "cuda_kernels.select #1": "keeps thread 0 from changing a token's size and status before all threads have "
+    "read them, which the barrier of _take_members does as well",
 }
 FOUND = {  # in race_cases.py, with a piece of what is said; the other kernels there have no race
     "no_barrier": "thread 1 of block 0 read at race_cases.py",
