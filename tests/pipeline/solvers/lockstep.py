@@ -26,6 +26,7 @@ class Thread(simulator.BlockThread):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.turn, self.waits, self.ended = threading.Lock(), None, False
+        self.lines, self.lengths = {}, {}  # for replay.py
         self.turn.acquire()
 
     def run(self):
@@ -73,6 +74,24 @@ def _lines(frame):
     return lines
 
 
+class Watcher:
+    """Who is told of every block of a launch; see `watch`."""
+
+    def begin(self, block, function, arguments):
+        """A block starts. Returns the arguments that the kernel gets, instead of numbers and NumPy arrays."""
+        return arguments
+
+    def watch_shared(self, array):
+        """A kernel asks for shared memory. Returns what it gets."""
+        return array
+
+    def barrier(self, kind, threads):
+        """Threads have met at a syncthreads or a syncwarp."""
+
+    def end(self, block):
+        """A block has ended."""
+
+
 class Block(simulator.BlockManager):
     order = staticmethod(list)  # of the threads, drawn anew whenever some may go on
     watcher = None
@@ -83,7 +102,8 @@ class Block(simulator.BlockManager):
         self.finished.acquire()
         _spoil(simulator._get_kernel_context().shared)
         if self.watcher:
-            arguments = self.watcher.begin(self, self._f, arguments)
+            arrays = [a._item._ary if isinstance(a, simulator.FakeWithinKernelCUDAArray) else a for a in arguments]
+            arguments = self.watcher.begin(self, self._f, arrays)
         self.threads = [
             Thread(lambda: self._f(*arguments), self, grid_point, place, self._debug)
             for place in np.ndindex(*self._block_dim)
@@ -99,6 +119,8 @@ class Block(simulator.BlockManager):
             thread.join()
         if self.error:
             raise self.error
+        if self.watcher:
+            self.watcher.end(self)
 
     def next_turn(self):
         """Let the next thread run, or whoever started the block, if all have ended or one has failed."""
@@ -261,7 +283,7 @@ def install(order="ascending"):
 
 @contextmanager
 def watch(watcher):
-    """Show the accesses of all kernels to `watcher` for a while: see races.Watcher."""
+    """Tell `watcher` of all launches for a while."""
     Block.watcher = watcher
     try:
         yield watcher

@@ -15,8 +15,6 @@ null or the race.
 """
 
 import ast
-import importlib.machinery
-import importlib.util
 import json
 import linecache
 import sys
@@ -27,15 +25,16 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+import gpu_source
 import lockstep
 import numpy as np
 from numba.cuda.simulator import kernelapi
-from numba.cuda.simulator.cudadrv.devicearray import FakeShape, FakeWithinKernelCUDAArray
+from numba.cuda.simulator.cudadrv.devicearray import FakeShape
 
 import pipeline.solvers
 
 PACKAGE = Path(pipeline.solvers.__file__).parent
-SOURCES = sorted(PACKAGE.glob("cuda_*.py"))  # of the kernels
+SOURCES = sorted(gpu_source.PACKAGE.glob("cuda_*.py"))  # of the kernels
 BARRIERS = ("cuda.syncthreads", "cuda.syncwarp")
 
 
@@ -64,7 +63,7 @@ class Moment:
         )
 
 
-class Watcher:
+class Watcher(lockstep.Watcher):
     """What lockstep.watch tells of every launch; raises Race in the thread that comes second."""
 
     def __init__(self):
@@ -76,9 +75,7 @@ class Watcher:
             self.of_launch = {}  # address -> (writes, reads) by thread, of those that may still race
         self.of_block, self.moments = {}, [Moment(block.number, thread) for thread in range(block.size)]
         return [
-            Watched(argument._item._ary, self, self.of_launch, (name, argument._item._ary))
-            if isinstance(argument, FakeWithinKernelCUDAArray)
-            else argument
+            Watched(argument, self, self.of_launch, (name, argument)) if isinstance(argument, np.ndarray) else argument
             for name, argument in zip(function.__code__.co_varnames, arguments, strict=False)
         ]
 
@@ -237,7 +234,9 @@ class Barrier(NamedTuple):
 
 def barriers():
     """Every statement of the kernels that is a barrier: of CUDA, or a call of a function that does nothing else."""
-    functions = {(path.stem, node.name): node for path in SOURCES for node in _functions(_as_on_a_gpu(path))}
+    functions = {
+        (path.stem, node.name): node for path in gpu_source.SOURCES for node in _functions(gpu_source.as_on_a_gpu(path))
+    }
     alone = {name for (_, name), node in functions.items() if all(map(_is_barrier, _statements(node)))}
     used = _used({name: node for (_, name), node in functions.items()})
     found = []
@@ -265,8 +264,13 @@ def _is_barrier(statement, alone=()):
 
 def _used(functions):
     """Names of the functions that a launch may reach, from what the other modules of the package name."""
-    others = [ast.parse(path.read_text()) for path in PACKAGE.glob("*.py") if path not in SOURCES]
-    outside = [node for path in SOURCES for node in _as_on_a_gpu(path).body if not isinstance(node, ast.FunctionDef)]
+    others = [ast.parse(path.read_text()) for path in gpu_source.PACKAGE.glob("*.py") if path not in gpu_source.SOURCES]
+    outside = [
+        node
+        for path in gpu_source.SOURCES
+        for node in gpu_source.as_on_a_gpu(path).body
+        if not isinstance(node, ast.FunctionDef)
+    ]
     names, used = {name for tree in [*others, *outside] for name in _names(tree)}, set()
     while new := (names & functions.keys()) - used:
         used |= new
@@ -281,24 +285,6 @@ def _names(tree):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-class OnAGpu(ast.NodeTransformer):
-    """Source of the kernels as it is where SIMULATED is false."""
-
-    def visit_Name(self, node):
-        if node.id == "SIMULATED" and isinstance(node.ctx, ast.Load):
-            return ast.copy_location(ast.Constant(False), node)
-        return node
-
-    def visit_If(self, node):
-        self.generic_visit(node)
-        return node.orelse if isinstance(node.test, ast.Constant) and not node.test.value else node
-
-
-def _as_on_a_gpu(path):
-    tree = ast.parse(path.read_text())
-    return OnAGpu().visit(tree) if path.stem == "cuda_block" else tree
-
-
 class Without(ast.NodeTransformer):
     """Leaves out the statement at a line."""
 
@@ -307,49 +293,6 @@ class Without(ast.NodeTransformer):
 
     def visit_Expr(self, node):
         return ast.copy_location(ast.Pass(), node) if node.lineno == self.line else node
-
-
-class Loader(importlib.machinery.SourceFileLoader):
-    without = None  # the barrier that is left out
-
-    def get_code(self, name):
-        path = Path(self.get_filename(name))
-        tree = _as_on_a_gpu(path)
-        if self.without and self.without.module == path.stem:
-            tree = Without(self.without.line).visit(tree)
-        return compile(ast.fix_missing_locations(tree), str(path), "exec")
-
-
-class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        source = PACKAGE / f"{name.rpartition('.')[2]}.py"
-        if name.startswith("pipeline.solvers.") and source in SOURCES:
-            return importlib.util.spec_from_file_location(name, source, loader=Loader(name, str(source)))
-
-
-@contextmanager
-def loaded(without=None):
-    """The modules of the GPU solver loaded anew, as on a GPU and without a barrier, for a while."""
-    before = _take_away()
-    Loader.without = without
-    sys.meta_path.insert(0, Finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(Finder)
-        _take_away()
-        for name, module in before.items():
-            sys.modules[f"pipeline.solvers.{name}"] = module
-            setattr(pipeline.solvers, name, module)
-
-
-def _take_away():
-    """Forget the modules of the GPU solver. Returns them by name."""
-    names = [name for name in vars(pipeline.solvers) if "cuda" in name]
-    for name in names:
-        delattr(pipeline.solvers, name)
-    return {name: sys.modules.pop(f"pipeline.solvers.{name}") for name in names}
 
 
 # -- problems ----------------------------------------------------------------------------------------------------
@@ -383,7 +326,11 @@ def changed(settings):
 
 def first_race(without=None):
     """The first race of the kernels on the problems, or None."""
-    with loaded(without), watching():
+
+    def change(module, tree):
+        return Without(without.line).visit(tree) if without and without.module == module else tree
+
+    with gpu_source.loaded(change), watching():
         for settings in SETTINGS:
             try:
                 solve(settings)

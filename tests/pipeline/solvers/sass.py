@@ -12,10 +12,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import types
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
+
+import numba.cuda.dispatcher
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+from numba import cuda
+from numba.cuda import cuda_paths
+from numba.cuda.cudadrv import nvrtc
 
 
 def tool(name):
@@ -23,6 +31,15 @@ def tool(name):
     beside = (path for entry in sys.path for path in Path(entry).glob(f"nvidia/*/bin/{name}"))
     installed = Path("/usr/local/cuda/bin") / name
     return next(beside, None) or shutil.which(name) or (installed if installed.exists() else None)
+
+
+def missing():
+    """What is not there of the programs and libraries that compile and disassemble a kernel, or None."""
+    try:
+        load_nvidia_dynamic_lib("nvvm")
+    except DynamicLibNotFoundError:
+        return "NVVM"
+    return next((name for name in ("ptxas", "nvdisasm") if tool(name) is None), None)
 
 
 class Line(NamedTuple):
@@ -55,21 +72,35 @@ class Code:
 
 def compile_kernel(kernel, signature, capability):
     """Machine code, as nvdisasm prints it, of a Numba kernel for argument types and a compute capability (9, 0)."""
-    import numba.cuda.dispatcher
-    from numba import cuda
-
-    # Numba asks which device is there when it meets a device function.
-    numba.cuda.dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=capability)
-    options = {name: kernel.targetoptions[name] for name in ("fastmath", "launch_bounds")}
-    ptx = cuda.compile_ptx(kernel.py_func, signature, cc=capability, lineinfo=True, **options)[0]
+    options = {
+        name: kernel.targetoptions[name] for name in ("fastmath", "launch_bounds") if name in kernel.targetoptions
+    }
+    with _device(capability):
+        ptx = cuda.compile_ptx(kernel.py_func, signature, cc=capability, lineinfo=True, **options)[0]
     with tempfile.TemporaryDirectory() as place:
         source, binary = Path(place) / "kernel.ptx", Path(place) / "kernel.cubin"
         source.write_text(ptx)
         arch = "-arch=sm_{}{}".format(*capability)
         subprocess.run([tool("ptxas"), "-lineinfo", arch, "-o", binary, source], check=True)
-        return subprocess.run(
-            [tool("nvdisasm"), "-c", "-gi", binary], check=True, capture_output=True, text=True
-        ).stdout
+        run = subprocess.run([tool("nvdisasm"), "-c", "-gi", binary], check=True, capture_output=True, text=True)
+    return run.stdout
+
+
+@contextmanager
+def _device(capability):
+    """Numba asks which device is there when it meets a device function, and NVRTC, which may be missing, about it."""
+    with (
+        patch.object(
+            numba.cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=capability)
+        ),
+        patch.object(nvrtc, "get_supported_ccs", lambda: (capability,)),
+        patch.object(cuda_paths, "_get_nvrtc_path", lambda: None),
+        patch.object(cuda_paths.get_cuda_paths, "_cached_result", None, create=True),
+    ):
+        del cuda_paths.get_cuda_paths._cached_result
+        yield
+        if not hasattr(cuda_paths.get_cuda_paths, "_cached_result"):
+            cuda_paths.get_cuda_paths._cached_result = None  # for `patch` to take away
 
 
 # -- what nvdisasm prints ----------------------------------------------------------------------------------------
@@ -79,6 +110,7 @@ SOURCE = re.compile(r'^\s*//## File "([^"]*)", line (\d+)')
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)([^;]*);")
 TARGET = re.compile(r"`\((\.L\w*)\)")
 ENDS = ("EXIT", "RET", "BRX", "JMX")
+JUMPS = ("BRA", "CALL.REL.NOINC")  # the latter to a label of the kernel is a branch that may be far
 
 
 def parse(text):
@@ -90,7 +122,7 @@ def parse(text):
         elif match := SOURCE.match(line):  # innermost first
             chain, fresh = ((Line(match[1], int(match[2])), *(() if fresh else chain)), False)
         elif match := INSTRUCTION.match(line):
-            target = match[2].startswith("BRA") and TARGET.search(match[3])
+            target = match[2].startswith(JUMPS) and TARGET.search(match[3])
             conditional = bool(match[1] or re.search(r"\bU?P\d", match[3].split("`")[0]))
             instructions.append(Instruction(match[2], conditional, target[1] if target else None, chain))
             fresh = True
