@@ -34,6 +34,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2]))
 
+import numba.cuda.types  # noqa: E402
 import sass  # noqa: E402
 
 ISSUED_PER_NS = 132 * 4 * 1.755 * 0.62  # warp instructions
@@ -236,8 +237,8 @@ class Kernel:
         unrolled = max(self._siblings(level), default=1)
         if unrolled > 1:
             return self._mean(level, lambda length: length % unrolled) / (unrolled - 1)
-        longest = max(map(int, self.lengths.get(f"{Path(level.file).stem}:{level.loop}", {"1": 1})))
-        return self._mean(level, lambda length: length) / max(1, longest)
+        lengths = self.lengths.get(f"{Path(level.file).stem}:{level.loop}")
+        return self._mean(level, lambda length: length) / max(1, *map(int, lengths)) if lengths else 1.0
 
     def stores(self):
         """For every line that writes to memory: how often such instructions run, and how often it ran when counted."""
@@ -288,21 +289,19 @@ def replay(*arguments):
 
 
 @functools.cache
-def machine_code(name, capability):
-    """Code of a kernel, as module.function, for a compute capability."""
+def machine_code(name, types, capability):
+    """Code of a kernel, as module.function, for the types of its arguments and a compute capability."""
     with_lines()
-    from compile_kernels import SIGNATURES
-
-    module, function = name.split(".")
+    module, function = name.split(" ")[0].split(".")
     kernel = getattr(importlib.import_module(f"pipeline.solvers.{module}"), function)
-    return sass.parse(sass.compile_kernel(kernel, SIGNATURES[function], capability))
+    signature = tuple(eval(text, vars(numba.cuda.types)) for text in types)
+    return sass.parse(sass.compile_kernel(kernel, signature, capability))
 
 
 @functools.cache
 def with_lines():
     """From here on kernels are made with line numbers, in functions that are inlined as well."""
-    from numba import cuda
-
+    cuda = numba.cuda
     cuda.jit = functools.partial(cuda.jit, lineinfo=True)
 
 
@@ -310,7 +309,7 @@ def budget(counts, capability):
     """For every kernel its instructions a token and the time to issue them, and the same of its loops."""
     result = {}
     for name, times in counts["kernels"].items():
-        kernel = Kernel(machine_code(name, capability), times)
+        kernel = Kernel(machine_code(name, tuple(times["types"]), capability), times)
         by_loop = kernel.instructions()
         total = sum(by_loop.values()) / counts["tokens"]
         result[name] = {

@@ -15,19 +15,22 @@ null or the race.
 """
 
 import ast
+import importlib
 import json
 import linecache
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import gpu_source
 import lockstep
 import numpy as np
+from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeShape
 
@@ -35,6 +38,7 @@ import pipeline.solvers
 
 PACKAGE = Path(pipeline.solvers.__file__).parent
 SOURCES = sorted(gpu_source.PACKAGE.glob("cuda_*.py"))  # of the kernels
+NOT_OURS = (__file__, simulator.__file__, kernelapi.__file__)  # between a kernel's functions, and its arrays
 BARRIERS = ("cuda.syncthreads", "cuda.syncwarp")
 
 
@@ -93,10 +97,13 @@ class Watcher(lockstep.Watcher):
 
     def access(self, watched, address, writes):
         frame = sys._getframe(2)
-        while frame.f_code.co_filename in (__file__, kernelapi.__file__):
+        while frame.f_code.co_filename in NOT_OURS:
             frame = frame.f_back
+        caller = frame.f_back
+        while caller.f_code.co_filename in NOT_OURS:
+            caller = caller.f_back
         now = self.moments[threading.current_thread().thread_id]
-        access = (now, self.atomic, frame.f_code, frame.f_lineno)
+        access = (now, self.atomic, frame.f_code, frame.f_lineno, caller.f_code, caller.f_lineno)
         for cell in range(address, address + watched.array.itemsize, 4):
             written, read = watched.cells.setdefault(cell, ({}, {}))
             for did, earlier in [("wrote", written), *([("read", read)] if writes else [])]:
@@ -121,12 +128,15 @@ def _place(watched, address, frame):
 
 
 def _who(access, does):
-    moment, atomic, code, line = access
+    moment, atomic, code, line, caller, called_at = access
     text = linecache.getline(code.co_filename, line).strip()
     how = " atomically" if atomic else ""
+    called = (
+        f", called at {Path(caller.co_filename).name}:{called_at}" if caller.co_filename != lockstep.__file__ else ""
+    )
     return (
         f"thread {moment.thread} of block {moment.block[0]} {does}{how} at {Path(code.co_filename).name}:{line} "
-        f"in {code.co_name} (`{text}`)"
+        f"in {code.co_name} (`{text}`{called})"
     )
 
 
@@ -298,8 +308,8 @@ class Without(ast.NodeTransformer):
 # -- problems ----------------------------------------------------------------------------------------------------
 
 
-# As it is; working sets that outgrow their memory; vectors outside shared memory.
-SETTINGS = ({}, {"FIRST_CAPACITY": 4}, {"SHARED_BYTES": 0})
+# The constants as they are; working sets that outgrow their memory; vectors outside shared memory.
+SETTINGS = ({}, {"cd_cuda.FIRST_CAPACITY": 4}, {"cd_cuda.SHARED_BYTES": 0})
 
 
 def solve(settings):
@@ -313,15 +323,13 @@ def solve(settings):
 
 @contextmanager
 def changed(settings):
-    """The constants of cd_cuda changed for a while."""
-    from pipeline.solvers import cd_cuda
-
-    before = {name: getattr(cd_cuda, name) for name in settings}
-    vars(cd_cuda).update(settings)
-    try:
+    """Constants of the solver's modules changed for a while."""
+    with ExitStack() as stack:
+        for place, value in settings.items():
+            module, name = place.split(".")
+            module = importlib.import_module(f"pipeline.solvers.{module}")
+            stack.enter_context(patch.object(module, name, value))
         yield
-    finally:
-        vars(cd_cuda).update(before)
 
 
 def first_race(without=None):

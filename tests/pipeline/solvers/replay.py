@@ -6,8 +6,8 @@ Runs the solver in lockstep.py's simulator with warps of 32 threads at real size
 data is 384 wide; rows and atoms are filled up with zeros to --width, which leaves Gram matrix, codes and rounds as they
 are. A warp runs a line as often as the thread that runs it the most: what threads do in turn counts once.
 
-Prints as its last line a JSON object: the tokens, and for every kernel its blocks, how often its lines ran
-({"module:line": times}), and the lengths of its loops ({"module:line": {"length": times}}).
+Prints as its last line a JSON object: the tokens, and for every kernel the types of its arguments, its blocks, how
+often its lines ran ({"module:line": times}), and the lengths of its loops ({"module:line": {"length": times}}).
 """
 
 import argparse
@@ -89,8 +89,10 @@ class Counts(lockstep.Watcher):
         self.kernels = {}
 
     def begin(self, block, function, arguments):
-        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        nothing = {"blocks": 0, "lines": Counter(), "lengths": defaultdict(Counter)}
+        types = [_type(argument) for argument in arguments]
+        half = " of float16" if any("float16" in name for name in types) else ""  # a kernel may be there for both
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{half}"
+        nothing = {"types": types, "blocks": 0, "lines": Counter(), "lengths": defaultdict(Counter)}
         self.kernel = self.kernels.setdefault(name, nothing)
         self.kernel["blocks"] += 1
         return arguments
@@ -103,6 +105,13 @@ class Counts(lockstep.Watcher):
             for key in {key for thread in threads for key in thread.lengths}:
                 longest = max((thread.lengths.get(key, []) for thread in threads), key=sum)
                 self.kernel["lengths"][key].update(map(str, longest))
+
+
+def _type(argument):
+    """As in numba.cuda.types: float32[:, ::1] for an array of rows in order."""
+    if isinstance(argument, np.ndarray):
+        return f"{argument.dtype}[{', '.join([':'] * (argument.ndim - 1) + ['::1'])}]"
+    return {int: "int64", float: "float64"}.get(type(argument)) or argument.dtype.name
 
 
 def bench_rows(tokens, width):
