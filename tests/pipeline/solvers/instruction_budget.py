@@ -8,10 +8,10 @@ the compiler notes, the loops of the source that they come from; how often these
 data (replay.py). A loop that the compiler has unrolled passes through several of the source's at once: as many as its
 arithmetic and accesses occur more often in it than where they occur the least.
 
-Time is instructions over those that an H200 issues: 132 multiprocessors, four schedulers each, 1.755 GHz, and 62 % of
-the slots used. Left out: the matrix products and everything on the host; waiting for memory, or for units that take
-several cycles (shuffles, division); blocks that only fill up a grid. A prediction, good to perhaps a fifth where the
-code is bound by instructions, and no bound where it is not.
+Time is instructions over those that an H200 issues, whatever the capability: 132 multiprocessors, four schedulers each,
+1.755 GHz, and 62 % of the slots used, an assumption. A prediction that no GPU has confirmed, and no bound where code
+waits rather than issues. Left out: the matrix products and everything on the host; waiting for memory, or for units that
+take several cycles (shuffles, division); blocks that only fill up a grid.
 
 Prints tables, and as its last line a JSON object. Its `stores` are evidence that the loops were recognised: for lines
 that write to memory, how often such instructions run by this account, and how often the line ran when counted.
