@@ -10,7 +10,7 @@ arithmetic and accesses occur more often in it than where they occur the least.
 
 Time is instructions over those that an H200 issues, whatever the capability: 132 multiprocessors, four schedulers each,
 1.755 GHz, and 62 % of the slots used, an assumption. A prediction that no GPU has confirmed, and no bound where code
-waits rather than issues. Left out: the matrix products and everything on the host; waiting for memory, or for units that
+waits rather than issues. Left out: matrix products and everything on the host; waiting for memory, or for units that
 take several cycles (shuffles, division); blocks that only fill up a grid.
 
 Prints tables, and as its last line a JSON object. Its `stores` are evidence that the loops were recognised: for lines
