@@ -64,10 +64,8 @@ def test_on_a_gpu(name):
 
 def test_kernels_compile_for_a_gpu():
     """For what a GPU runs, not the simulator's variants: types, no float64, nothing of note in local memory."""
-    if not find_spec("nvidia") or not any(
-        find_spec("nvidia").submodule_search_locations and Path(place).glob("*/nvvm/**/libnvvm*")
-        for place in find_spec("nvidia").submodule_search_locations
-    ):
+    places = find_spec("nvidia").submodule_search_locations if find_spec("nvidia") else ()
+    if not any(path for place in places for path in Path(place).glob("*/nvvm/**/libnvvm*")):
         pytest.skip('no NVVM: pip install "numba-cuda[cu13]"')
     kernels = json.loads(python(HERE / "compile_kernels.py").splitlines()[-1])
     for name, report in kernels.items():
