@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import ROOT, conditions
-from benchmarks.stores import MAX_LENGTH, make_store, real_columns, write_store
+from benchmarks.stores import MAX_LENGTH, VOCABULARY, K, make_store, real_columns, write_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint
 from shards.reader import Store
 
@@ -191,7 +191,8 @@ def made_up_record(target):
     digest = "5" * 64
     block = {"length": 4_600_000, "sha256": digest, "windows": BLOCK_WINDOWS, "tokens": BLOCK_WINDOWS * MAX_LENGTH}
     blocks = [{"name": f"{n:06d}", "offset": 1024 + n * 4_600_000, **block} for n in range(BLOCKS_A_UNIT)]
-    ends = [{"name": name, "offset": 0, "length": 1024, "sha256": digest} for name in ("__meta__", "__stats__")]
+    sizes = {"__meta__": 1024, "__stats__": 8 * (VOCABULARY + K)}  # which sums something for every word and LSP
+    ends = [{"name": name, "offset": 0, "length": size, "sha256": digest} for name, size in sizes.items()]
     tokens = BLOCKS_A_UNIT * BLOCK_WINDOWS * MAX_LENGTH
     statistics = {
         "documents": 900,

@@ -36,12 +36,12 @@ def test_figures_follow_from_the_curves():
         for last in (0.10, 0.11)
     ]
     spams = {"seconds": 10.0, "objective": 0.2}, {"seconds": 2.5, "objective": 0.15}
-    figures = benchmark.against_spams(runs, *spams, spams[0])
+    figures = benchmark.against_spams(runs, 4.0, *spams, spams[0])
     assert figures["time_to_spams_objective"] == 0.2 and figures["seconds_to_spams300_objective"] == 3.0
     assert figures["objective_at_spams300_time"] == 0.2
-    never = benchmark.against_spams(runs, {"seconds": 10.0, "objective": 0.1}, *2 * [spams[1]])
+    never = benchmark.against_spams(runs, 4.0, {"seconds": 10.0, "objective": 0.1}, *2 * [spams[1]])
     assert never["time_to_spams_objective"] is None
-    quick = benchmark.against_spams(runs, spams[0])
+    quick = benchmark.against_spams(runs, 4.0, spams[0])
     assert quick.items() < figures.items() and quick["time_to_spams_objective"] == 0.2
 
 

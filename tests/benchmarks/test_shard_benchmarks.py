@@ -30,3 +30,10 @@ def test_packing_is_timed_on_the_rows_that_the_npz_holds(tmp_path):
     assert pack.write_npz(tmp_path, rows, columns, blocks=1) > 0
     with np.load(tmp_path / "rows.npz") as saved:
         assert np.array_equal(saved["weights0"], rows.weights) and np.array_equal(saved["ids0"], columns["ids"])
+
+
+def test_made_up_units_are_opened_like_real_ones(tmp_path):
+    """Records are checked when a store is opened, so those that nobody packed must hold what the writer's do."""
+    shard_reader.write_records(tmp_path / "units", 3)
+    found = shard_reader.opening(tmp_path / "units")
+    assert 0 < found["missing_units_seconds"] < found["open_seconds"]
