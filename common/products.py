@@ -45,7 +45,8 @@ WAYS: dict[str, dict[str, Callable[..., Tensor]]] = {
     },
     "weight_gradient": {  # gradient (N, K), rows (N, d)
         "onednn": lambda gradient_NK, rows_Nd: multiply(gradient_NK.t(), rows_Nd.t()),
-        "onednn_transposed": lambda gradient_NK, rows_Nd: multiply(rows_Nd.t(), gradient_NK.t()).t(),
+        # a gradient whose rows lie apart, as those of a part of the outputs do, would be multiplied without vectors
+        "onednn_transposed": lambda gradient_NK, rows_Nd: multiply(rows_Nd.t(), gradient_NK.contiguous().t()).t(),
         "torch": lambda gradient_NK, rows_Nd: gradient_NK.t() @ rows_Nd,
     },
 }

@@ -53,6 +53,14 @@ def test_every_way_gives_the_product(operation, way, shape):
     assert torch.allclose(WAYS[operation][way](*arguments).double(), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_the_gradient_of_a_part_of_the_outputs_takes_the_kernel_of_a_whole_one():
+    """Its rows lie apart, for which oneDNN has no vectorised kernel on some processors; its sums then differ, too."""
+    gradient_NK, rows_Nd = torch.randn(96, 96 + 32), torch.randn(96, 64)
+    part = gradient_NK[:, :96]
+    compute = WAYS["weight_gradient"]["onednn_transposed"]
+    assert torch.equal(compute(part, rows_Nd), compute(part.contiguous(), rows_Nd))
+
+
 def test_what_is_not_named_is_onednns():
     products = {"weight_gradient 256 256 512": "torch", "forward 256 256 512": "a way of a later version"}
     assert find_way("weight_gradient", (200, 256, 512), products) is WAYS["weight_gradient"]["torch"]
