@@ -129,6 +129,41 @@ def test_the_first_conclusion_comes_before_the_rest(recipe, tmp_path):
         done.add(part.name)
 
 
+def test_parts_of_one_name_are_refused(recipe, tmp_path):
+    described = read_study(recipe)
+    for models in (("here/bert", "there/bert"), ("elsewhere/mlm-seed0",)):
+        with pytest.raises(StudyError, match="two parts of the study are called finetune/"):
+            plan(described._replace(models=models), tmp_path, None)
+
+
+@pytest.mark.parametrize("model", ["bundled", "google-bert/bert-base-cased", "some where/tiny model/"])
+def test_records_of_models_beside_are_found(model, recipe, tmp_path):
+    name = {"bundled": "bundled_teacher"}.get(model, model)
+    name = "tiny model" if "tiny" in model else name
+    parts = plan(read_study(recipe)._replace(models=(model,)), tmp_path, None).parts
+    (part,) = (part for part in parts if part.values.get("models") == (model,))
+    assert not is_finished(part, parts)
+    record = {"model": name, "weights": "0123456789", "suite": "finetune", "task": "mrpc", "seed": 0}
+    file = records.path_of(tmp_path / "smoke", record)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert is_finished(part, parts)
+
+
+def test_a_run_keeps_its_last_checkpoint_though_no_share_says_so(recipe, tmp_path):
+    described = read_study(recipe)
+    arm = described.arms["mlm"]
+    shares = arm._replace(settings=arm.settings | {"checkpoints": (0.5,)})
+    parts = plan(described._replace(arms=described.arms | {"mlm": shares}), tmp_path, None).parts
+    (part,) = (part for part in parts if part.name == "finetune/mlm-seed0")
+    for step, is_whole in ((3, False), (6, True)):
+        record = {"model": f"mlm-seed0-step-{step:08}", "weights": "0123456789", "suite": "finetune"}
+        file = records.path_of(tmp_path / "smoke", record | {"task": "mrpc", "seed": 0})
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+        assert is_finished(part, parts) == is_whole
+
+
 def test_words_are_probed_where_the_student_has_none(recipe, tmp_path):
     (tmp_path / "blimp" / "data").mkdir(parents=True)
     names = {part.name for part in plan(read_study(recipe), tmp_path / "made", tmp_path).parts}
