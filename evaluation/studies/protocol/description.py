@@ -116,8 +116,12 @@ class Study(NamedTuple):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Pre-training seeds of the primary comparison: those that both arms have."""
-        better, than = (self.arms[name].seeds for name in self.primary)
+        """Pre-training seeds of the primary comparison."""
+        return self.seeds_of(self.primary)
+
+    def seeds_of(self, hypothesis: tuple[str, str]) -> tuple[int, ...]:
+        """Pre-training seeds of a comparison: those that both arms have."""
+        better, than = (self.arms[name].seeds for name in hypothesis)
         return tuple(seed for seed in better if seed in than)
 
 
@@ -163,8 +167,9 @@ def read_study(recipe: str) -> Study:
     )
     if unknown := [name for name in study.curves if name not in arms]:
         raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
-    if not study.seeds:
-        raise StudyError(f"recipe {path}: the arms {' and '.join(study.primary)} have no seed in common, so no pair.")
+    for pair in hypotheses:
+        if not study.seeds_of(pair):
+            raise StudyError(f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so no pair.")
     return study
 
 
@@ -268,7 +273,10 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                     f"recipe {path}: arm {name}: objective {objective} learns from a store of {NEEDED[objective]}, but"
                     f" {store} is one of {maker}."
                 )
-            for of_store, layer, k in stores[store].choices():
+            choices = list(stores[store].choices())
+            if objective == "mlm":  # learns words, which are those of every layer and k
+                choices = [("", *choices[0][1:])]
+            for of_store, layer, k in choices:
                 arm = f"{name}{of_store}{suffix}"
                 if not NAME.fullmatch(arm):
                     raise StudyError(

@@ -41,8 +41,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     planned = plan(described, settings.directory, settings.data)
     chosen = choose(planned.parts, settings.only)
     if settings.print_commands is not None:
-        lines = as_make(chosen, settings.directory) if settings.print_commands == "make" else as_slurm(chosen)
-        return {"commands": lines}
+        lines = as_make if settings.print_commands == "make" else as_slurm
+        return {"commands": lines(chosen, settings)}
     expected = list(costs(chosen, planned.parts, progress))
     kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
     found = {

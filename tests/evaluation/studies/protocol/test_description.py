@@ -71,6 +71,22 @@ def test_a_store_of_several_layers_and_k_makes_an_arm_of_each(read):
     assert len(study.stores) == 1  # one pass of the teacher for all
 
 
+def test_a_student_of_words_is_one_on_a_store_of_several_layers(read):
+    both = ["mlsm-l4", "mlm"]
+    study = read({"encode-lsp.layer": [4, 8], "study.primary": both})
+    assert {name: arm.layer for name, arm in study.arms.items()} == {"mlsm-l4": 4, "mlsm-l8": 8, "mlm": 4}
+
+
+def test_hypotheses_have_the_seeds_that_their_arms_share(read):
+    arms = {"mlsm": {"store": "lsp"}, "mlm": {"store": "lsp", "objective": "mlm"}}
+    few = arms | {"mtl": {"store": "lsp", "objective": "mtl", "seeds": [1, 5]}}
+    study = read({"study.arms": few, "study.secondary": [["mtl", "mlm"]]})
+    assert study.seeds == (0, 1) and study.seeds_of(("mtl", "mlm")) == (1,)
+    none = arms | {"mtl": {"store": "lsp", "objective": "mtl", "seeds": [5]}}
+    with pytest.raises(ValueError, match="mtl and mlm have no seed in common"):
+        read({"study.arms": none, "study.secondary": [["mtl", "mlm"]]})
+
+
 def test_a_tuple_of_checkpoints_is_no_list_of_arms(read):
     study = read({"study.arms.mlsm": {"store": "lsp", "checkpoints": [0.5, 1.0]}})
     assert study.arms["mlsm"].settings["checkpoints"] == (0.5, 1.0)
