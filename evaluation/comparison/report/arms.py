@@ -50,7 +50,7 @@ class Arm:
     def scored_on_blimp(self) -> dict[Seed, Model]:
         """Its finished models with BLiMP scores, by seed: the model's own head where it has one, else a probe."""
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
-        return _by_seed(sorted(found, key=lambda model: (is_probe(model), _probe_input(model) != "logits")))
+        return _by_seed(sorted(found, key=is_probe))
 
 
 def _by_seed(models):
@@ -95,10 +95,6 @@ def fraction_of(model: Model) -> float:
 def is_probe(model: Model) -> bool:
     """Whether a model is a probe on top of a student."""
     return "probe" in (model.facts["identity"] or {})
-
-
-def _probe_input(model):
-    return ((model.facts["identity"] or {}).get("probe") or {}).get("settings", {}).get("probe_input")
 
 
 def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Found:

@@ -172,8 +172,8 @@ def table_of_scores(found: Found, tasks: Sequence[str]) -> Table:
     )
     if paradigms:
         caption += (
-            " BLiMP: of the student's own words where it predicts words, else of a linear probe that was trained on it "
-            "(of its logits where there is one, else of its softmax)."
+            " BLiMP: of the student's own words where it predicts words, else of a linear probe that was trained on it, "
+            "the first by name; the files at the end of the page say which."
         )
     header = ("model", "score", "seeds", "mean", "low", "high")
     return Table("report-scores", "Scores", caption, columns, rows, (header, data))

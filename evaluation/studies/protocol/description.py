@@ -48,8 +48,10 @@ SETTINGS: dict[str, type] = STORES | {
 OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "curves", "models", "stores", "arms")
 FIXED = ("max_steps", "batch_windows", "lr")  # would otherwise follow from the store, and differ between arms
 # by the study, which finds the records of finetune where they lie without --smoke and --split
-CHOSEN_HERE = ("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run")
-CHOSEN_HERE += ("seed", "probe_input", "smoke", "split")
+CHOSEN_HERE = (
+    *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
+    *("seed", "probe_input", "smoke", "split"),
+)
 NEEDED = dict.fromkeys(LSP_OBJECTIVES, "encode-lsp") | {"kd": "encode-logits"}  # objective -> what makes its store
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
 
