@@ -172,7 +172,7 @@ def table_of_scores(found: Found, tasks: Sequence[str]) -> Table:
     )
     if paradigms:
         caption += (
-            " BLiMP: of the student's own words where it predicts words, else of a linear probe that was trained on it, "
+            " BLiMP: of the student's words where it predicts words, else of a linear probe that was trained on it: "
             "the first by name; the files at the end of the page say which."
         )
     header = ("model", "score", "seeds", "mean", "low", "high")
