@@ -69,7 +69,7 @@ def describe(path: Path | str, name: str | None = None) -> dict:
         known = lineage(path)
     except LineageError as error:
         raise RecordError(str(error)) from None
-    return {"model": name or _shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
+    return {"model": name or shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
 
 
 def weights_sha256(directory: Path | str) -> str:
@@ -270,7 +270,8 @@ _FIGURE_FIELDS = {
 }
 
 
-def _shown_name(path):
+def shown_name(path: Path) -> str:
+    """What records call the model of a directory, unless they are told another name."""
     path = path.resolve()
     if path.name == "export" and (path.parent / "log.jsonl").is_file():
         return path.parent.name

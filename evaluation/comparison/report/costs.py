@@ -60,14 +60,17 @@ def table_of_costs(
 
 def table_of_parts(parts: Sequence[Part]) -> Table:
     """Predicted and measured costs of a study's parts."""
-    columns = ["part", "predicted", "measured", "on the disk"]
+    columns = ["part", "predicted", "measured", "disk, predicted"]
     rows = [
         [part.name, _duration(part.predicted_seconds), _duration(part.measured_seconds), _size(part.bytes)]
         for part in parts
     ]
     header = ("part", "predicted_seconds", "measured_seconds", "bytes")
     data = [[part.name, part.predicted_seconds, part.measured_seconds, part.bytes] for part in parts]
-    caption = "What the parts of the study were expected to take, and took."
+    caption = (
+        "What the parts of the study were expected to take, and what trainings took: steps × the step time of a quiet "
+        "machine. –: not estimated, or not measured."
+    )
     return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
 
 

@@ -17,7 +17,7 @@ class Part:
     measured_seconds: float | None = None
     """of a quiet machine; None: not run yet, or not measured"""
     bytes: int | None = None
-    """on the disk"""
+    """on the disk, as predicted; None: not predicted"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,8 @@ class StudyFacts:
     and are called by what tells them apart, or by their objective where it is of one arm alone"""
     seeds: tuple[int, ...] = ()
     """the planned pre-training seeds: no other is tested; empty: all are"""
+    seeds_of: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """hypothesis -> its planned seeds, where they are others than `seeds`"""
     tasks: tuple[str, ...] = ()
     """the fine-tuning tasks whose mean is tested, chosen in the pilot; empty: all that both arms have"""
     floor: str | None = None
@@ -52,6 +54,8 @@ class StudyFacts:
     """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
     arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on.
     An arm that needed none of them has an empty mapping; of one that is absent they are unknown"""
+    warning: str = ""
+    """a sentence above the conclusion that says why the scores mean nothing; empty where they mean something"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
     lsp_pages: tuple[Path, ...] = ()

@@ -102,9 +102,10 @@ def examine_hypotheses(found: Found, study: StudyFacts | None) -> list[Test]:
     planned = len(study.seeds)
     first = examine(found, study.primary, study.tasks, study.seeds)
     tests: list[Test] = [("primary", first, conclude(first, planned, beyond=_beyond(found, first)), None)]
-    others = [examine(found, hypothesis, study.tasks, study.seeds) for hypothesis in study.secondary]
-    for effect, p in zip(others, adjust(others), strict=True):
-        said = conclude(effect, planned, p, len(others), _beyond(found, effect))
+    seeds = [study.seeds_of.get(hypothesis, study.seeds) for hypothesis in study.secondary]
+    others = [examine(found, pair, study.tasks, of_pair) for pair, of_pair in zip(study.secondary, seeds, strict=True)]
+    for effect, of_pair, p in zip(others, seeds, adjust(others), strict=True):
+        said = conclude(effect, len(of_pair), p, len(others), _beyond(found, effect))
         tests.append(("secondary", effect, said, p))
     return tests
 

@@ -170,6 +170,11 @@ def table_of_scores(found: Found, tasks: Sequence[str]) -> Table:
         f"mean over metrics and fine-tuning seeds. Mean: of {', '.join(TITLES[task] for task in tasks) or 'no task'}. "
         f"Intervals of single arms say little about a difference, as arms share seeds: the test is paired."
     )
+    if paradigms:
+        caption += (
+            " BLiMP: of the student's words where it predicts words, else of a linear probe that was trained on it: "
+            "the first by name; the files at the end of the page say which."
+        )
     header = ("model", "score", "seeds", "mean", "low", "high")
     return Table("report-scores", "Scores", caption, columns, rows, (header, data))
 

@@ -21,12 +21,14 @@ from typing import Any, NamedTuple
 
 from common.device import choose_device
 from common.errors import MlsmError
+from evaluation import records
 from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.config import CorpusConfig, EncodeConfig
+from pipeline.teacher import BUNDLED
 from shards.reader import Store
 from student.config import LSP_OBJECTIVES, StudentConfig
 
@@ -80,13 +82,25 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 
 def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
-    settings, name = part.settings(), Path(part.values["models"][0]).name
-    models = f"{name}-step-????????-????????" if part.values.get("step") == "all" else f"{name}-????????"
-    if part.verb == "evaluate-blimp":
-        return len(list(output.glob(f"evaluations/{models}/blimp/*.json"))) >= checkpoints
-    seeds, output = (1, output / "smoke") if settings.smoke else (settings.seeds, output)
-    found = len(list(output.glob(f"evaluations/{models}/finetune/*.json")))
-    return found >= checkpoints * seeds * len(settings.chosen_tasks())
+    settings, model = part.settings(), _name_in_records(part.values["models"][0])
+    suite = "blimp" if part.verb == "evaluate-blimp" else "finetune"
+    wanted = checkpoints
+    if suite == "finetune":
+        wanted *= len(settings.chosen_tasks()) * (1 if settings.smoke else settings.seeds)
+        output = output / "smoke" if settings.smoke else output
+    directory = records.directory_of(output, {"model": model, "weights": "", "suite": suite}).parent
+    digits = "step-????????-????????" if part.values.get("step") == "all" else "????????"
+    return len(list(directory.parent.glob(f"{directory.name}{digits}/{suite}/*.json"))) >= wanted
+
+
+def _name_in_records(model: str) -> str:
+    """What records call a model, which may not be there yet."""
+    if model == "bundled" and not Path(model).is_dir():
+        return BUNDLED.name
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return records.shown_name(path)
+    return model if model.count("/") == 1 else path.name  # of the Hub, or a student to come
 
 
 def _is_whole(part: Part, stores: Path) -> bool:
@@ -121,8 +135,7 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
     steps = part.values.get("max_steps") or of.values["max_steps"] // 10
     batch = part.values.get("batch_windows") or of.values["batch_windows"]
     times = 3 if part.verb == "train-student" else 1
-    kept = len(of.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0))) + 1
-    size = (kept + STATE) * WEIGHT_BYTES * speed.parameters if part.verb == "train-student" else 0
+    size = (_kept_checkpoints(of) + 1 + STATE) * WEIGHT_BYTES * speed.parameters if part.verb == "train-student" else 0
     return Cost(part.name, steps * batch * times * speed.window_seconds, size)
 
 
@@ -159,7 +172,14 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
     if part.values.get("step") != "all":
         return 1
     training = _training_of(part.values["models"][0], parts)
-    return 1 if training is None else len(training.values.get("checkpoints", (0.1, 0.25, 0.5, 1.0)))
+    return 1 if training is None else _kept_checkpoints(training)
+
+
+def _kept_checkpoints(training: Part) -> int:
+    """Of a run, the last one among them."""
+    shares = training.values.get("checkpoints", StudentConfig.checkpoints)
+    steps = training.values["max_steps"]
+    return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
 
 
 def _token_seconds(part: Part, parts: list[Part]) -> float:

@@ -15,6 +15,7 @@ Left out: what has to be done for it, and in which order (parts.py).
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -28,7 +29,7 @@ from evaluation.tasks.finetuning.config import FinetuneConfig
 from pipeline.config import CorpusConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
-from student.config import StudentConfig
+from student.config import LSP_OBJECTIVES, StudentConfig
 from student.probe_config import ProbeConfig
 
 STORES: dict[str, type] = {
@@ -46,17 +47,13 @@ SETTINGS: dict[str, type] = STORES | {
 }
 OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "curves", "models", "stores", "arms")
 FIXED = ("max_steps", "batch_windows", "lr")  # would otherwise follow from the store, and differ between arms
+# by the study, which finds the records of finetune where they lie without --smoke and --split
 CHOSEN_HERE = (
-    "store",
-    "output",
-    "json",
-    "models",
-    "student",
-    "data_dir",
-    "wsd_data",
-    "step",
-    "dry_run",
-)  # by the study
+    *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
+    *("seed", "probe_input", "smoke", "split"),
+)
+NEEDED = dict.fromkeys(LSP_OBJECTIVES, "encode-lsp") | {"kd": "encode-logits"}  # objective -> what makes its store
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
 
 
 class StoreRecipe(NamedTuple):
@@ -116,12 +113,17 @@ class Study(NamedTuple):
     @property
     def window(self) -> int:
         """The students' window, in tokens: the same on all stores."""
-        return min(recipe.settings.get("max_length", CorpusConfig.max_length) for recipe in self.stores.values())
+        encoded = [recipe.settings for recipe in self.stores.values() if recipe.of is None]
+        return min(settings.get("max_length", CorpusConfig.max_length) for settings in encoded)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Pre-training seeds of the primary comparison: those that both arms have."""
-        better, than = (self.arms[name].seeds for name in self.primary)
+        """Pre-training seeds of the primary comparison."""
+        return self.seeds_of(self.primary)
+
+    def seeds_of(self, hypothesis: tuple[str, str]) -> tuple[int, ...]:
+        """Pre-training seeds of a comparison: those that both arms have."""
+        better, than = (self.arms[name].seeds for name in hypothesis)
         return tuple(seed for seed in better if seed in than)
 
 
@@ -141,14 +143,17 @@ def read_study(recipe: str) -> Study:
     for name in ("title", "question", "primary", "seeds", "stores", "arms"):
         if not own.get(name):
             raise StudyError(f"recipe {path}: study has no {name}. docs/study.md describes what a study says.")
+    own = _give_shape(path, own)
     common = {verb: section or {} for verb, section in sections.items()}
     stores = dict(_read_stores(path, own["stores"], common))
-    arms = dict(_read_arms(path, own, stores, common))
+    _check_order(path, stores)
+    arms: dict[str, Arm] = {}
+    for arm in _read_arms(path, own, stores, common):
+        if arms.setdefault(arm.name, arm) is not arm:
+            raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
     converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
-    hypotheses = [tuple(pair) for pair in (own["primary"], *own.get("secondary", ()))]
+    hypotheses = [own["primary"], *own["secondary"]]
     for pair in hypotheses:
-        if len(pair) != 2:
-            raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {list(pair)}")
         if unknown := [name for name in pair if name not in arms]:
             raise StudyError(f"recipe {path}: {unknown[0]} of a hypothesis is no arm. There are: {', '.join(arms)}")
     study = Study(
@@ -156,22 +161,66 @@ def read_study(recipe: str) -> Study:
         question=str(own["question"]),
         primary=hypotheses[0],
         secondary=tuple(hypotheses[1:]),
-        curves=tuple(map(str, own.get("curves", ()))),
-        models=tuple(map(str, own.get("models", ()))),
+        curves=own["curves"],
+        models=own["models"],
         stores=stores,
         arms=arms,
         common=converted,
     )
     if unknown := [name for name in study.curves if name not in arms]:
         raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
-    if not study.seeds:
-        raise StudyError(f"recipe {path}: the arms {' and '.join(study.primary)} have no seed in common, so no pair.")
+    for pair in hypotheses:
+        if not study.seeds_of(pair):
+            raise StudyError(f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so no pair.")
     return study
+
+
+def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
+    """The section `study` with lists as tuples, texts as texts, and what it leaves out empty."""
+    shaped = dict(own)
+    for name in ("stores", "arms"):
+        if not isinstance(own[name], Mapping):
+            raise StudyError(f"recipe {path}: study {name} is a mapping of names to settings, found {own[name]!r}")
+        for called, settings in own[name].items():
+            if not NAME.fullmatch(str(called)):
+                raise StudyError(
+                    f"recipe {path}: study {name}: {called!r} is no name. A name has letters, digits and . _ + - only,"
+                    f" and begins with a letter or a digit."
+                )
+            if not isinstance(settings, Mapping | None):
+                raise StudyError(f"recipe {path}: study {name}: {called} is a mapping of settings, found {settings!r}")
+        shaped[name] = {str(called): dict(settings or {}) for called, settings in own[name].items()}
+    for name in ("curves", "models"):
+        shaped[name] = tuple(map(str, _list(path, name, own.get(name))))
+    shaped["seeds"] = _read_seeds(path, "study", own["seeds"])
+    pairs = (own["primary"], *_list(path, "secondary", own.get("secondary")))
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {pair!r}")
+        if pair[0] == pair[1]:
+            raise StudyError(f"recipe {path}: a hypothesis names two different arms, found {pair!r}")
+    shaped["primary"], *shaped["secondary"] = (tuple(map(str, pair)) for pair in pairs)
+    return shaped
+
+
+def _list(path: Path, name: str, value: object) -> list:
+    if not isinstance(value, list | None):
+        raise StudyError(f"recipe {path}: study {name} is a list, found {value!r}. Write [{value}].")
+    return value or []
+
+
+def _read_seeds(path: Path, where: str, value: object) -> tuple[int, ...]:
+    seeds = value if isinstance(value, list) else []
+    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise StudyError(
+            f"recipe {path}: {where}: seeds are different whole numbers from 0 on, such as [0, 1, 2], found {value!r}"
+        )
+    return tuple(seeds)
 
 
 def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tuple[str, StoreRecipe]]:
     for name, own in described.items():
-        own = dict(own or {})
+        own = dict(own)
         verb = own.pop("command", "encode-lsp")
         if verb not in STORES:
             raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
@@ -179,16 +228,37 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
         for other in (of, dictionary):
             if other is not None and other not in described:
                 raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
+        if dictionary is not None and verb != "encode-lsp":
+            raise StudyError(f"recipe {path}: store {name}: `dictionary` is for encode-lsp alone, found {verb}.")
         if (of is None) == (verb == "derive-shards"):
             raise StudyError(f"recipe {path}: store {name}: `store` is for derive-shards, which needs it, alone.")
         settings = _convert(path, verb, common.get(verb, {}) | own)
-        yield str(name), StoreRecipe(str(name), verb, settings, of, dictionary)
+        yield name, StoreRecipe(name, verb, settings, of, dictionary)
 
 
-def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[tuple[str, Arm]]:
+def _check_order(path: Path, stores: Mapping[str, StoreRecipe]) -> None:
+    """Raise StudyError where a store is made from itself, or where one store is needed and a recipe makes several."""
+    for recipe in stores.values():
+        before, seen = recipe, [recipe.name]
+        while (name := before.of or before.dictionary) is not None:
+            if name in seen:
+                raise StudyError(
+                    f"recipe {path}: store {recipe.name} is made from itself: {' from '.join([*seen, name])}."
+                )
+            seen.append(name)
+            before = stores[name]
+        several = recipe if recipe.dictionary is not None else stores[recipe.of] if recipe.of is not None else None
+        if several is not None and len(list(several.choices())) > 1:
+            raise StudyError(
+                f"recipe {path}: store {recipe.name}: {several.name} has several layers or k, which one dictionary or"
+                f" one derived store does not fit. Give {several.name} one layer and one k."
+            )
+
+
+def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[Arm]:
     for name, described in own["arms"].items():
-        described = dict(described or {})
-        seeds = tuple(described.pop("seeds", own["seeds"]))
+        described = dict(described)
+        seeds = _read_seeds(path, f"arm {name}", described.pop("seeds")) if "seeds" in described else own["seeds"]
         store = described.pop("store", None)
         if store not in stores:
             raise StudyError(f"recipe {path}: arm {name}: store {store} is not among {', '.join(stores)}")
@@ -199,9 +269,28 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                     f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study says them itself, for"
                     f" otherwise they follow from the store, and two arms differ in them."
                 )
-            for of_store, layer, k in stores[store].choices():
+            objective, maker = settings.get("objective", StudentConfig.objective), _maker_of(stores, store)
+            if NEEDED.get(objective, maker) != maker:
+                raise StudyError(
+                    f"recipe {path}: arm {name}: objective {objective} learns from a store of {NEEDED[objective]}, but"
+                    f" {store} is one of {maker}."
+                )
+            choices = list(stores[store].choices())
+            if objective == "mlm":  # learns words, which are those of every layer and k
+                choices = [("", *choices[0][1:])]
+            for of_store, layer, k in choices:
                 arm = f"{name}{of_store}{suffix}"
-                yield arm, Arm(arm, store, layer, k, settings, seeds)
+                if not NAME.fullmatch(arm):
+                    raise StudyError(
+                        f"recipe {path}: {arm!r} cannot name an arm. Write its values as arms of their own."
+                    )
+                yield Arm(arm, store, layer, k, settings, seeds)
+
+
+def _maker_of(stores: Mapping[str, StoreRecipe], name: str) -> str:
+    """The command that made what a store holds, whatever was derived from it."""
+    of = stores[name].of
+    return stores[name].verb if of is None else _maker_of(stores, of)
 
 
 def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -223,8 +312,8 @@ def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
     settings = convert_section(dict(section), verb, SETTINGS[verb], path)
     if "corpus" in settings:
         settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
-    for name in (*CHOSEN_HERE, *(["seed"] if verb == "train-student" else [])):
-        if name in settings:
+    for name in CHOSEN_HERE:
+        if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
             raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")
     try:
         SETTINGS[verb](**settings)

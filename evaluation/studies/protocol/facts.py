@@ -21,6 +21,10 @@ from student.config import StudentConfig
 from student.identity import read_or_none
 
 KEPT = "costs.json"
+MINIATURE = (
+    "All models were fine-tuned on built-in miniature data, for lack of evaluation data: the scores mean nothing, and"
+    " neither does the conclusion."
+)
 COST = {"seconds": NUMBER, "bytes": COUNT}  # of a part, as it is kept
 
 
@@ -59,8 +63,10 @@ def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
         exploratory=(f"Also trained, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,
         seeds=study.seeds,
+        seeds_of={pair: study.seeds_of(pair) for pair in study.secondary},
         parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),
         accounts={name: account for name, account in accounts.items() if account is not None},
+        warning=MINIATURE if any(part.values.get("smoke") for part in planned.parts) else "",
         not_run=tuple(not_run),
     )
 
@@ -90,5 +96,5 @@ def _spent(part: Part, expected: dict | None) -> Spent:
         name=part.name,
         predicted_seconds=expected["seconds"] if expected else None,
         measured_seconds=measured,
-        bytes=expected["bytes"] if expected else None,
+        bytes=(expected["bytes"] or None) if expected else None,
     )

@@ -116,7 +116,11 @@ def plan(study: Study, directory: Path, data: Path | None) -> Plan:
 
 def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
     for part in more:
-        parts.setdefault(part.name, part)
+        if parts.setdefault(part.name, part) != part:
+            raise StudyError(
+                f"two parts of the study are called {part.name}: the names of its arms and the last words of its models"
+                " must differ. Rename an arm, or the directory of a model."
+            )
 
 
 def _place(value):
@@ -197,9 +201,10 @@ class _Planner:
         if self.senses is not None:
             assert self.data is not None
             # beside the store, so that dictionaries are learned once
-            beside = self.directory / "stores" / self.study.arms[self.study.primary[0]].store
-            values = {"wsd_data": self.data / "wsd", "output": beside}
-            yield Part("choose-layer", "choose-layer", self.senses | values)
+            store = self.study.arms[self.study.primary[0]].store
+            values = {"wsd_data": self.data / "wsd", "output": self.directory / "stores" / store}
+            needs = (_name_of(self.study.stores[store]),)
+            yield Part("choose-layer", "choose-layer", self.senses | values, needs)
 
     def _fine_tuning(self, name, model, needs, step=None):
         if self.tunes is not None:

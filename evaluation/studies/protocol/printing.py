@@ -1,20 +1,22 @@
 """The parts of a study as command lines: a makefile, or a script that hands them to Slurm with what each waits for.
 
-    print(as_make(parts, directory))        # make -j4 -f study.mk
-    print(as_slurm(parts))                  # bash study.sh
+    print(as_make(parts, settings))         # make -j4 -f study.mk
+    print(as_slurm(parts, settings))        # bash study.sh
 
 A name that another part makes and that ends with digits stands in a command as a pattern, which the shell that runs the
-command completes. Left out: what a job needs of a cluster (partition, time, GPUs): Slurm takes it from the environment,
-SBATCH_PARTITION and the like.
+command completes. The last command is the study itself, which finds all parts finished and writes the report. Left out:
+what a job needs of a cluster (partition, time, GPUs): Slurm takes it from the environment, SBATCH_PARTITION and the
+like.
 """
 
 import dataclasses
+import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 from common.invocation import program
 from common.settings import is_word
+from evaluation.studies.protocol.config import StudyConfig
 from evaluation.studies.protocol.description import SETTINGS
 from evaluation.studies.protocol.parts import Made, Part
 from student.config import OPERATIONAL
@@ -42,23 +44,32 @@ def command_line(part: Part) -> str:
     return " ".join([program(), part.verb, *words, *flags])
 
 
-def as_make(parts: list[Part], directory: Path) -> str:
+def report_line(settings: StudyConfig) -> str:
+    """The command that compares what all parts have made and writes the report."""
+    words = ["study", "--recipe", settings.recipe, "--output", settings.directory]
+    words += [] if settings.data is None else ["--data-dir", settings.data]
+    words += ["--only", *settings.only] if settings.only else []
+    return f"{program()} {_as_words(tuple(words))}"
+
+
+def as_make(parts: list[Part], settings: StudyConfig) -> str:
     """A makefile. A part that ended well leaves a stamp in the study's directory, and is not begun again."""
-    done = directory / "done"
-    stamps = {part.name: f"{done}/{part.name}" for part in parts}
-    lines = [f"all: {' '.join(stamps.values())}", ""]
+    files = {part.name: settings.directory / "done" / part.name for part in parts}
+    stamps = {name: re.sub(r"([\s#%:\\])", r"\\\1", str(file)).replace("$", "$$") for name, file in files.items()}
+    lines = [f"all: {' '.join(stamps.values())}", _in_make(report_line(settings)), ""]
     for part in parts:
+        file = files[part.name]
         needs = " ".join(stamps[name] for name in part.needs if name in stamps)
-        lines += [
-            f"{stamps[part.name]}: {needs}".rstrip(),
-            "\t" + command_line(part).replace("$", "$$"),
-            "\t@mkdir -p $(@D) && touch $@",
-            "",
-        ]
+        stamp = f"@mkdir -p {shlex.quote(str(file.parent))} && touch {shlex.quote(str(file))}"
+        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(command_line(part)), _in_make(stamp), ""]
     return "\n".join([*lines, ".PHONY: all"])
 
 
-def as_slurm(parts: list[Part]) -> str:
+def _in_make(command):
+    return "\t" + command.replace("$", "$$")
+
+
+def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
     """A shell script that gives every part to sbatch, to wait until those that it needs have ended well."""
     jobs = {part.name: f"job{number}" for number, part in enumerate(parts, 1)}
     lines = ["#!/bin/sh", "set -e"]
@@ -67,7 +78,9 @@ def as_slurm(parts: list[Part]) -> str:
         after = f" --dependency=afterok:{waits}" if waits else ""
         wrap = f"--wrap={shlex.quote(command_line(part))}"
         lines.append(f"{jobs[part.name]}=$(sbatch --parsable --job-name={shlex.quote(part.name)}{after} {wrap})")
-    return "\n".join(lines)
+    after = ":".join(f"${job}" for job in jobs.values())
+    wrap = f"--wrap={shlex.quote(report_line(settings))}"
+    return "\n".join([*lines, f"sbatch --parsable --job-name=report --dependency=afterok:{after} {wrap}"])
 
 
 def _as_words(value: Any) -> str:

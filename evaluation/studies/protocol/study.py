@@ -11,9 +11,10 @@ a study says (description.py), what is to be done (parts.py), the page (evaluati
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import fnmatch
 
-from common.errors import StudyError
+from common.errors import MlsmError, StudyError
 from common.progress import silent
 from evaluation.comparison.compare import compare
 from evaluation.studies.protocol.config import StudyConfig
@@ -40,8 +41,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     planned = plan(described, settings.directory, settings.data)
     chosen = choose(planned.parts, settings.only)
     if settings.print_commands is not None:
-        lines = as_make(chosen, settings.directory) if settings.print_commands == "make" else as_slurm(chosen)
-        return {"commands": lines}
+        lines = as_make if settings.print_commands == "make" else as_slurm
+        return {"commands": lines(chosen, settings)}
     expected = list(costs(chosen, planned.parts, progress))
     kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
     found = {
@@ -60,7 +61,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
     last_of_primary = planned.parts[planned.first - 1]
-    plan_id = None
+    plan_id = _plan_of_primary(planned)
     for number, part in enumerate(chosen, 1):
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
@@ -84,6 +85,14 @@ def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
 def gigabytes(expected: list[Cost]) -> float:
     """Of disk, that some parts take."""
     return sum(cost.bytes for cost in expected) / 1e9
+
+
+def _plan_of_primary(planned: Plan) -> str | None:
+    """The plan of the first student's store, None where that is not there yet."""
+    first = next(part for part in planned.parts if part.verb == "train-student")
+    with suppress(MlsmError):
+        return Store.open(first.settings().store).plan.id
+    return None
 
 
 def _check_pairing(part: Part, plan_id: str | None) -> str:

@@ -71,9 +71,36 @@ def test_a_store_of_several_layers_and_k_makes_an_arm_of_each(read):
     assert len(study.stores) == 1  # one pass of the teacher for all
 
 
+def test_a_student_of_words_is_one_on_a_store_of_several_layers(read):
+    both = ["mlsm-l4", "mlm"]
+    study = read({"encode-lsp.layer": [4, 8], "study.primary": both})
+    assert {name: arm.layer for name, arm in study.arms.items()} == {"mlsm-l4": 4, "mlsm-l8": 8, "mlm": 4}
+
+
+def test_hypotheses_have_the_seeds_that_their_arms_share(read):
+    arms = {"mlsm": {"store": "lsp"}, "mlm": {"store": "lsp", "objective": "mlm"}}
+    few = arms | {"mtl": {"store": "lsp", "objective": "mtl", "seeds": [1, 5]}}
+    study = read({"study.arms": few, "study.secondary": [["mtl", "mlm"]]})
+    assert study.seeds == (0, 1) and study.seeds_of(("mtl", "mlm")) == (1,)
+    none = arms | {"mtl": {"store": "lsp", "objective": "mtl", "seeds": [5]}}
+    with pytest.raises(ValueError, match="mtl and mlm have no seed in common"):
+        read({"study.arms": none, "study.secondary": [["mtl", "mlm"]]})
+
+
 def test_a_tuple_of_checkpoints_is_no_list_of_arms(read):
     study = read({"study.arms.mlsm": {"store": "lsp", "checkpoints": [0.5, 1.0]}})
     assert study.arms["mlsm"].settings["checkpoints"] == (0.5, 1.0)
+
+
+def test_the_window_is_that_of_what_was_encoded_whatever_is_derived_from_it(read):
+    """A derived store says no length; taken for the default of 128, it would cut what fine-tuning reads."""
+    study = read({"encode-lsp.max-length": 512, "study.stores.few": {"command": "derive-shards", "store": "lsp"}})
+    assert study.window == 512
+
+
+def test_what_is_left_empty_is_left_out(read):
+    changes = dict.fromkeys(("study.secondary", "study.curves", "study.models"), [])
+    assert read(changes).models == () and read(changes).secondary == ()
 
 
 def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
@@ -101,6 +128,40 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.stores.lsp.command": "sweep"}, "store lsp: sweep makes none"),
         ({"study.stores.small": {"command": "derive-shards", "top-n": 8}}, "`store` is for derive-shards"),
         ({"study.stores.lsp.dictionary": "other"}, "needs other, which is no store"),
+        ({"study.stores.lsp.dictionary": "lsp"}, "store lsp is made from itself: lsp from lsp"),
+        ({"study.stores.few": {"command": "derive-shards", "store": "few"}}, "store few is made from itself"),
+        ({"study.stores.few": {"command": "encode-logits", "dictionary": "lsp"}}, "`dictionary` is for encode-lsp"),
+        (
+            {"encode-lsp.k": [32, 64], "study.stores.few": {"command": "derive-shards", "store": "lsp"}},
+            "lsp has several",
+        ),
+        ({"study.stores.lsp.k": [32, 64], "study.stores.all": {"dictionary": "lsp", "k": [32, 64]}}, "all has several"),
+        ({"study": []}, "expected a mapping of settings"),
+        ({"study.seeds": 3}, r"seeds are different whole numbers from 0 on, such as \[0, 1, 2\], found 3"),
+        ({"study.seeds": [0, 0]}, "seeds are different"),
+        ({"study.arms.mlm.seeds": [True]}, "arm mlm: seeds are different"),
+        ({"study.arms.mlm.seeds": None, "study.arms.mlm": {"store": "lsp", "seeds": None}}, "arm mlm: seeds are"),
+        ({"study.primary": "mlsm"}, "a hypothesis names two arms"),
+        ({"study.primary": ["mlsm", "mlsm"]}, "names two different arms"),
+        ({"study.secondary": ["mlsm", "mlm"]}, "a hypothesis names two arms"),
+        ({"study.models": "bundled"}, r"models is a list, found 'bundled'. Write \[bundled\]"),
+        ({"study.curves": "mlm"}, "curves is a list"),
+        ({"study.stores": ["lsp"]}, "stores is a mapping of names"),
+        ({"study.arms": ["mlm"]}, "arms is a mapping of names"),
+        ({"study.arms.mlm": "lsp"}, "mlm is a mapping of settings"),
+        ({"study.arms.a/b": {"store": "lsp"}}, "'a/b' is no name"),
+        ({"study.stores.": {"command": "encode-lsp"}}, "'' is no name"),
+        ({"study.arms.mlm.encoder": ["a/b", "c"]}, "cannot name an arm"),
+        (
+            {
+                "study.arms.mtl": {"store": "lsp", "objective": "mtl", "kappa": [2]},
+                "study.arms.mtl-kappa2": {"store": "lsp"},
+            },
+            "two arms are called mtl-kappa2",
+        ),
+        ({"study.arms.kd": {"store": "lsp", "objective": "kd"}}, "kd learns from a store of encode-logits, but lsp is"),
+        ({"finetune": {"split": "test"}}, "the study itself says split"),
+        ({"train-probe": {"seed": 1}}, "the study itself says seed"),
     ],
 )
 def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, said):

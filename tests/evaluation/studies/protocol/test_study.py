@@ -1,6 +1,8 @@
 """A study at toy size: its parts are commands, each finds finished work, and nothing that kills it changes a record."""
 
+import csv
 import json
+import os
 import random
 import shlex
 import subprocess
@@ -56,6 +58,7 @@ def recipe(tmp_path_factory, english_text, teacher_directory):
                 "mlm": {"store": "lsp", "objective": "mlm"},
                 "few": {"store": "fewer", "seeds": [0]},
             },
+            "secondary": [["few", "mlm"]],
         },
         "encode-lsp": {
             "teacher": str(teacher_directory), "corpus": [str(english_text)], "layer": 2, "k": 40, "lam": 0.1,
@@ -129,6 +132,83 @@ def test_the_first_conclusion_comes_before_the_rest(recipe, tmp_path):
         done.add(part.name)
 
 
+def test_parts_of_one_name_are_refused(recipe, tmp_path):
+    described = read_study(recipe)
+    for models in (("here/bert", "there/bert"), ("elsewhere/mlm-seed0",)):
+        with pytest.raises(StudyError, match="two parts of the study are called finetune/"):
+            plan(described._replace(models=models), tmp_path, None)
+
+
+@pytest.mark.parametrize("model", ["bundled", "google-bert/bert-base-cased", "some where/tiny model/"])
+def test_records_of_models_beside_are_found(model, recipe, tmp_path):
+    name = {"bundled": "bundled_teacher"}.get(model, model)
+    name = "tiny model" if "tiny" in model else name
+    parts = plan(read_study(recipe)._replace(models=(model,)), tmp_path, None).parts
+    (part,) = (part for part in parts if part.values.get("models") == (model,))
+    assert not is_finished(part, parts)
+    record = {"model": name, "weights": "0123456789", "suite": "finetune", "task": "mrpc", "seed": 0}
+    file = records.path_of(tmp_path / "smoke", record)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert is_finished(part, parts)
+
+
+def test_a_run_keeps_its_last_checkpoint_though_no_share_says_so(recipe, tmp_path):
+    described = read_study(recipe)
+    arm = described.arms["mlm"]
+    shares = arm._replace(settings=arm.settings | {"checkpoints": (0.5,)})
+    parts = plan(described._replace(arms=described.arms | {"mlm": shares}), tmp_path, None).parts
+    (part,) = (part for part in parts if part.name == "finetune/mlm-seed0")
+    for step, is_whole in ((3, False), (6, True)):
+        record = {"model": f"mlm-seed0-step-{step:08}", "weights": "0123456789", "suite": "finetune"}
+        file = records.path_of(tmp_path / "smoke", record | {"task": "mrpc", "seed": 0})
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+        assert is_finished(part, parts) == is_whole
+
+
+def test_make_runs_the_study_and_ends_with_its_report(recipe, tmp_path):
+    """Also where the directory's name has what the shell and make read as their own."""
+    place = tmp_path / "it's a $(study) #1"
+    settings = StudyConfig(recipe=recipe, output=place, only=("encode-lsp/lsp", "*mlm-seed0"), print_commands="make")
+    ((command, lines),) = study(settings).items()
+    assert command == "commands"
+    (tmp_path / "study.mk").write_text(lines)
+    (tmp_path / "mlsm").write_text(
+        f"#!/bin/sh\nfor word; do printf '%s|' \"$word\"; done >> {tmp_path}/said\necho >> {tmp_path}/said\n"
+    )
+    (tmp_path / "mlsm").chmod(0o755)
+    run = ["make", "-f", str(tmp_path / "study.mk")]
+    for _ in range(2):  # the second time, the parts have their stamps, and the report is written again
+        made = subprocess.run(
+            run, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stderr
+    said = [line.split("|")[:-1] for line in (tmp_path / "said").read_text().splitlines()]
+    assert [words[0] for words in said] == ["encode-lsp", "train-student", "finetune", "study", "study"]
+    assert said[-1] == ["study", "--recipe", recipe, "--output", str(place), "--only", "encode-lsp/lsp", "*mlm-seed0"]
+    assert str(place / "students" / "mlm-seed0") in said[1]
+
+
+def test_slurm_writes_the_report_when_all_have_ended_well(recipe, tmp_path):
+    settings = StudyConfig(
+        recipe=recipe, output=tmp_path, only=("encode-lsp/lsp", "*mlm-seed0"), print_commands="slurm"
+    )
+    *_, last = study(settings)["commands"].splitlines()
+    assert "--dependency=afterok:$job1:$job2:$job3 --wrap='mlsm study --recipe" in last
+
+
+def test_stores_are_compared_with_that_of_the_first_student_also_when_done_alone(finished, recipe, tmp_path):
+    described = yaml.safe_load(Path(recipe).read_text())
+    described["study"]["stores"]["short"] = {"command": "encode-lsp", "max-tokens": 10_000}
+    described["study"]["arms"]["other"] = {"store": "short", "seeds": [0]}
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(described, sort_keys=False))
+    only = ("encode-lsp/short", "train-student/other-*")
+    with pytest.raises(StudyError, match="train-student/other-seed0: the store .* has another plan"):
+        study(StudyConfig(recipe=str(path), output=finished[0].directory, only=only))
+
+
 def test_words_are_probed_where_the_student_has_none(recipe, tmp_path):
     (tmp_path / "blimp" / "data").mkdir(parents=True)
     names = {part.name for part in plan(read_study(recipe), tmp_path / "made", tmp_path).parts}
@@ -155,6 +235,15 @@ def test_all_models_are_compared_and_the_data_are_said_to_mean_nothing(finished)
     assert len(labels) == 2 * 4 + 1 + 1  # two checkpoints of four students, another student, and the teacher
     text = summary(result, settings)
     assert "scores mean nothing" in text and "A toy" in text
+    page = Path(result["comparison"]["report"]).read_text()
+    assert page.index("scores mean nothing") < page.index('class="sentence"')  # above the conclusion
+    assert "Not run yet" not in page
+    (few,) = (
+        row
+        for row in csv.DictReader((settings.directory / "comparison/report-hypotheses.csv").open())
+        if row["better"] == "few"
+    )
+    assert few["verdict"] == "too few" and "1 of the 2 planned pairs" not in page  # one was planned
 
 
 def test_a_finished_study_is_found(finished, recipe):
