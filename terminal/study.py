@@ -1,12 +1,12 @@
 """What study says: what its parts cost, their commands, or what came out."""
 
+from common.invocation import program
 from evaluation.studies.protocol.config import StudyConfig
-from terminal.comparison import comparison
 from terminal.tables import duration, size
 
 
 def summary(result: dict, settings: StudyConfig) -> str:
-    """Show the parts of a study with their costs, their commands, or the comparison of its models."""
+    """Show the parts of a study with their costs, their commands, or where its report is."""
     if "commands" in result:
         return result["commands"]
     lines = [f"\n{result['title']}", result["question"], ""]
@@ -14,7 +14,8 @@ def summary(result: dict, settings: StudyConfig) -> str:
         lines += _costs(result["parts"])
     lines += [f"Left out: {sentence}" for sentence in result["left_out"]]
     if result["comparison"] is not None:
-        lines.append(comparison(result["comparison"], settings.comparison))
+        records = settings.comparison.results[0]
+        lines += ["", f"Report:  {result['comparison']['report']}", f"Tables here:  {program()} compare {records}"]
     return "\n".join(lines)
 
 

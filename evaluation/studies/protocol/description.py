@@ -46,7 +46,7 @@ SETTINGS: dict[str, type] = STORES | {
     "choose-layer": ChooseLayerConfig,
 }
 OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "curves", "models", "stores", "arms")
-FIXED = ("max_steps", "batch_windows", "lr")  # would otherwise follow from the store, and differ between arms
+FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
 # by the study, which finds the records of finetune where they lie without --smoke and --split
 CHOSEN_HERE = (
     *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
@@ -267,7 +267,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
             if open_ones := [field for field in FIXED if settings.get(field) is None]:
                 raise StudyError(
                     f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study says them itself, for"
-                    f" otherwise they follow from the store, and two arms differ in them."
+                    f" otherwise they follow from the store or the encoder, and arms may differ in them."
                 )
             objective, maker = settings.get("objective", StudentConfig.objective), _maker_of(stores, store)
             if NEEDED.get(objective, maker) != maker:

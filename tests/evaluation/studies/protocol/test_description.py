@@ -18,7 +18,7 @@ RECIPE = {
         "arms": {"mlsm": {"store": "lsp"}, "mlm": {"store": "lsp", "objective": "mlm", "seeds": [1, 2]}},
     },
     "encode-lsp": {"teacher": "bundled", "corpus": ["$MLSM_TEST_TEXT/a.txt"], "layer": 10, "k": 64, "max-length": 32},
-    "train-student": {"encoder": "bert-2x32", "max-steps": 10, "batch-windows": 8, "lr": 1e-3},
+    "train-student": {"encoder": "bert-2x32", "dropout": 0.0, "max-steps": 10, "batch-windows": 8, "lr": 1e-3},
 }
 
 
@@ -48,7 +48,8 @@ def test_arms_have_the_common_settings_and_their_own(read):
     study = read()
     assert list(study.arms) == ["mlsm", "mlm"]
     mlm = study.arms["mlm"]
-    assert mlm.settings == {"encoder": "bert-2x32", "max_steps": 10, "batch_windows": 8, "lr": 1e-3, "objective": "mlm"}
+    common = {"encoder": "bert-2x32", "dropout": 0.0, "max_steps": 10, "batch_windows": 8, "lr": 1e-3}
+    assert mlm.settings == common | {"objective": "mlm"}
     assert (mlm.layer, mlm.k, mlm.seeds) == (10, 64, (1, 2)) and study.arms["mlsm"].seeds == (0, 1)
     assert study.seeds == (1,) and study.window == 32
 

@@ -65,8 +65,8 @@ def recipe(tmp_path_factory, english_text, teacher_directory):
             "max-length": 32, "max-tokens": 20_000, "unit-tokens": 8_000, "dictionary-tokens": 2_000, "device": "cpu",
         },
         "train-student": {
-            "encoder": "bert-2x32", "max-steps": 6, "batch-windows": 8, "micro-batch": 8, "lr": 1e-3, "save-every": 2,
-            "checkpoints": [0.5, 1.0], "device": "cpu",
+            "encoder": "bert-2x32", "dropout": 0.1, "max-steps": 6, "batch-windows": 8, "micro-batch": 8, "lr": 1e-3,
+            "save-every": 2, "checkpoints": [0.5, 1.0], "device": "cpu",
         },
         "train-probe": {"max-steps": 4, "batch-windows": 8, "micro-batch": 8, "device": "cpu"},
         "finetune": {"tasks": ["mrpc"], "seeds": 1, "epochs": 1, "device": "cpu"},
