@@ -22,7 +22,7 @@ LANES = 4 if SIMULATED else 32  # threads of a block
 RESIDENT = 16  # blocks that should fit a multiprocessor: at most 128 registers a thread
 LOWEST = np.float32(-3e38)  # fast math knows no infinity
 ZERO, ONE = np.float32(0), np.float32(1)  # a plain literal would mean float64
-WARP = 0xFFFFFFFF  # all 32 threads
+WARP, WARP_LANES = 0xFFFFFFFF, 32  # all threads of a warp, and how many they are
 index = np.uint32  # 32 bits without a sign: with one, Numba asks of every index whether it counts from the end
 
 _sources = sorted(Path(__file__).parent.glob("cuda_*.py"))
@@ -70,10 +70,16 @@ def warp_places(flag: bool) -> tuple[int, int]:
 
 
 @inlined
+def warp_any(flag: bool) -> bool:
+    """Whether any thread has the flag."""
+    return cuda.ballot_sync(WARP, flag) != 0
+
+
+@inlined
 def warp_first(flag: bool, start: int) -> int:
     """The first thread from number `start` (below LANES) on that has the flag; LANES or more if none has."""
-    votes = (cuda.ballot_sync(WARP, flag) & WARP) >> start
-    return start + cuda.ffs(votes) - 1 if votes != 0 else 32
+    votes = cuda.ballot_sync(WARP, flag) & (WARP << start) & WARP
+    return (cuda.ffs(votes) - 1) & (2 * WARP_LANES - 1)
 
 
 @inlined
@@ -118,6 +124,11 @@ def shared_places(flag: bool) -> tuple[int, int]:
 
 
 @inlined
+def shared_any(flag: bool) -> bool:
+    return shared_max(ONE if flag else ZERO) > ZERO
+
+
+@inlined
 def shared_first(flag: bool, start: int) -> int:
     values = _gather(ONE if flag else ZERO)
     while start < LANES and values[start] == ZERO:
@@ -132,7 +143,7 @@ def shared_value(value: np.float32, thread: int) -> np.float32:
 
 if SIMULATED:
     block_sum, block_max, block_places = shared_sum, shared_max, shared_places
-    block_first, block_value = shared_first, shared_value
+    block_any, block_first, block_value = shared_any, shared_first, shared_value
 else:
     block_sum, block_max, block_places = warp_sum, warp_max, warp_places
-    block_first, block_value = warp_first, warp_value
+    block_any, block_first, block_value = warp_any, warp_first, warp_value

@@ -22,7 +22,7 @@ from pipeline.solvers.cuda_block import (
     LOWEST,
     ONE,
     ZERO,
-    block_first,
+    block_any,
     block_max,
     block_places,
     block_sum,
@@ -39,7 +39,7 @@ FIRST_JOINING, JOINING = 64, 32  # atoms that join a working set at most, in its
 LEAST_ROOM = 8  # for atoms that want to join; with less, the working set has overflowed
 PARTS = 128 // LANES  # of a gradient, for each thread: atoms of which the largest gradient is kept
 BISECTIONS = 10  # to find the threshold that lets about so many join
-HALF, QUARTER, MOST = np.float32(0.5), np.float32(0.25), np.float32(0.75)
+HALF, QUARTER = np.float32(0.5), np.float32(0.25)
 TAKEN = np.float32(-6e4)  # in place of the gradient of a member; float16 holds it
 LARGEST = np.float32(1e6)  # squared norm of a residual up to which products of float16 cannot overflow
 WORKING, FINISHED, OVERFLOWED, WAITING = 0, 1, 2, 3  # status of a token; one that waits needs a more precise gradient
@@ -78,7 +78,7 @@ def select(
     if kkt > tol and (room >= LEAST_ROOM or room >= len(square_K) - size):
         wanted = min(room, max(JOINING, size // 4) if size > 0 else FIRST_JOINING)
         floor = lam + max(tol - error, QUARTER * tol)
-        threshold = _threshold(largest, floor, worst, MOST * np.float32(wanted))
+        threshold = _threshold(largest, floor, worst, (3 * wanted) // 4)
         joining = _join(atoms, excess, size, grad_K, square_K, largest, lam, threshold, wanted)
     wait()
     if cuda.threadIdx.x == 0:
@@ -98,8 +98,8 @@ def _take_members(grad_K, atoms, code, excess, size, lam):
     violation = LOWEST
     for i in range(cuda.threadIdx.x, size, LANES):
         place = index(i)
-        over = get(grad_K, index(atoms[place])) - lam
-        put(grad_K, index(atoms[place]), TAKEN)
+        over = get(grad_K, atoms[place]) - lam
+        put(grad_K, atoms[place], TAKEN)
         excess[place] = over
         violation = max(violation, abs(over) if code[place] > ZERO else over)
     wait()
@@ -115,7 +115,7 @@ def _find_largest(grad_K, largest):
         for part in range(PARTS):
             place = start + 8 * LANES * part
             if place < len(grad_K):
-                a, b, c, d, e, f, g, h = get_eight(grad_K, index(place))
+                a, b, c, d, e, f, g, h = get_eight(grad_K, place)
                 largest[part] = max(largest[part], max(max(max(a, b), max(c, d)), max(max(e, f), max(g, h))))
     worst = LOWEST
     for part in range(PARTS):
@@ -128,15 +128,14 @@ def _threshold(largest, floor, worst, wanted):
     """A threshold that about `wanted` of all threads' parts reach, by bisection; `floor` if few do."""
     low, high, middle = floor, worst, floor
     for _ in range(BISECTIONS):
-        count = ZERO
+        count = 0
         for part in range(PARTS):
-            count += ONE if largest[part] >= middle else ZERO
-        count = block_sum(count)
+            count += block_places(largest[part] >= middle)[1]
         if count > wanted:
             low = middle
         else:
             high = middle
-            if count >= MOST * wanted or middle == floor:
+            if 4 * count >= 3 * wanted or middle == floor:
                 break
         middle = HALF * (low + high)
     return high
@@ -150,10 +149,10 @@ def _join(atoms, excess, size, grad_K, square_K, largest, lam, threshold, wanted
         for part in range(PARTS):
             place = first + 8 * (LANES * part + cuda.threadIdx.x)
             reaches = largest[part] >= threshold and place < len(grad_K)
-            if block_first(reaches, 0) < LANES:
+            if block_any(reaches):
                 place = place if reaches else 0
                 bound = threshold if reaches else -LOWEST
-                a, b, c, d, e, f, g, h = get_eight(grad_K, index(place))
+                a, b, c, d, e, f, g, h = get_eight(grad_K, place)
                 joined = _join_one(atoms, excess, size, joined, wanted, place, a, bound, square_K, lam)
                 joined = _join_one(atoms, excess, size, joined, wanted, place + 1, b, bound, square_K, lam)
                 joined = _join_one(atoms, excess, size, joined, wanted, place + 2, c, bound, square_K, lam)
@@ -168,6 +167,8 @@ def _join(atoms, excess, size, grad_K, square_K, largest, lam, threshold, wanted
 @inlined
 def _join_one(atoms, excess, size, joined, wanted, atom, gradient, bound, square_K, lam):
     """Append each thread's atom whose gradient reaches the bound, as long as fewer than `wanted` have joined."""
+    if not block_any(gradient >= bound):
+        return joined
     joins = gradient >= bound and square_K[index(atom)] > ZERO
     before, together = block_places(joins)
     if joins and joined + before < wanted:
@@ -200,18 +201,17 @@ def subtract(
     token = index(active_m[cuda.blockIdx.x])
     hidden_d, residual_d, atoms, code = hidden_nd[token], residual_md[cuda.blockIdx.x], atoms_nW[token], code_nW[token]
     size, squared, lost = size_n[token], ZERO, ZERO
-    for start in range(8 * cuda.threadIdx.x, len(hidden_d), 8 * LANES):
-        place = index(start)
+    for place in range(8 * cuda.threadIdx.x, len(hidden_d), 8 * LANES):
         rest = get_eight(hidden_d, place)
         for i in range(0, size - 3, 4):  # four rows are under way at once
-            first = get_eight(atoms_Kd[index(atoms[index(i)])], place)
-            second = get_eight(atoms_Kd[index(atoms[index(i + 1)])], place)
-            third = get_eight(atoms_Kd[index(atoms[index(i + 2)])], place)
-            fourth = get_eight(atoms_Kd[index(atoms[index(i + 3)])], place)
-            rest = _take_off(_take_off(rest, code[index(i)], first), code[index(i + 1)], second)
-            rest = _take_off(_take_off(rest, code[index(i + 2)], third), code[index(i + 3)], fourth)
+            first = get_eight(atoms_Kd[index(get(atoms, i))], place)
+            second = get_eight(atoms_Kd[index(get(atoms, i + 1))], place)
+            third = get_eight(atoms_Kd[index(get(atoms, i + 2))], place)
+            fourth = get_eight(atoms_Kd[index(get(atoms, i + 3))], place)
+            rest = _take_off(_take_off(rest, get(code, i), first), get(code, i + 1), second)
+            rest = _take_off(_take_off(rest, get(code, i + 2), third), get(code, i + 3), fourth)
         for i in range(size & ~3, size):
-            rest = _take_off(rest, code[index(i)], get_eight(atoms_Kd[index(atoms[index(i)])], place))
+            rest = _take_off(rest, get(code, i), get_eight(atoms_Kd[index(get(atoms, i))], place))
         put_eight(residual_d, place, rest)
         squared += _squared_norm(rest)
         lost += _squared_norm(_take_off(rest, ONE, round_eight(residual_d, rest)))

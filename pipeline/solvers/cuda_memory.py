@@ -23,14 +23,19 @@ def as_array(tensor: torch.Tensor) -> Any:
 if SIMULATED:
 
     @inlined
-    def get(row: np.ndarray, place: int) -> np.float32:
-        """One number."""
-        return np.float32(row[place])
+    def get(row: np.ndarray, place: int) -> Any:
+        """One number; an integer from a row of integers."""
+        return row[place] if row.dtype == np.int32 else np.float32(row[place])
 
     @inlined
     def put(row: np.ndarray, place: int, value: np.float32) -> None:
         """Write one number, rounded to the type of the row."""
         row[place] = value
+
+    @inlined
+    def get_four(row: np.ndarray, place: int) -> tuple[np.float32, ...]:
+        """Numbers `place` to place + 3."""
+        return tuple(row[place : place + 4].astype(np.float32))
 
     @inlined
     def get_eight(row: np.ndarray, place: int) -> Eight:
@@ -56,7 +61,7 @@ else:
 
     def _pointer(context, builder, row_type, row, place, count):
         """Where `count` numbers begin, as a pointer to a vector of what is in memory (float16 as its bits)."""
-        element = BITS if row_type.dtype == types.float16 else FLOAT
+        element = BITS if row_type.dtype == types.float16 else context.get_data_type(row_type.dtype)
         first = builder.gep(context.make_array(row_type)(context, builder, row).data, [place])
         return builder.bitcast(first, ir.VectorType(element, count).as_pointer())
 
@@ -88,12 +93,22 @@ else:
 
     @intrinsic
     def get(typing: Any, row: Any, place: Any) -> Any:
-        """One number."""
+        """One number; an integer from a row of integers."""
 
         def generate(context, builder, signature, arguments):
             return _load(context, builder, row, *arguments, 1)[0]
 
-        return types.float32(row, types.uint32), generate
+        return (types.float32 if row.dtype == types.float16 else row.dtype)(row, types.intp), generate
+
+    @intrinsic
+    def get_four(typing: Any, row: Any, place: Any) -> Any:
+        """Numbers `place` to place + 3."""
+        four = types.UniTuple(types.float32, 4)
+
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, four, _load(context, builder, row, *arguments, 4))
+
+        return four(row, types.intp), generate
 
     @intrinsic
     def put(typing: Any, row: Any, place: Any, value: Any) -> Any:
@@ -102,7 +117,7 @@ else:
         def generate(context, builder, signature, arguments):
             _store(context, builder, row, *arguments[:2], [arguments[2]])
 
-        return types.void(row, types.uint32, types.float32), generate
+        return types.void(row, types.intp, types.float32), generate
 
     @intrinsic
     def get_eight(typing: Any, row: Any, place: Any) -> Any:
@@ -112,7 +127,7 @@ else:
         def generate(context, builder, signature, arguments):
             return context.make_tuple(builder, eight, _load(context, builder, row, *arguments, 8))
 
-        return eight(row, types.uint32), generate
+        return eight(row, types.intp), generate
 
     @intrinsic
     def put_eight(typing: Any, row: Any, place: Any, values: Any) -> Any:
@@ -123,7 +138,7 @@ else:
             numbers = [builder.extract_value(arguments[2], i) for i in range(8)]
             _store(context, builder, row, *arguments[:2], numbers)
 
-        return types.void(row, types.uint32, eight), generate
+        return types.void(row, types.intp, eight), generate
 
     @intrinsic
     def round_eight(typing: Any, row: Any, values: Any) -> Any:

@@ -10,6 +10,7 @@ Shapes: n tokens of a chunk, m places of the active ones, K atoms, W atoms of a 
 """
 
 import numpy as np
+from numba import int32
 
 from pipeline.solvers.cuda_block import (
     LANES,
@@ -28,7 +29,7 @@ from pipeline.solvers.cuda_block import (
     wait,
 )
 from pipeline.solvers.cuda_kernels import HALF, WORKING
-from pipeline.solvers.cuda_memory import get
+from pipeline.solvers.cuda_memory import get, get_four, put
 
 SMALL, MEDIUM = 64, 96  # atoms of a working set, at most, for the two kernels
 EACH_SMALL, EACH_MEDIUM = SMALL // LANES, MEDIUM // LANES  # of them, for each thread
@@ -53,11 +54,13 @@ def minimise_small(
 ) -> None:
     """Minimise over the working set of every active token, of SMALL atoms at most."""
     if cuda.blockIdx.x < len(active_m) and active_m[cuda.blockIdx.x] >= 0:
-        vectors = cuda.local.array((5, EACH_SMALL), float32)
+        vectors, own = cuda.local.array((5, EACH_SMALL), float32), cuda.local.array(EACH_SMALL, int32)
         token = index(active_m[cuda.blockIdx.x])
         if status_n[token] == WORKING:
             limit = max(LEAST * tol, INNER * kkt_n[token])
-            _minimise_token(vectors, gram_KK, atoms_nW[token], code_nW[token], excess_nW[token], size_n, token, limit)
+            _minimise_token(
+                vectors, own, gram_KK, atoms_nW[token], code_nW[token], excess_nW[token], size_n, token, limit
+            )
 
 
 @kernel
@@ -74,20 +77,22 @@ def minimise_medium(
 ) -> None:
     """The same for MEDIUM atoms at most."""
     if cuda.blockIdx.x < len(active_m) and active_m[cuda.blockIdx.x] >= 0:
-        vectors = cuda.local.array((5, EACH_MEDIUM), float32)
+        vectors, own = cuda.local.array((5, EACH_MEDIUM), float32), cuda.local.array(EACH_MEDIUM, int32)
         token = index(active_m[cuda.blockIdx.x])
         if status_n[token] == WORKING:
             limit = max(LEAST * tol, INNER * kkt_n[token])
-            _minimise_token(vectors, gram_KK, atoms_nW[token], code_nW[token], excess_nW[token], size_n, token, limit)
+            _minimise_token(
+                vectors, own, gram_KK, atoms_nW[token], code_nW[token], excess_nW[token], size_n, token, limit
+            )
 
 
 @inlined
-def _minimise_token(vectors, gram_KK, atoms, code_W, excess_W, size_n, token, limit):
+def _minimise_token(vectors, own, gram_KK, atoms, code_W, excess_W, size_n, token, limit):
     code, excess, steps, direction, image = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4]
     size, stride, lane = size_n[token], LANES * len(code) + 1, cuda.threadIdx.x
     shared = cuda.shared.array(0, float32)  # the Gram matrix, and a direction for all threads to read
     whole = size + (-size & 3)  # a multiple of four; zeros fill up the Gram matrix
-    _copy_gram(shared, gram_KK, atoms, size, whole, stride, len(code))
+    _copy_gram(shared, gram_KK, atoms, own, size, whole, stride)
     for q in range(len(code)):
         i = index(q * LANES + lane)
         code[q] = excess[q] = steps[q] = ZERO
@@ -103,30 +108,33 @@ def _minimise_token(vectors, gram_KK, atoms, code_W, excess_W, size_n, token, li
             _descend(shared, code, excess, steps, stride, HALF * limit)
         if _violation(code, excess) <= limit:
             break
-        _conjugate_gradients(shared, code, excess, direction, image, whole, stride, HALF * limit)
+        _conjugate_gradients(shared, code, excess, direction, image, whole, stride, limit)
         if _violation(code, excess) <= limit:
             break
     _keep_support(atoms, code_W, code, size_n, token, size)
 
 
 @inlined
-def _copy_gram(shared, gram_KK, atoms, size, whole, stride, count):
+def _copy_gram(shared, gram_KK, atoms, own, size, whole, stride):
     """The working set's Gram matrix, each entry read once; zeros in what rows and columns are more than its size."""
     lane = cuda.threadIdx.x
-    for i in range(whole):
-        if i < size:
-            gram_K = gram_KK[index(atoms[index(i)])]
-            for q in range(count):
-                j = q * LANES + lane
-                if j <= i:
-                    value = get(gram_K, index(atoms[index(j)]))
-                    shared[index(i * stride + j)] = value
-                    shared[index(j * stride + i)] = value
-                elif j >= size:
-                    shared[index(i * stride + j)] = ZERO
-        else:
-            for q in range(count):
-                shared[index(i * stride + q * LANES + lane)] = ZERO
+    for q in range(len(own)):
+        own[q] = get(atoms, q * LANES + lane)
+    i = 0
+    while i < size:
+        gram_K = gram_KK[index(get(atoms, i))]
+        for q in range(len(own)):
+            j = q * LANES + lane
+            value = get(gram_K, own[q]) if j <= i else ZERO
+            if j <= i or j >= size:
+                put(shared, i * stride + j, value)
+            if j < i:
+                put(shared, j * stride + i, value)
+        i += 1
+    while i < whole:
+        for q in range(len(own)):
+            put(shared, i * stride + q * LANES + lane, ZERO)
+        i += 1
 
 
 @inlined
@@ -145,7 +153,7 @@ def _descend(shared, code, excess, steps, stride, limit):
                 change = block_value(change, first)
                 place = (q * LANES + first) * stride + lane
                 for r in range(len(code)):
-                    excess[r] -= change * shared[index(place + r * LANES)]
+                    excess[r] -= change * get(shared, place + r * LANES)
                 first += 1
 
 
@@ -168,16 +176,15 @@ def _conjugate_gradients(shared, code, excess, direction, image, whole, stride, 
         if squared <= limit * limit:
             break
         _multiply(shared, direction, image, whole, stride)
-        curvature, slope, nearest = ZERO, ZERO, NEVER
+        curvature, nearest = ZERO, NEVER
         for q in range(len(code)):
             curvature += direction[q] * image[q]
-            slope += direction[q] * excess[q]
             if direction[q] < ZERO:
                 nearest = max(nearest, code[q] / direction[q])  # minus the step that brings it to zero
-        curvature, slope, nearest = block_sum(curvature), block_sum(slope), block_max(nearest)
-        if slope <= ZERO or curvature <= np.float32(1e-12) * squared:
+        curvature, nearest = block_sum(curvature), block_max(nearest)
+        if curvature <= np.float32(1e-12) * squared:
             break
-        step = min(slope / curvature, -nearest)
+        step = min(squared / curvature, -nearest)  # a direction is the excess plus what is orthogonal to it
         for q in range(len(code)):
             new = code[q] + step * direction[q]
             code[q] = new if new > np.float32(1e-6) * code[q] else ZERO  # rounding: one that is blocked must leave
@@ -208,11 +215,16 @@ def _multiply(shared, direction, image, whole, stride):
         shared[index(common + q * LANES + lane)] = direction[q]
         image[q] = ZERO
     wait()
-    for i in range(0, whole, 4):
-        for r in range(4):
-            weight = shared[index(common + i + r)]
-            for q in range(len(direction)):
-                image[q] += weight * shared[index((i + r) * stride + q * LANES + lane)]
+    i = 0
+    while i < whole:
+        first, second, third, fourth = get_four(shared, common + i)
+        place = i * stride + lane
+        for q in range(len(direction)):
+            image[q] += first * get(shared, place + q * LANES)
+            image[q] += second * get(shared, place + q * LANES + stride)
+            image[q] += third * get(shared, place + q * LANES + 2 * stride)
+            image[q] += fourth * get(shared, place + q * LANES + 3 * stride)
+        i += 4
 
 
 @inlined

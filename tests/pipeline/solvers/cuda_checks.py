@@ -9,6 +9,7 @@ Prints as its last line a JSON object: the name of each check, and null or what 
 
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -311,7 +312,7 @@ def simulator_check(function):
 @simulator_check
 def threads_in_any_order():
     """No races: the same bits, whatever the order in which a block's threads run between barriers."""
-    hidden, atoms = problem(3, 12, 40)
+    hidden, atoms = problem(2, 12, 40)
     for constants in [{}, {"SMALL": 8, "MEDIUM": 12, "EACH_SMALL": 2, "EACH_MEDIUM": 3}]:  # the large kernel too
         with changed(cuda_kernels, FIRST_JOINING=5, JOINING=3), changed(cuda_working_set, **constants):
             lockstep.install()
@@ -328,7 +329,7 @@ def a_warp_with_the_instructions_of_a_gpu():
     """Blocks of 32 threads that reduce by shuffles and votes, in two orders; more atoms than threads."""
     hidden, atoms = problem(1, 12, 70)
     expected = solve(hidden, atoms, 0.1)
-    names = ("sum", "max", "places", "first", "value")
+    names = ("sum", "max", "places", "any", "first", "value")
     warp = {f"block_{name}": getattr(cuda_block, f"warp_{name}") for name in names}
     of_kernels = {name: warp[name] for name in warp if hasattr(cuda_kernels, name)}
     of_sets = {name: warp[name] for name in warp if hasattr(cuda_working_set, name)}
@@ -359,6 +360,15 @@ def nothing_is_read_before_it_is_written():
 
     with changed(cd_cuda._Tokens, load=spoil_and_load):
         same_bits(solve(hidden, atoms, 0.02), expected)
+
+
+@simulator_check
+def everything_that_is_named_exists():
+    """Also in the checks that only a GPU runs: a removed function is noticed here."""
+    modules = {name: value for name, value in globals().items() if name.startswith(("cd_cuda", "cuda_"))}
+    named = re.findall(r"\b(" + "|".join(modules) + r")\.(\w+)", Path(__file__).read_text())
+    named = [(module, name) for module, name in named if name != "py"]
+    assert len(named) > 30 and not [pair for pair in named if not hasattr(modules[pair[0]], pair[1])]
 
 
 class CudaOfTheKernels:

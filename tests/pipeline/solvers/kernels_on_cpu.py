@@ -37,7 +37,8 @@ class OneThread(ast.NodeTransformer):
         if ast.unparse(node.func) == "cuda.shared.array":
             return ast.parse("np.empty(1 << 14, np.float32)", mode="eval").body
         if ast.unparse(node.func) == "cuda.local.array":
-            return ast.parse(f"np.empty({ast.unparse(node.args[0])}, np.float32)", mode="eval").body
+            shape, dtype = map(ast.unparse, node.args)
+            return ast.parse(f"np.empty({shape}, np.{dtype})", mode="eval").body
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node):
@@ -82,6 +83,7 @@ def block_of_one_thread():
         block_sum=numba.njit(lambda value: value),
         block_max=numba.njit(lambda value: value),
         block_places=numba.njit(lambda flag: (0, int(flag))),
+        block_any=numba.njit(lambda flag: flag),
         block_first=numba.njit(lambda flag, start: 0 if flag else 1),
         block_value=numba.njit(lambda value, thread: value),
     )
@@ -139,10 +141,13 @@ def put_of_type(row, place, value):
 
 
 @ANYWHERE
+def get_four(row, place):
+    return (get(row, place), get(row, place + 1)) + (get(row, place + 2), get(row, place + 3))
+
+
+@ANYWHERE
 def get_eight(row, place):
-    first, second = (get(row, place), get(row, place + 1)), (get(row, place + 2), get(row, place + 3))
-    third, fourth = (get(row, place + 4), get(row, place + 5)), (get(row, place + 6), get(row, place + 7))
-    return first + second + third + fourth
+    return get_four(row, place) + get_four(row, place + 4)
 
 
 @ANYWHERE
@@ -171,7 +176,10 @@ def round_eight_of_type(row, values):
 
 def memory_on_cpu():
     module = types.ModuleType("pipeline.solvers.cuda_memory")
-    here = {name: globals()[name] for name in ("as_array", "get", "put", "get_eight", "put_eight", "round_eight")}
+    here = {
+        name: globals()[name]
+        for name in ("as_array", "get", "put", "get_four", "get_eight", "put_eight", "round_eight")
+    }
     vars(module).update(Eight=tuple, **here)
     return module
 
