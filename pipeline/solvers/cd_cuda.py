@@ -39,10 +39,11 @@ from pipeline.solvers.cuda_memory import as_array
 from pipeline.solvers.cuda_products import PreparedOnGpu, correlate_in_float16, correlate_precisely, prepare
 from pipeline.solvers.problem import Codes
 
-CHUNK = 1 << 14  # tokens: launches and the last rounds of a chunk cost little in so many
-GRADIENT_BYTES = 1 << 28  # of a chunk, (n, K) float32, at most
+CHUNK = 1 << 15  # tokens: launches and the last rounds of a chunk cost little in so many
+GRADIENT_BYTES = 1 << 29  # of a chunk, (n, K) float32, at most
 GRAM_BYTES = 1 << 30  # of the working sets of a chunk that are in main memory, (n, W, W) float32
 ROUNDS = (1, 1, 1, 1, 0.5, 0.25, 0.125)  # how much of a chunk takes part in each round before the host asks
+FAR = np.float32(20)  # violations, in units of the tolerance, from which no round gets below it
 MAX_HALF_ROUNDS, MAX_ROUNDS = 30, 100  # with products of float16; with more precise ones
 DEVICE = "cpu" if SIMULATED else "cuda"  # of rows that are on no GPU yet
 GRID = 128  # launches are multiples of it: Numba warns of less, and keeps a launch
@@ -108,7 +109,7 @@ class _Problem:
 
     def __init__(self, prepared, lam, tol):
         self.prepared, self.lam, self.tol = prepared, np.float32(lam), np.float32(tol)
-        names = ("atoms_Kd", "gram_KK", "half_gram_KK", "square_K")
+        names = ("atoms_Kd", "half_atoms_Kd", "gram_KK", "half_gram_KK", "square_K")
         self.arrays = {name: as_array(getattr(prepared, name)) for name in names}
         self.stream = 0 if SIMULATED else _stream(torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)
 
@@ -131,7 +132,8 @@ class _Tokens:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.hidden_nd = memory(count, width)
-        self.residual_nd, self.gradient_nK = memory(count, width), memory(count, num_atoms)
+        self.residual_nd = torch.empty(count, width, device=device)  # these two are written before they are read
+        self.gradient_nK = torch.empty(count, num_atoms, device=device)
         # the same memory for products of float16
         self.half_residual_nd = self.residual_nd.view(torch.float16).view(-1)[: count * width].view(count, width)
         self.half_gradient_nK = (
@@ -215,8 +217,9 @@ class _Tokens:
         """Residuals and gradients, and with these the certificates or the atoms that join."""
         m, prepared, (lam, tol) = len(active_m), self.problem.prepared, (self.problem.lam, self.problem.tol)
         half = "" if precise else "half_"
-        names = ("hidden_nd", "atoms_Kd", "atoms_nW", "code_nW", "size_n", half + "residual_nd", "error_n", "status_n")
-        self._launch(kernels.subtract, active_m, *names, *prepared.errors(lam + tol, precise))
+        names = ("hidden_nd", "atoms_Kd", "half_atoms_Kd", "atoms_nW", "code_nW", "size_n", half + "residual_nd")
+        far, errors = np.float32(1e30) if precise else FAR * tol, prepared.errors(lam + tol, precise)
+        self._launch(kernels.subtract, active_m, *names, "kkt_n", "error_n", "status_n", far, *errors)
         if precise:
             correlate_precisely(prepared, self.residual_nd[:m], self.gradient_nK[:m])
         else:

@@ -182,44 +182,66 @@ def subtract(
     active_m: np.ndarray,
     hidden_nd: np.ndarray,
     atoms_Kd: np.ndarray,
+    half_atoms_Kd: np.ndarray,
     atoms_nW: np.ndarray,
     code_nW: np.ndarray,
     size_n: np.ndarray,
     residual_md: np.ndarray,
+    kkt_n: np.ndarray,
     error_n: np.ndarray,
     status_n: np.ndarray,
+    far: float,
     of_norm: float,
     of_rounding: float,
+    of_sum: float,
     always: float,
 ) -> None:
     """residual = h - a D, in the order of active tokens, and what its products with atoms may be off by.
 
-    That is of_norm times its norm, and of_rounding times the norm of what is lost by rounding it, and `always`.
+    That is of_norm times its norm, of_rounding times the norm of what is lost by rounding it, and `always`. Where the
+    violation was above `far` when the code was computed, it will not be the last code: half the memory traffic, with
+    atoms of float16, is good enough, for of_sum times the sum of the code.
     """
     if cuda.blockIdx.x >= len(active_m) or active_m[cuda.blockIdx.x] < 0:
         return
     token = index(active_m[cuda.blockIdx.x])
     hidden_d, residual_d, atoms, code = hidden_nd[token], residual_md[cuda.blockIdx.x], atoms_nW[token], code_nW[token]
-    size, squared, lost = size_n[token], ZERO, ZERO
+    size, coarse, squared, lost, total = size_n[token], kkt_n[token] > far, ZERO, ZERO, ZERO
     for place in range(8 * cuda.threadIdx.x, len(hidden_d), 8 * LANES):
         rest = get_eight(hidden_d, place)
-        for i in range(0, size - 3, 4):  # four rows are under way at once
-            first = get_eight(atoms_Kd[index(get(atoms, i))], place)
-            second = get_eight(atoms_Kd[index(get(atoms, i + 1))], place)
-            third = get_eight(atoms_Kd[index(get(atoms, i + 2))], place)
-            fourth = get_eight(atoms_Kd[index(get(atoms, i + 3))], place)
-            rest = _take_off(_take_off(rest, get(code, i), first), get(code, i + 1), second)
-            rest = _take_off(_take_off(rest, get(code, i + 2), third), get(code, i + 3), fourth)
-        for i in range(size & ~3, size):
-            rest = _take_off(rest, get(code, i), get_eight(atoms_Kd[index(get(atoms, i))], place))
+        if coarse:
+            rest = _take_rows_off(rest, half_atoms_Kd, atoms, code, size, place)
+        else:
+            rest = _take_rows_off(rest, atoms_Kd, atoms, code, size, place)
         put_eight(residual_d, place, rest)
         squared += _squared_norm(rest)
         lost += _squared_norm(_take_off(rest, ONE, round_eight(residual_d, rest)))
-    squared, lost = block_sum(squared), block_sum(lost)
+    if coarse:
+        for i in range(cuda.threadIdx.x, size, LANES):
+            total += get(code, i)
+    squared, lost, total = block_sum(squared), block_sum(lost), block_sum(total)
     if cuda.threadIdx.x == 0:
-        error_n[token] = of_norm * math.sqrt(squared) + of_rounding * math.sqrt(lost) + always
+        error_n[token] = of_norm * math.sqrt(squared) + of_rounding * math.sqrt(lost) + of_sum * total + always
         if squared > LARGEST and status_n[token] == WORKING and of_rounding > ZERO:
             status_n[token] = WAITING
+
+
+@inlined
+def _take_rows_off(rest: Eight, atoms_Kd, atoms, code, size, place) -> Eight:
+    """Eight columns of a residual without the members of a working set."""
+    i = 0
+    while i < size - 3:  # four rows are under way at once
+        first = get_eight(atoms_Kd[index(get(atoms, i))], place)
+        second = get_eight(atoms_Kd[index(get(atoms, i + 1))], place)
+        third = get_eight(atoms_Kd[index(get(atoms, i + 2))], place)
+        fourth = get_eight(atoms_Kd[index(get(atoms, i + 3))], place)
+        rest = _take_off(_take_off(rest, get(code, i), first), get(code, i + 1), second)
+        rest = _take_off(_take_off(rest, get(code, i + 2), third), get(code, i + 3), fourth)
+        i += 4
+    while i < size:
+        rest = _take_off(rest, get(code, i), get_eight(atoms_Kd[index(get(atoms, i))], place))
+        i += 1
+    return rest
 
 
 @inlined

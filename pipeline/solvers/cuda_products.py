@@ -14,6 +14,7 @@ Left out: tensor cores without bfloat16 (before compute capability 8.0), where t
 Shapes: m tokens, d hidden width, K atoms; d and K are filled up with zeros to multiples of eight.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -37,15 +38,19 @@ class PreparedOnGpu(NamedTuple):
     lost_norm: float  # the largest of what float16 takes off an atom
     fits_float16: bool  # no atom, but zeros, is so short or so long that float16 holds its Gram entries badly
 
-    def errors(self, level: float, precise: bool) -> tuple[np.float32, np.float32, np.float32]:
-        """What gradients near `level` are off by: per norm of the residual, per norm of its rounding, and always."""
+    def errors(self, level: float, precise: bool) -> tuple[np.float32, ...]:
+        """What gradients near `level` are off by.
+
+        For each unit of the residual's norm, of the norm of its rounding, and of the sum of a code that was taken off
+        with atoms of float16; and always.
+        """
         if precise:
-            return np.float32((4.6e-5 if self.parts_eK.dtype == torch.bfloat16 else 2e-6) * self.norm), *np.zeros(
-                2, np.float32
-            )
+            of_norm = 4.6e-5 if self.parts_eK.dtype == torch.bfloat16 else 2e-6
+            return np.float32(of_norm * self.norm), *np.zeros(3, np.float32)
         return (
             np.float32(self.lost_norm + SUMMING * self.norm),
             np.float32(self.norm),
+            np.float32(self.lost_norm * self.norm),
             np.float32(HALF_ROUNDING * level + 2.0**-24),
         )
 
@@ -81,9 +86,24 @@ def prepare(atoms_Kd: torch.Tensor, gram_KK: torch.Tensor) -> PreparedOnGpu:
 def correlate_in_float16(prepared: PreparedOnGpu, residual_md: torch.Tensor, out_mK: torch.Tensor) -> None:
     """out = residual @ atoms.T, all in float16 but for the sums."""
     if residual_md.is_cuda:
-        torch.mm(residual_md, prepared.half_atoms_Kd.T, out=out_mK)
+        with _sums_in_float32():
+            torch.mm(residual_md, prepared.half_atoms_Kd.T, out=out_mK)
     else:
         out_mK.copy_(residual_md.float() @ prepared.half_atoms_Kd.float().T)
+
+
+@contextlib.contextmanager
+def _sums_in_float32():
+    """Without what torch allows cuBLAS by default, partial sums of float16, or what users may allow it."""
+    matmul, names = torch.backends.cuda.matmul, ("allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
 
 
 def correlate_precisely(prepared: PreparedOnGpu, residual_md: torch.Tensor, out_mK: torch.Tensor) -> None:

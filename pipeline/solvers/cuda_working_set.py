@@ -36,7 +36,7 @@ EACH_SMALL, EACH_MEDIUM = SMALL // LANES, MEDIUM // LANES  # of them, for each t
 MAX_TURNS = 20  # of sweeps and conjugate gradients, in one round
 SWEEPS = 2  # in each turn
 MAX_STEPS = 60  # of conjugate gradients, in each turn
-INNER, LEAST = np.float32(0.02), np.float32(0.1)  # a round solves to these shares of the worst violation, of tol
+INNER, LEAST = np.float32(0.02), np.float32(0.3)  # a round solves to these shares of the worst violation, of tol
 NEVER = np.float32(-1e30)  # a step of conjugate gradients that no coefficient limits, its sign turned
 
 

@@ -30,8 +30,8 @@ integers, matrix, halves, matrices = int32[:, ::1], float32[:, ::1], float16[:, 
 OF_SET = (integers, matrix, matrix, int32s, float32s, int32s, float32)
 OF_LARGE = (integers, matrix, matrix, matrices, int32s, int32s, float32s, int32s, float32)
 OF_SELECT = (float32s, integers, matrix, matrix, int32s, float32s, float32s, int32s, float32, float32)
-OF_SUBTRACT = (int64s, matrix, matrix, integers, matrix, int32s)
-ERRORS = (float32s, int32s, float32, float32, float32)
+OF_SUBTRACT = (int64s, matrix, matrix, halves, integers, matrix, int32s)
+ERRORS = (float32s, float32s, int32s, *[float32] * 5)
 KERNELS = {
     "select": (cuda_kernels.select, (int64s, halves, *OF_SELECT)),
     "select_precisely": (cuda_kernels.select, (int64s, matrix, *OF_SELECT)),

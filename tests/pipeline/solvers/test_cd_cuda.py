@@ -34,7 +34,7 @@ def python(*arguments, **environment):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment},
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
