@@ -228,15 +228,15 @@ class _Tokens:
         self._launch(kernels.select, active_m, half + "gradient_nK", "square_K", *names, lam, tol)
 
     def _minimise(self, active_m):
-        names = ("atoms_nW", "code_nW", "excess_nW", "size_n", "kkt_n", "status_n")
+        outcome = ("kkt_n", "status_n", self.problem.tol)
         if self.capacity <= cuda_working_set.MEDIUM:
+            names = ("half_gram_KK", "atoms_nW", "code_nW", "excess_nW", "size_n")
             small = self.capacity <= cuda_working_set.SMALL
             kernel = cuda_working_set.minimise_small if small else cuda_working_set.minimise_medium
-            shared_bytes = 4 * self.capacity * (self.capacity + 2)
-            self._launch(kernel, active_m, "half_gram_KK", *names, self.problem.tol, shared_bytes=shared_bytes)
+            self._launch(kernel, active_m, *names, *outcome, shared_bytes=4 * self.capacity * (self.capacity + 2))
         else:
-            names = ("atoms_nW", "code_nW", "excess_nW", "gram_nWW", "size_n", "filled_n", "kkt_n", "status_n")
-            self._launch(cuda_large.minimise_large, active_m, "vectors_nV", "gram_KK", *names, self.problem.tol)
+            vectors = ("vectors_nV", "gram_KK", "atoms_nW", "code_nW", "excess_nW", "gram_nWW", "size_n", "filled_n")
+            self._launch(cuda_large.minimise_large, active_m, *vectors, *outcome)
 
     def _launch(self, kernel, per_block, *arguments, shared_bytes=0):
         """Run a kernel with a block for every element of `per_block`; a string names one of our arrays."""

@@ -54,20 +54,21 @@ if SIMULATED:
 
 else:
     from llvmlite import ir
-    from numba.core import types
     from numba.cuda.extending import intrinsic
+    from numba.cuda.types import UniTuple, float16, float32, intp, void
 
     FLOAT, HALF, BITS, PLACE = ir.FloatType(), ir.HalfType(), ir.IntType(16), ir.IntType(32)
 
     def _pointer(context, builder, row_type, row, place, count):
         """Where `count` numbers begin, as a pointer to a vector of what is in memory (float16 as its bits)."""
-        element = BITS if row_type.dtype == types.float16 else context.get_data_type(row_type.dtype)
+        element = BITS if row_type.dtype == float16 else context.get_data_type(row_type.dtype)
         first = builder.gep(context.make_array(row_type)(context, builder, row).data, [place])
         return builder.bitcast(first, ir.VectorType(element, count).as_pointer())
 
-    def _load(context, builder, row_type, row, place, count):
-        """`count` values of float32."""
-        half = row_type.dtype == types.float16
+    def _load(context, builder, row_type, arguments, count):
+        """`count` values from a place of a row, the arguments; as float32 if they are float16."""
+        row, place = arguments
+        half = row_type.dtype == float16
         wide = min(count, 8 if half else 4)  # 16 bytes
         values = []
         for start in range(0, count, wide):
@@ -79,8 +80,9 @@ else:
                 values.append(builder.fpext(builder.bitcast(value, HALF), FLOAT) if half else value)
         return values
 
-    def _store(context, builder, row_type, row, place, values):
-        half = row_type.dtype == types.float16
+    def _store(context, builder, row_type, arguments, values):
+        row, place = arguments[:2]
+        half = row_type.dtype == float16
         wide = min(len(values), 8 if half else 4)
         for start in range(0, len(values), wide):
             at = builder.add(place, ir.Constant(place.type, start))
@@ -96,58 +98,58 @@ else:
         """One number; an integer from a row of integers."""
 
         def generate(context, builder, signature, arguments):
-            return _load(context, builder, row, *arguments, 1)[0]
+            return _load(context, builder, row, arguments, 1)[0]
 
-        return (types.float32 if row.dtype == types.float16 else row.dtype)(row, types.intp), generate
+        return (float32 if row.dtype == float16 else row.dtype)(row, intp), generate
 
     @intrinsic
     def get_four(typing: Any, row: Any, place: Any) -> Any:
         """Numbers `place` to place + 3."""
-        four = types.UniTuple(types.float32, 4)
+        four = UniTuple(float32, 4)
 
         def generate(context, builder, signature, arguments):
-            return context.make_tuple(builder, four, _load(context, builder, row, *arguments, 4))
+            return context.make_tuple(builder, four, _load(context, builder, row, arguments, 4))
 
-        return four(row, types.intp), generate
+        return four(row, intp), generate
 
     @intrinsic
     def put(typing: Any, row: Any, place: Any, value: Any) -> Any:
         """Write one number, rounded to the type of the row."""
 
         def generate(context, builder, signature, arguments):
-            _store(context, builder, row, *arguments[:2], [arguments[2]])
+            _store(context, builder, row, arguments, [arguments[2]])
 
-        return types.void(row, types.intp, types.float32), generate
+        return void(row, intp, float32), generate
 
     @intrinsic
     def get_eight(typing: Any, row: Any, place: Any) -> Any:
         """Numbers `place` to place + 7."""
-        eight = types.UniTuple(types.float32, 8)
+        eight = UniTuple(float32, 8)
 
         def generate(context, builder, signature, arguments):
-            return context.make_tuple(builder, eight, _load(context, builder, row, *arguments, 8))
+            return context.make_tuple(builder, eight, _load(context, builder, row, arguments, 8))
 
-        return eight(row, types.intp), generate
+        return eight(row, intp), generate
 
     @intrinsic
     def put_eight(typing: Any, row: Any, place: Any, values: Any) -> Any:
         """Write eight numbers, rounded to the type of the row."""
-        eight = types.UniTuple(types.float32, 8)
+        eight = UniTuple(float32, 8)
 
         def generate(context, builder, signature, arguments):
             numbers = [builder.extract_value(arguments[2], i) for i in range(8)]
-            _store(context, builder, row, *arguments[:2], numbers)
+            _store(context, builder, row, arguments, numbers)
 
-        return types.void(row, types.intp, eight), generate
+        return void(row, intp, eight), generate
 
     @intrinsic
     def round_eight(typing: Any, row: Any, values: Any) -> Any:
         """The values as the row would hold them."""
-        eight = types.UniTuple(types.float32, 8)
+        eight = UniTuple(float32, 8)
 
         def generate(context, builder, signature, arguments):
             numbers = [builder.extract_value(arguments[1], i) for i in range(8)]
-            if row.dtype == types.float16:
+            if row.dtype == float16:
                 numbers = [builder.fpext(builder.fptrunc(number, HALF), FLOAT) for number in numbers]
             return context.make_tuple(builder, eight, numbers)
 
