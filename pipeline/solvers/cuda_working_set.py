@@ -239,7 +239,6 @@ def _keep_support(atoms, code_W, code, size_n, token, size):
         if code[q] > ZERO:
             atoms[index(kept + before)], code_W[index(kept + before)] = atom, code[q]
         kept += together
-    wait()
     for i in range(kept + lane, size, LANES):
         code_W[index(i)] = ZERO
     if lane == 0:

@@ -130,9 +130,9 @@ class Kernel:
                 levels = levels[levels.index(around) + 1 :]
             elif around is not None:
                 continue
-            votes.update(levels[:1])
+            votes.update(levels)
             heads |= {level for level in levels if level.loop == instruction.source[-1].number}
-        ranked = [level for level, _ in votes.most_common()]
+        ranked = sorted(votes, key=lambda level: -votes[level])  # the outer one first of two in as many
         return next((level for level in ranked if level in heads), ranked[0] if ranked else None)
 
     def _around(self, loop):
@@ -143,7 +143,7 @@ class Kernel:
         return self.level[loop]
 
     def _fewest(self):
-        """For every line and opcode: the number of which its numbers in all blocks are multiples."""
+        """For every line, by its calls, and opcode: the number of which its numbers in all blocks are multiples."""
         fewest = Counter()
         for block in self.code.blocks.values():
             for what, times in Counter(map(_anchor, block)).items():
@@ -154,8 +154,10 @@ class Kernel:
         """How many passes of the source's loop are one of the machine code's."""
         if (level := self.level[loop]) is None:
             return 1
-        counts = Counter(_anchor(i) for i in self.own[loop] if _innermost(i.source) == (level.file, level.loop))
-        ratios = [times // self.fewest[what] for what, times in counts.items() if what]
+        own = list(filter(_anchor, self.own[loop]))
+        direct = [i for i in own if _innermost(i.source) == (level.file, level.loop)]
+        counts = Counter(map(_anchor, direct or own))  # those of loops within it that are gone, if it has none itself
+        ratios = [times // self.fewest[what] for what, times in counts.items()]
         return max(1, statistics.median_low(ratios)) if ratios else 1
 
     def passes(self, loop):
@@ -261,9 +263,9 @@ class Kernel:
 
 
 def _anchor(instruction):
-    """The line and opcode of an access or of arithmetic, else None."""
+    """The lines and opcode of an access or of arithmetic, else None."""
     opcode = instruction.opcode.split(".")[0]
-    return (instruction.source[-1:], opcode) if opcode.startswith(ANCHORS) else None
+    return (instruction.source, opcode) if opcode.startswith(ANCHORS) else None
 
 
 def _innermost(source):
