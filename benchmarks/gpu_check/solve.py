@@ -38,12 +38,12 @@ CHECKED_TOKENS = 1024  # whose certificates and objectives are computed again, i
 TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 CHECKS = Path("tests/pipeline/solvers/cuda_checks.py")
 SANITIZED = ("working_sets_grow", "few_of_real_size")  # checks that are short enough for it
-CHUNKS = ("pipeline.solvers.cd_cuda.GRADIENT_BYTES", (24 << 20, 48 << 20, 96 << 20, 192 << 20))
+CHUNKS = ("pipeline.solvers.cd_cuda.CHUNK", (1 << 12, 1 << 13, 1 << 14, 1 << 15))
 JOINING = ("pipeline.solvers.cuda_kernels.FIRST_JOINING", "pipeline.solvers.cuda_kernels.JOINING")
 JOINING_VALUES = ((32, 16), (64, 32), (96, 48))
 STAGES = {  # of a kernel's name
     "select": r"select",
-    "minimise": r"minimise|solve",
+    "minimise": r"minimise",
     "subtract": r"subtract",
     "pack": r"pack",
     "product": r"gemm|cutlass|nvjet|xmma|cublas|::mm|sm\d+_",
@@ -180,7 +180,7 @@ def cuda_checks(setting: Setting) -> Iterator[dict]:
     needs_gpu(setting)
 
 
-@item("solve", 40, best="larger chunks than 48 MiB")
+@item("solve", 40, best="as many tokens as there are, up to 32,768")
 def sweep_chunks(setting: Setting) -> Iterator[dict]:
     """The coder's time with chunks of several sizes."""
     module, constant = owner(CHUNKS[0])
@@ -190,7 +190,7 @@ def sweep_chunks(setting: Setting) -> Iterator[dict]:
     for value in CHUNKS[1]:
         with patch.object(module, constant, value):
             seconds = median_seconds({"coder": code}, setting)["coder"]
-        yield {f"{value >> 20} MiB": seconds / len(hidden_Nd) * 1e9}
+        yield {f"{value:,} tokens": seconds / len(hidden_Nd) * 1e9}
     needs_gpu(setting)  # a CPU's coder has no such chunks
 
 

@@ -155,9 +155,11 @@ class Kernel:
         if (level := self.level[loop]) is None:
             return 1
         own = list(filter(_anchor, self.own[loop]))
-        direct = [i for i in own if _innermost(i.source) == (level.file, level.loop)]
-        counts = Counter(map(_anchor, direct or own))  # those of loops within it that are gone, if it has none itself
-        ratios = [times // self.fewest[what] for what, times in counts.items()]
+        if direct := [i for i in own if _innermost(i.source) == (level.file, level.loop)]:
+            ratios = [times // self.fewest[what] for what, times in Counter(map(_anchor, direct)).items()]
+        else:  # all of it lies in loops within it, of which the machine code has copies and no loops
+            times = [Counter(map(_anchor, instructions)) for instructions in self.own.values()]
+            ratios = [n // math.gcd(*(copy[what] for copy in times)) for what, n in Counter(map(_anchor, own)).items()]
         return max(1, statistics.median_low(ratios)) if ratios else 1
 
     def passes(self, loop):
