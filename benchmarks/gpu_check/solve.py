@@ -27,7 +27,7 @@ from benchmarks.gpu_check.items import Setting, Skip, item, needs_gpu
 from benchmarks.gpu_coding import timed
 from benchmarks.lifted import LAM, LiftedTeacher, Problem, bench_problem, toy_problem
 from benchmarks.official_step import tf32
-from pipeline.solvers import nonneg_lasso
+from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.fista import fista_steps
 from pipeline.solvers.problem import kkt_violation, objective
 
@@ -186,6 +186,7 @@ def sweep_chunks(setting: Setting) -> Iterator[dict]:
     module, constant = owner(CHUNKS[0])
     problem = states(setting, WIDTH)
     hidden_Nd = torch.from_numpy(problem.hidden_Nd).to(setting.device, torch.float32)
+    hidden_Nd = hidden_Nd.repeat(setting.size(4, 1), 1)  # as many as the largest chunk
     code = coder(hidden_Nd, problem, setting, TOLERANCES[0])
     for value in CHUNKS[1]:
         with patch.object(module, constant, value):
@@ -257,7 +258,8 @@ def coder(hidden_Nd: torch.Tensor, problem: Problem, setting: Setting, tolerance
     """A call that codes states that lie on the device."""
     atoms_Kd = torch.from_numpy(problem.atoms_Kd).to(setting.device)
     gram_KK = (atoms_Kd.double() @ atoms_Kd.double().T).float()
-    return lambda: nonneg_lasso(hidden_Nd, atoms_Kd, LAM, gram_KK=gram_KK, tol=tolerance)
+    prepared = prepare(atoms_Kd, gram_KK)
+    return lambda: nonneg_lasso(hidden_Nd, atoms_Kd, LAM, gram_KK=prepared, tol=tolerance)
 
 
 def print_coder(toy: bool) -> None:
