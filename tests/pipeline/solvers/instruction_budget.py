@@ -121,8 +121,11 @@ class Kernel:
         self.unrolled = {loop: self._unrolled(loop) for loop in self.level}
 
     def _level(self, loop):
-        """The loop of the source: the outermost one below that of the loop around, of which most instructions are."""
-        around = self._around(loop)
+        """The loop of the source: the outermost one below that of the loop around, of which most instructions are.
+
+        Of a loop without others in it that one may be gone: then it is the one within it whose head is left.
+        """
+        around, alone = self._around(loop), self._holds_no_other(loop)
         votes, heads = Counter(), set()
         for instruction in self.own[loop]:
             levels = stack(instruction)
@@ -130,10 +133,13 @@ class Kernel:
                 levels = levels[levels.index(around) + 1 :]
             elif around is not None:
                 continue
-            votes.update(levels)
+            votes.update(levels if alone else levels[:1])
             heads |= {level for level in levels if level.loop == instruction.source[-1].number}
         ranked = sorted(votes, key=lambda level: -votes[level])  # the outer one first of two in as many
         return next((level for level in ranked if level in heads), ranked[0] if ranked else None)
+
+    def _holds_no_other(self, loop):
+        return all(other is None or other.parent is not loop for other in self.own)
 
     def _around(self, loop):
         """The loop of the source of the nearest loop around that has one."""
@@ -157,7 +163,9 @@ class Kernel:
         own = list(filter(_anchor, self.own[loop]))
         if direct := [i for i in own if _innermost(i.source) == (level.file, level.loop)]:
             ratios = [times // self.fewest[what] for what, times in Counter(map(_anchor, direct)).items()]
-        else:  # all of it lies in loops within it, of which the machine code has copies and no loops
+        elif not self._holds_no_other(loop):
+            return 1
+        else:  # all of it lies in loops of the source within it, of which the machine code has copies and no loops
             times = [Counter(map(_anchor, instructions)) for instructions in self.own.values()]
             ratios = [n // math.gcd(*(copy[what] for copy in times)) for what, n in Counter(map(_anchor, own)).items()]
         return max(1, statistics.median_low(ratios)) if ratios else 1
