@@ -27,7 +27,7 @@ from benchmarks.gpu_check.items import Setting, Skip, item, needs_gpu
 from benchmarks.gpu_coding import timed
 from benchmarks.lifted import LAM, LiftedTeacher, Problem, bench_problem, toy_problem
 from benchmarks.official_step import tf32
-from pipeline.solvers import nonneg_lasso
+from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.fista import fista_steps
 from pipeline.solvers.problem import kkt_violation, objective
 
@@ -38,12 +38,12 @@ CHECKED_TOKENS = 1024  # whose certificates and objectives are computed again, i
 TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 CHECKS = Path("tests/pipeline/solvers/cuda_checks.py")
 SANITIZED = ("working_sets_grow", "few_of_real_size")  # checks that are short enough for it
-CHUNKS = ("pipeline.solvers.cd_cuda.GRADIENT_BYTES", (24 << 20, 48 << 20, 96 << 20, 192 << 20))
+CHUNKS = ("pipeline.solvers.cd_cuda.CHUNK", (1 << 12, 1 << 13, 1 << 14, 1 << 15))
 JOINING = ("pipeline.solvers.cuda_kernels.FIRST_JOINING", "pipeline.solvers.cuda_kernels.JOINING")
 JOINING_VALUES = ((32, 16), (64, 32), (96, 48))
 STAGES = {  # of a kernel's name
     "select": r"select",
-    "minimise": r"minimise|solve",
+    "minimise": r"minimise",
     "subtract": r"subtract",
     "pack": r"pack",
     "product": r"gemm|cutlass|nvjet|xmma|cublas|::mm|sm\d+_",
@@ -180,17 +180,18 @@ def cuda_checks(setting: Setting) -> Iterator[dict]:
     needs_gpu(setting)
 
 
-@item("solve", 40, best="larger chunks than 48 MiB")
+@item("solve", 40, best="as many tokens as there are, up to 32,768")
 def sweep_chunks(setting: Setting) -> Iterator[dict]:
     """The coder's time with chunks of several sizes."""
     module, constant = owner(CHUNKS[0])
     problem = states(setting, WIDTH)
     hidden_Nd = torch.from_numpy(problem.hidden_Nd).to(setting.device, torch.float32)
+    hidden_Nd = hidden_Nd.repeat(setting.size(4, 1), 1)  # as many as the largest chunk
     code = coder(hidden_Nd, problem, setting, TOLERANCES[0])
     for value in CHUNKS[1]:
         with patch.object(module, constant, value):
             seconds = median_seconds({"coder": code}, setting)["coder"]
-        yield {f"{value >> 20} MiB": seconds / len(hidden_Nd) * 1e9}
+        yield {f"{value:,} tokens": seconds / len(hidden_Nd) * 1e9}
     needs_gpu(setting)  # a CPU's coder has no such chunks
 
 
@@ -257,7 +258,8 @@ def coder(hidden_Nd: torch.Tensor, problem: Problem, setting: Setting, tolerance
     """A call that codes states that lie on the device."""
     atoms_Kd = torch.from_numpy(problem.atoms_Kd).to(setting.device)
     gram_KK = (atoms_Kd.double() @ atoms_Kd.double().T).float()
-    return lambda: nonneg_lasso(hidden_Nd, atoms_Kd, LAM, gram_KK=gram_KK, tol=tolerance)
+    prepared = prepare(atoms_Kd, gram_KK)
+    return lambda: nonneg_lasso(hidden_Nd, atoms_Kd, LAM, gram_KK=prepared, tol=tolerance)
 
 
 def print_coder(toy: bool) -> None:

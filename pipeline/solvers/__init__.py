@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from common.errors import describe
-from pipeline.solvers import fista
+from pipeline.solvers import cuda_products, fista
+from pipeline.solvers.cuda_products import PreparedOnGpu
 from pipeline.solvers.fista import STEPS
 from pipeline.solvers.prepared import Prepared
 from pipeline.solvers.prepared import prepare as prepare_on_cpu
@@ -38,6 +39,7 @@ class PreparedTensors(NamedTuple):
     atoms_Kd: torch.Tensor  # as they were given; float32
     version: int  # how often they had been changed
     gram_KK: torch.Tensor  # float32
+    for_kernels: PreparedOnGpu
 
     def fits(self, atoms_Kd: Array) -> bool:
         """Whether it was made of these atoms, as they are now; asks nothing of the device."""
@@ -56,7 +58,7 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared | Prepare
         raise ValueError(f"atoms on a GPU are prepared as float32; found {atoms_Kd.dtype}. Give atoms.float().")
     _check_finite("atoms", atoms_Kd)
     gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(atoms_Kd.device, gram_KK)
-    return PreparedTensors(atoms_Kd, _version(atoms_Kd), gram_KK)
+    return PreparedTensors(atoms_Kd, _version(atoms_Kd), gram_KK, cuda_products.prepare(atoms_Kd, gram_KK))
 
 
 def _version(tensor):
@@ -89,8 +91,9 @@ def nonneg_lasso(
                "fista": `steps` steps of the official code's solver, where hidden_Nd lies; "auto": coordinate descent
                where hidden_Nd lies, or on a GPU that cannot run its kernels, with a warning, "torch"
     steps      how many "fista" takes, which has no other stopping test
-    Returns    Codes, with the largest KKT violation of every token over all atoms: tensors if hidden_Nd is one
-               on a GPU and is coded there, else NumPy arrays
+    Returns    Codes, with the largest KKT violation of every token over all atoms ("cuda": an upper bound of it, which
+               counts what its products may be off by): tensors if hidden_Nd is one on a GPU and is coded there,
+               else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
     Warns      ConvergenceWarning with the number of tokens above tol
     """
@@ -120,12 +123,11 @@ def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):
         from pipeline.solvers import cd_cpu
 
         return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
-    if isinstance(gram_KK, PreparedTensors):
-        gram_KK = gram_KK.gram_KK
     if backend == "cuda":
         return _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     from pipeline.solvers import active_set_torch
 
+    gram_KK = gram_KK.gram_KK if isinstance(gram_KK, PreparedTensors) else gram_KK
     return active_set_torch.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
 
 
@@ -165,10 +167,16 @@ def _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
 
     if on_gpu(hidden_Nd):
         device = hidden_Nd.device
+    elif isinstance(gram_KK, PreparedTensors):
+        device = gram_KK.atoms_Kd.device
     elif (device := cd_cuda.DEVICE) == "cuda" and not torch.cuda.is_available():
         raise ValueError("backend 'cuda': torch finds no GPU here. Use backend 'cpu' or 'auto'")
-    atoms_Kd = float32_on(device, atoms_Kd)
-    gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(device, gram_KK)
+    if isinstance(gram_KK, PreparedTensors):
+        atoms_Kd, gram_KK = gram_KK.atoms_Kd, gram_KK.for_kernels
+    else:
+        atoms_Kd = float32_on(device, atoms_Kd)
+        gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(device, gram_KK)
+        gram_KK = cuda_products.prepare(atoms_Kd, gram_KK)
     if on_gpu(hidden_Nd):
         return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     parts = []
@@ -192,8 +200,12 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
         )
     if isinstance(gram_KK, Prepared | PreparedTensors):
         for_cpu = backend == "cpu" or (backend in ("auto", "fista") and not on_gpu(hidden_Nd))
-        if not gram_KK.fits(atoms_Kd) or isinstance(gram_KK, Prepared) != for_cpu:
-            raise ValueError("gram is prepared for other atoms, or for a CPU where a GPU codes; give the matrix itself")
+        on_another = on_gpu(hidden_Nd) and on_gpu(atoms_Kd) and hidden_Nd.device != atoms_Kd.device
+        if not gram_KK.fits(atoms_Kd) or isinstance(gram_KK, Prepared) != for_cpu or on_another:
+            raise ValueError(
+                "gram is prepared for other atoms, or for another GPU, or for a CPU where a GPU codes; give the matrix "
+                "itself"
+            )
     elif gram_KK is not None and tuple(np.shape(gram_KK)) != (len(atoms_Kd),) * 2:
         raise ValueError(
             f"gram must be atoms @ atoms.T, shape {(len(atoms_Kd),) * 2}; found {tuple(np.shape(gram_KK))}"

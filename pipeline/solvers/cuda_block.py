@@ -1,8 +1,13 @@
-"""What the threads of a block do together in the kernels of cuda_kernels.py: sums, largest values, places.
+"""What the kernels of the GPU solver are written in: what a block's threads do together, and memory in wide pieces.
 
-On a GPU they use a warp's registers, in Numba's simulator, which has no warp instructions, shared memory: all that
-differs between the two is here.
+On a GPU a block is one warp: its threads exchange values by registers. Numba's simulator has no warp instructions;
+there they use shared memory. All that differs between the two is here, and in cuda_memory.py, which reads eight numbers
+of float16 or float32 with one or two instructions.
 """
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numba import config
@@ -14,16 +19,28 @@ except ImportError as error:
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 LANES = 4 if SIMULATED else 32  # threads of a block
-RESIDENT = 32  # blocks that should fit a multiprocessor: at most 64 registers a thread
+RESIDENT = 16  # blocks that should fit a multiprocessor: at most 128 registers a thread
 LOWEST = np.float32(-3e38)  # fast math knows no infinity
 ZERO, ONE = np.float32(0), np.float32(1)  # a plain literal would mean float64
-WARP = 0xFFFFFFFF  # all 32 threads
+WARP, WARP_LANES = 0xFFFFFFFF, 32  # all threads of a warp, and how many they are
+index = np.uint32  # 32 bits without a sign: with one, Numba asks of every index whether it counts from the end
+
+_sources = sorted(Path(__file__).parent.glob("cuda_*.py"))
+_inlined_sources = hashlib.sha256(b"".join(path.read_bytes() for path in _sources)).hexdigest()[:12]
 
 if SIMULATED:
     kernel, inlined = cuda.jit, cuda.jit(device=True)
 else:
-    kernel = cuda.jit(fastmath=True, launch_bounds=(LANES, RESIDENT))
     inlined = cuda.jit(device=True, fastmath=True, forceinline=True)
+
+    def kernel(function: Callable) -> Callable:
+        """Compile a function that is launched, cached on disk as in parallel.py: its name says what is compiled in."""
+        options = {"fastmath": True, "launch_bounds": (LANES, RESIDENT)}
+        function.__qualname__ += f"-{_inlined_sources}"
+        try:
+            return cuda.jit(cache=True, **options)(function)
+        except RuntimeError:  # "no locator available": neither the package nor the user's cache is writable
+            return cuda.jit(**options)(function)
 
 
 @inlined
@@ -50,6 +67,25 @@ def warp_places(flag: bool) -> tuple[int, int]:
     """How many threads before this one have the flag, and how many in all."""
     votes = cuda.ballot_sync(WARP, flag) & WARP
     return cuda.popc(votes & ((1 << cuda.threadIdx.x) - 1)), cuda.popc(votes)
+
+
+@inlined
+def warp_any(flag: bool) -> bool:
+    """Whether any thread has the flag."""
+    return cuda.ballot_sync(WARP, flag) != 0
+
+
+@inlined
+def warp_first(flag: bool, start: int) -> int:
+    """The first thread from number `start` (below LANES) on that has the flag; LANES or more if none has."""
+    votes = cuda.ballot_sync(WARP, flag) & (WARP << start) & WARP
+    return (cuda.ffs(votes) - 1) & (2 * WARP_LANES - 1)
+
+
+@inlined
+def warp_value(value: np.float32, thread: int) -> np.float32:
+    """What one thread has, for all of them."""
+    return cuda.shfl_xor_sync(WARP, value, cuda.threadIdx.x ^ thread)
 
 
 @inlined
@@ -87,7 +123,27 @@ def shared_places(flag: bool) -> tuple[int, int]:
     return before, together
 
 
+@inlined
+def shared_any(flag: bool) -> bool:
+    return shared_max(ONE if flag else ZERO) > ZERO
+
+
+@inlined
+def shared_first(flag: bool, start: int) -> int:
+    values = _gather(ONE if flag else ZERO)
+    while start < LANES and values[start] == ZERO:
+        start += 1
+    return start
+
+
+@inlined
+def shared_value(value: np.float32, thread: int) -> np.float32:
+    return _gather(value)[thread]
+
+
 if SIMULATED:
     block_sum, block_max, block_places = shared_sum, shared_max, shared_places
+    block_any, block_first, block_value = shared_any, shared_first, shared_value
 else:
     block_sum, block_max, block_places = warp_sum, warp_max, warp_places
+    block_any, block_first, block_value = warp_any, warp_first, warp_value

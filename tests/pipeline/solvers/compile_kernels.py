@@ -19,56 +19,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numba.cuda.dispatcher
 from numba import cuda, float32, int32, int64
+from numba.cuda.types import float16
 
-from pipeline.solvers import cuda_kernels
+from pipeline.solvers import cuda_kernels, cuda_large, cuda_working_set
 
 CAPABILITY = (9, 0)  # of an H100 or H200
 
 int64s, int32s, float32s = int64[::1], int32[::1], float32[::1]
-integers, matrix, matrices = int32[:, ::1], float32[:, ::1], float32[:, :, ::1]
-SIGNATURES = {
-    "select": (int64s, matrix, matrix, integers, matrix, matrix, int32s, float32s, int32s, float32, float32),
-    "minimise_in_shared": (
-        int64s,
-        matrix,
-        integers,
-        matrix,
-        matrix,
-        matrices,
-        int32s,
-        int32s,
-        float32s,
-        int32s,
-        float32,
-    ),
-    "minimise_in_global": (
-        int64s,
-        matrix,
-        matrix,
-        integers,
-        matrix,
-        matrix,
-        matrices,
-        int32s,
-        int32s,
-        float32s,
-        int32s,
-        float32,
-    ),
-    "subtract": (int64s, matrix, matrix, integers, matrix, int32s, matrix),
-    "pack": (int64s, int32s, integers, matrix, int32s, int32s, float32s),
+integers, matrix, halves, matrices = int32[:, ::1], float32[:, ::1], float16[:, ::1], float32[:, :, ::1]
+OF_SET = (integers, matrix, matrix, int32s, float32s, int32s, float32)
+OF_LARGE = (integers, matrix, matrix, matrices, int32s, int32s, float32s, int32s, float32)
+OF_SELECT = (float32s, integers, matrix, matrix, int32s, float32s, float32s, int32s, float32, float32)
+OF_SUBTRACT = (int64s, matrix, matrix, halves, integers, matrix, int32s)
+ERRORS = (float32s, float32s, int32s, *[float32] * 5)
+KERNELS = {
+    "select": (cuda_kernels.select, (int64s, halves, *OF_SELECT)),
+    "select_precisely": (cuda_kernels.select, (int64s, matrix, *OF_SELECT)),
+    "minimise_small": (cuda_working_set.minimise_small, (int64s, halves, *OF_SET)),
+    "minimise_medium": (cuda_working_set.minimise_medium, (int64s, halves, *OF_SET)),
+    "minimise_large": (cuda_large.minimise_large, (int64s, matrix, matrix, *OF_LARGE)),
+    "subtract": (cuda_kernels.subtract, (*OF_SUBTRACT, halves, *ERRORS)),
+    "subtract_precisely": (cuda_kernels.subtract, (*OF_SUBTRACT, matrix, *ERRORS)),
+    "pack": (cuda_kernels.pack, (int64s, int32s, integers, matrix, int32s, int32s, float32s)),
 }
 
 
 def main():
     numba.cuda.dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=CAPABILITY)
-    print(json.dumps({name: report(ptx(name)) for name in SIGNATURES}))
+    print(json.dumps({name: report(ptx(*KERNELS[name])) for name in KERNELS}))
 
 
-def ptx(name):
-    kernel = getattr(cuda_kernels, name)
+def ptx(kernel, signature):
     options = {option: kernel.targetoptions[option] for option in ("fastmath", "launch_bounds")}
-    return cuda.compile_ptx(kernel.py_func, SIGNATURES[name], cc=CAPABILITY, **options)[0]
+    return cuda.compile_ptx(kernel.py_func, signature, cc=CAPABILITY, **options)[0]
 
 
 def report(code):
@@ -78,7 +61,7 @@ def report(code):
 
 
 def registers(code):
-    beside = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/ptxas")
+    beside = (path for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
     ptxas = next(beside, shutil.which("ptxas"))  # the one beside is not older than what wrote the code
     if ptxas is None:
         return {}

@@ -121,8 +121,11 @@ class Kernel:
         self.unrolled = {loop: self._unrolled(loop) for loop in self.level}
 
     def _level(self, loop):
-        """The loop of the source: the outermost one below that of the loop around, of which most instructions are."""
-        around = self._around(loop)
+        """The loop of the source: the outermost one below that of the loop around, of which most instructions are.
+
+        Of a loop without others in it that one may be gone: then it is the one within it whose head is left.
+        """
+        around, alone = self._around(loop), self._holds_no_other(loop)
         votes, heads = Counter(), set()
         for instruction in self.own[loop]:
             levels = stack(instruction)
@@ -130,10 +133,13 @@ class Kernel:
                 levels = levels[levels.index(around) + 1 :]
             elif around is not None:
                 continue
-            votes.update(levels[:1])
+            votes.update(levels if alone else levels[:1])
             heads |= {level for level in levels if level.loop == instruction.source[-1].number}
-        ranked = [level for level, _ in votes.most_common()]
+        ranked = sorted(votes, key=lambda level: -votes[level])  # the outer one first of two in as many
         return next((level for level in ranked if level in heads), ranked[0] if ranked else None)
+
+    def _holds_no_other(self, loop):
+        return all(other is None or other.parent is not loop for other in self.own)
 
     def _around(self, loop):
         """The loop of the source of the nearest loop around that has one."""
@@ -143,7 +149,7 @@ class Kernel:
         return self.level[loop]
 
     def _fewest(self):
-        """For every line and opcode: the number of which its numbers in all blocks are multiples."""
+        """For every line, by its calls, and opcode: the number of which its numbers in all blocks are multiples."""
         fewest = Counter()
         for block in self.code.blocks.values():
             for what, times in Counter(map(_anchor, block)).items():
@@ -154,8 +160,14 @@ class Kernel:
         """How many passes of the source's loop are one of the machine code's."""
         if (level := self.level[loop]) is None:
             return 1
-        counts = Counter(_anchor(i) for i in self.own[loop] if _innermost(i.source) == (level.file, level.loop))
-        ratios = [times // self.fewest[what] for what, times in counts.items() if what]
+        own = list(filter(_anchor, self.own[loop]))
+        if direct := [i for i in own if _innermost(i.source) == (level.file, level.loop)]:
+            ratios = [times // self.fewest[what] for what, times in Counter(map(_anchor, direct)).items()]
+        elif not self._holds_no_other(loop):
+            return 1
+        else:  # all of it lies in loops of the source within it, of which the machine code has copies and no loops
+            times = [Counter(map(_anchor, instructions)) for instructions in self.own.values()]
+            ratios = [n // math.gcd(*(copy[what] for copy in times)) for what, n in Counter(map(_anchor, own)).items()]
         return max(1, statistics.median_low(ratios)) if ratios else 1
 
     def passes(self, loop):
@@ -261,9 +273,9 @@ class Kernel:
 
 
 def _anchor(instruction):
-    """The line and opcode of an access or of arithmetic, else None."""
+    """The lines and opcode of an access or of arithmetic, else None."""
     opcode = instruction.opcode.split(".")[0]
-    return (instruction.source[-1:], opcode) if opcode.startswith(ANCHORS) else None
+    return (instruction.source, opcode) if opcode.startswith(ANCHORS) else None
 
 
 def _innermost(source):

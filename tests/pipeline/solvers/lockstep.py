@@ -26,7 +26,7 @@ class Thread(simulator.BlockThread):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.turn, self.waits, self.ended = threading.Lock(), None, False
-        self.lines, self.lengths = {}, {}  # for replay.py
+        self.lines, self.lengths, self.passes = {}, {}, {}  # for replay.py
         self.turn.acquire()
 
     def run(self):

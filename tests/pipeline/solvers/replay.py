@@ -31,7 +31,7 @@ LAM = 0.05
 
 
 class Counting(ast.NodeTransformer):
-    """Functions that count their statements, and the length of every `for`."""
+    """Functions that count their statements, and the length of every loop."""
 
     def __init__(self, module):
         self.module = module
@@ -51,6 +51,8 @@ class Counting(ast.NodeTransformer):
                     setattr(statement, name, self._count(getattr(statement, name)))
             if isinstance(statement, ast.For):
                 statement.iter = ast.copy_location(_call("count_loop", key, statement.iter), statement.iter)
+            if isinstance(statement, ast.While):  # which ends by its test, as all of ours do
+                statement.test = ast.copy_location(_call("count_pass", key, statement.test), statement.test)
             counted.append(statement)
         return counted
 
@@ -61,7 +63,8 @@ def _call(name, *arguments):
 
 def add_counts(module, tree):
     tree = Counting(module).visit(tree)
-    tree.body.insert(1, ast.parse("from replay import count_line, count_loop").body[0])  # after the docstring
+    counters = ast.parse("from replay import count_line, count_loop, count_pass").body[0]
+    tree.body.insert(1, counters)  # after the docstring
     return tree
 
 
@@ -80,6 +83,14 @@ def count_loop(key, values):
     finally:
         thread = threading.current_thread()
         thread.lengths.setdefault(key, []).append(length)
+
+
+def count_pass(key, goes_on):
+    thread = threading.current_thread()
+    thread.passes[key] = thread.passes.get(key, 0) + 1
+    if not goes_on:
+        thread.lengths.setdefault(key, []).append(thread.passes.pop(key) - 1)
+    return goes_on
 
 
 class Counts(lockstep.Watcher):

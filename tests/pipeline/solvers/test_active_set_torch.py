@@ -17,7 +17,7 @@ from lasso import (
 )
 
 from pipeline import solvers
-from pipeline.solvers import ConvergenceWarning, active_set_torch, nonneg_lasso, prepare
+from pipeline.solvers import ConvergenceWarning, active_set_torch, cuda_products, nonneg_lasso, prepare
 from pipeline.solvers.problem import kkt_violation, objective
 
 
@@ -162,7 +162,8 @@ def torch_codes(codes):
 
 def test_prepared_atoms_of_a_gpu_know_their_atoms():
     hidden, atoms = (torch.from_numpy(array) for array in problem())
-    prepared = solvers.PreparedTensors(atoms, atoms._version, atoms @ atoms.T)
+    gram = atoms @ atoms.T
+    prepared = solvers.PreparedTensors(atoms, atoms._version, gram, cuda_products.prepare(atoms, gram))
     assert prepared.fits(atoms) and not prepared.fits(atoms.clone())
     with pytest.raises(ValueError, match="prepared for other atoms"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=prepared)  # on a CPU
@@ -172,7 +173,7 @@ def test_prepared_atoms_of_a_gpu_know_their_atoms():
     assert not prepared.fits(atoms)
     with pytest.raises(ValueError, match="prepared for other atoms"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=prepared, backend="torch")
-    with pytest.raises(ValueError, match="prepared for other atoms, or for a CPU"):
+    with pytest.raises(ValueError, match="prepared for other atoms, .* or for a CPU"):
         nonneg_lasso(hidden, atoms, 0.05, gram_KK=prepare(atoms), backend="torch")
 
 

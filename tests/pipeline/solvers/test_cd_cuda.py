@@ -34,7 +34,7 @@ def python(*arguments, **environment):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment},
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -52,7 +52,8 @@ def test_in_the_simulator(name):
 
 
 def test_arithmetic_at_real_size_on_a_cpu():
-    output = python(HERE / "kernels_on_cpu.py", *names("check"), "few_of_real_size", NUMBA_ENABLE_CUDASIM="0")
+    of_gpus = ("few_of_real_size", "hundreds_of_non_zeros", "products_as_exact_as_promised")
+    output = python(HERE / "kernels_on_cpu.py", *names("check"), *of_gpus, NUMBA_ENABLE_CUDASIM="0")
     assert not any(json.loads(output.splitlines()[-1]).values()), output
 
 
@@ -70,7 +71,7 @@ def test_kernels_compile_for_a_gpu():
     kernels = json.loads(python(HERE / "compile_kernels.py").splitlines()[-1])
     for name, report in kernels.items():
         assert report["float64"] == report["local"] == report["calls"] == 0, name
-        assert report.get("spilled_bytes", 0) <= (0 if name != "minimise_in_global" else 128), name
+        assert report.get("spilled_bytes", 0) <= (0 if name != "minimise_large" else 128), name
 
 
 def test_solvers_can_be_imported_without_numba_cuda():
