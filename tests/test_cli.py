@@ -144,7 +144,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["xyz"], 2, "no command 'xyz'. There are: encode-lsp"),
         (["train-student", "--lr"], 2, "--lr needs a value."),
         (["train-student", "store"], 2, "unexpected word 'store'."),
-        (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, quickstart, scaled-up"),
+        (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, paper-k, paper-kappa"),
         (["encode-lsp", "--top-n", "300"], 2, "between 1 and 255"),
         (["encode-logits", "--top-n", "0"], 2, "or be `all`, found 0"),
         (["encode-lsp", "--corpus", "/nowhere/x.txt", "--teacher", "bundled"], 2, "matches no file"),
