@@ -15,7 +15,7 @@ from terminal.progress import Progress
 if TYPE_CHECKING:
     from terminal.verb import Verb
 
-PLACES = {"store", "run", "export"}  # in results: paths, which views open
+WHOLE = {"store", "run", "export", "commands"}  # in results: paths, which views open, and text of several lines
 
 
 def announce(choice: str, progress: Progress, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def show(verb: "Verb", result: Any, settings: object, as_json: bool) -> None:
         print(json.dumps(result, indent=1, default=_plain))
         return
     try:
-        print(printable(redacted(load(verb.show)(printable_values(result, PLACES), settings))))
+        print(printable(redacted(load(verb.show)(printable_values(result, WHOLE), settings))))
     except Exception as error:
         if not verb.recipes:
             raise

@@ -173,6 +173,9 @@ def test_make_runs_the_study_and_ends_with_its_report(recipe, tmp_path):
     settings = StudyConfig(recipe=recipe, output=place, only=("encode-lsp/lsp", "*mlm-seed0"), print_commands="make")
     ((command, lines),) = study(settings).items()
     assert command == "commands"
+    asked = ["study", "--recipe", recipe, "--output", str(place), "--only", "encode-lsp/lsp", "*mlm-seed0"]
+    printed = run_command([*asked, "--print-commands", "make"]).stdout
+    assert printed.count("\n") == lines.count("\n") + 1 and "\n\t@mkdir" in printed  # as lines, with their tabs
     (tmp_path / "study.mk").write_text(lines)
     (tmp_path / "mlsm").write_text(
         f"#!/bin/sh\nfor word; do printf '%s|' \"$word\"; done >> {tmp_path}/said\necho >> {tmp_path}/said\n"
