@@ -6,8 +6,7 @@
 A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
 the recipe's length; probes and evaluations follow by their tokens. So the figures tell hours from minutes, not minutes
 from seconds: tokens of an example are counted by their characters, and short inputs are slower than full windows. What
-is finished costs nothing. Left out: the diagnostic of layers, of which only the teacher's pass over SemCor and the
-dictionaries count.
+is finished costs nothing. Of the diagnostic of layers only the teacher's pass over SemCor and the dictionaries count.
 """
 
 import json

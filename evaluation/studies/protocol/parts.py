@@ -9,6 +9,7 @@ rest. A part keeps no state of its own: its command finds finished work and goes
 killed is given again. Left out: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "evaluate-blimp": evaluate,
     "choose-layer": choose_layer,
 }
-DIGITS = "?" * 12  # that the names of stores and dictionaries end with
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Made:
 
     def find(self) -> Path:
         """The directory. Raises StudyError where it is not there, or not the only one."""
-        found = sorted(self.pattern.parent.glob(self.pattern.name))
+        matching = self.pattern.parent.glob(self.pattern.name)  # temporaries among them, whose names end otherwise
+        found = sorted(path for path in matching if re.search("-[0-9a-f]{12}$", path.name))
         if not found:
             raise StudyError(f"there is no {self.pattern} yet. First:  --only {self.part}")
         if len(found) > 1:
@@ -161,7 +162,7 @@ class _Planner:
                 ((_, layer, k),) = recipe.choices()  # of several, --dictionary would fit one
                 other = self.study.stores[recipe.dictionary]
                 place = self.directory / "stores" / other.name / "dictionaries"
-                values["dictionary"] = Made(place / f"*-l{layer}-k{k}-{DIGITS}", _name_of(other))
+                values["dictionary"] = Made(place / f"*-l{layer}-k{k}-*", _name_of(other))
             needs = tuple(_name_of(self.study.stores[name]) for name in before)
             yield Part(_name_of(recipe), recipe.verb, recipe.settings | values, needs)
 
@@ -222,9 +223,9 @@ class _Planner:
             yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", self.blimp | values, needs)
 
     def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None) -> Made:
-        which = "*" if layer is None else f"lsp-*-l{layer}-k{k}"
-        pattern = self.directory / "stores" / recipe.name / "stores" / f"{which}-{DIGITS}"
-        return Made(pattern, _name_of(recipe))
+        # before the digits the name may say more, such as where the atoms come from
+        which = "*" if layer is None else f"lsp-*-l{layer}-k{k}-*"
+        return Made(self.directory / "stores" / recipe.name / "stores" / which, _name_of(recipe))
 
 
 def _name_of(recipe: StoreRecipe) -> str:

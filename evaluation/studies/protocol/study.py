@@ -18,7 +18,7 @@ from common.errors import MlsmError, StudyError
 from common.progress import silent
 from evaluation.comparison.compare import compare
 from evaluation.studies.protocol.config import StudyConfig
-from evaluation.studies.protocol.costs import Cost, costs
+from evaluation.studies.protocol.costs import costs
 from evaluation.studies.protocol.description import Study, read_study
 from evaluation.studies.protocol.facts import facts_of, keep_costs
 from evaluation.studies.protocol.parts import Part, Plan, plan
@@ -56,8 +56,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     if settings.dry_run:
         return found
     if costly := [cost for cost in expected if not cost.finished]:
-        hours = sum(cost.seconds for cost in costly) / 3600
-        logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes(costly))
+        hours, gigabytes = sum(cost.seconds for cost in costly) / 3600, sum(cost.bytes for cost in costly) / 1e9
+        logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
     last_of_primary = planned.parts[planned.first - 1]
@@ -80,11 +80,6 @@ def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
                 f"--only {pattern}: no part has such a name. There are: {', '.join(part.name for part in parts)}"
             )
     return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
-
-
-def gigabytes(expected: list[Cost]) -> float:
-    """Of disk, that some parts take."""
-    return sum(cost.bytes for cost in expected) / 1e9
 
 
 def _plan_of_primary(planned: Plan) -> str | None:

@@ -15,6 +15,7 @@ from preloaded import ROOT, Preloaded, run_command
 
 from cli import VERBS
 from common.errors import StudyError
+from common.progress import silent
 from evaluation import records
 from evaluation.studies.protocol.config import StudyConfig
 from evaluation.studies.protocol.costs import is_finished
@@ -291,3 +292,17 @@ def test_one_part_alone(recipe, finished, tmp_path):
     assert [part["part"] for part in result["parts"]] == ["train-student/mlm-seed0", "train-student/mlm-seed1"]
     with pytest.raises(StudyError, match="--only nothing: no part has such a name"):
         study(StudyConfig(recipe=recipe, output=tmp_path, only=("nothing",)))
+
+
+def test_stores_of_controls_are_found_by_their_longer_names(recipe, tmp_path):
+    described = yaml.safe_load(Path(recipe).read_text())
+    controls = {"sampled": {"atoms": "sampled"}, "cluster": {"atoms": "clusters", "solver": "nearest"}}
+    for name, settings in controls.items():
+        described["study"]["stores"][name] = settings
+        described["study"]["arms"][name] = {"store": name, "seeds": [0]}
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(described, sort_keys=False))
+    parts = {part.name: part for part in plan(read_study(str(path)), tmp_path / "made", None).parts}
+    for name in controls:
+        (report,) = parts[f"encode-lsp/{name}"].run(silent)
+        assert parts[f"train-student/{name}-seed0"].settings().store == report["store"]
