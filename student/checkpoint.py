@@ -196,6 +196,8 @@ def _check_state(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError("AdamW's state is empty")
     for weight, moments in known.items():
         shapes = {name: moment.shape for name, moment in moments.items()}
+        if shapes == {"momentum": weight.shape}:  # Muon's
+            continue
         if shapes != {"step": torch.Size([]), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}:
             raise ValueError(f"AdamW's state of a weight of shape {tuple(weight.shape)} has {shapes}")
         if not moments["step"].item() >= 1:

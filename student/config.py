@@ -101,6 +101,10 @@ class StudentConfig:
     """peak learning rate of AdamW; unset: as the recipe that made the store says, else 1e-4 for encoders as wide as
     BERT-base (768), 1e-3 up to width 256, between them on a straight line in logarithms"""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """what turns gradients into updates. `muon` makes those of the matrices inside encoder and head orthogonal (Jordan
+    et al. 2024), scaled to the size of AdamW's, which the other weights keep: rate and weight decay mean the same"""
+
     warmup: float = 0.02
     """share of max_steps in which the rate rises linearly to its peak; it then falls linearly to zero"""
 
@@ -219,6 +223,7 @@ class StudentConfig:
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
         unused |= {"target_temperature"} if self.target_temperature == 1 else set()
+        unused |= {"optimizer"} if self.optimizer == "adamw" else set()
         later = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 

@@ -31,6 +31,7 @@ from student.dropout import use_fast_dropout
 from student.linear import use_fast_linear
 from student.masking import Masking
 from student.memory import free_unused
+from student.muon import Muon
 from student.objectives import Objective
 from student.ranks import Ranks
 from student.targets import MaskedTokens
@@ -260,14 +261,23 @@ def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 
 def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
-    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, decay if asked for."""
+    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, decay if asked for.
+
+    With Muon, the matrices between the layers of encoder and head are its; embeddings and outputs stay AdamW's.
+    """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     small_decay = config.weight_decay if config.decay_all else 0.0
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": small_decay},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    options = {"lr": config.lr, "betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **options)
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    hidden = [weight for weight in groups[0]["params"] if id(weight) in linear]
+    groups[0]["params"] = [weight for weight in groups[0]["params"] if id(weight) not in linear]
+    return Muon([{"params": hidden, "weight_decay": config.weight_decay, "orthogonal": True}, *groups], **options)
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None:

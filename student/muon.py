@@ -1,0 +1,67 @@
+"""Muon: momentum whose updates of hidden weight matrices are made orthogonal; AdamW for all other weights.
+
+    optimizer = Muon([{"params": matrices, "orthogonal": True}, {"params": others}], lr=1e-3, ...)
+
+Jordan et al. 2024 (kellerjordan.github.io/posts/muon) and Liu et al. 2025 (arXiv:2502.16982), whose scale makes an
+update of a matrix about as large as AdamW's, so that rate and weight decay mean the same for both. torch.optim.Muon
+does the same to every matrix alone and in bfloat16, which processors without that type multiply some 30 times as slowly;
+here equal shapes are computed together, in float32 on a CPU.
+
+Shapes: B matrices of one shape, R rows, C columns, R <= C.
+"""
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, of odd polynomials of degree 5 that stay near 1 there (Jordan)
+_ITERATIONS = 5
+_RMS = 0.2  # of an update's entries, as of AdamW's (Liu et al., section 2.2)
+
+
+class Muon(torch.optim.AdamW):
+    """Takes AdamW's arguments. In groups with `orthogonal` all weights are matrices, and their state is a momentum."""
+
+    def __init__(self, groups: list[dict], *, momentum: float = 0.95, **adamw):
+        super().__init__(groups, **adamw)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step, which changes nothing where `found_inf` (a scalar tensor, as of a GradScaler) is not 0."""
+        for group in self.param_groups:
+            if not group.get("orthogonal", False):
+                continue
+            by_shape = defaultdict(list)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    by_shape[weight.shape].append(weight)
+            for weights in by_shape.values():
+                self._update(weights, group["lr"], group["weight_decay"])
+        super().step(closure)  # leaves out weights without a gradient
+
+    def _update(self, weights: list[Tensor], rate: float, decay: float) -> None:
+        gradients = torch.stack([weight.grad for weight in weights])
+        before = torch.stack([self.state[w].get("momentum", torch.zeros_like(w)) for w in weights])
+        after = before.lerp(gradients, 1 - self.momentum)
+        updates = orthogonalise(gradients.lerp(after, self.momentum)).to(gradients.dtype)  # Nesterov's look ahead
+        finite = self.found_inf == 0
+        updates *= rate * _RMS * max(weights[0].shape) ** 0.5
+        for weight, kept, momentum, update in zip(weights, before, after, updates, strict=True):
+            self.state[weight]["momentum"] = torch.where(finite, momentum, kept)
+            weight.copy_(torch.where(finite, weight * (1 - rate * decay) - update, weight))
+            weight.grad = None
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """U V' of every matrix U S V', roughly: singular values from 0.7 to 1.2 (Newton-Schulz iteration)."""
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    X_BRC = matrices if wide else matrices.mT
+    X_BRC = X_BRC.float() if X_BRC.device.type == "cpu" else X_BRC.bfloat16()
+    X_BRC = X_BRC / X_BRC.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram_BRR = X_BRC @ X_BRC.mT
+        X_BRC = torch.baddbmm(X_BRC, torch.baddbmm(gram_BRR, gram_BRR, gram_BRR, beta=b, alpha=c), X_BRC, beta=a)
+    return X_BRC if wide else X_BRC.mT
