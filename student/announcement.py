@@ -44,7 +44,8 @@ def announcement(trainer: "Trainer") -> str:
     parameters = sum(weight.numel() for weight in trainer.model.parameters())
     batch = f"{config.batch_windows:,} windows, {config.micro_batch:,} at a time"
     epochs = config.max_steps * config.batch_windows / len(windows)
-    rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then falling to zero"
+    falling = f"falling to zero in the last {config.decay_share:.0%}" if config.schedule == "wsd" else "falling to zero"
+    rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then {falling}"
     rows = [
         (
             "windows",

@@ -190,18 +190,20 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
 
 
 def _check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError where AdamW's state after some steps is none, or has moments that cannot be a weight's."""
-    known = {weight: moments for weight, moments in optimizer.state.items() if moments}
-    if not known:
-        raise ValueError("AdamW's state is empty")
-    for weight, moments in known.items():
-        shapes = {name: moment.shape for name, moment in moments.items()}
-        if shapes == {"momentum": weight.shape}:  # Muon's
-            continue
-        if shapes != {"step": torch.Size([]), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}:
-            raise ValueError(f"AdamW's state of a weight of shape {tuple(weight.shape)} has {shapes}")
-        if not moments["step"].item() >= 1:
-            raise ValueError(f"AdamW's state counts {moments['step'].item():g} steps")
+    """Raise ValueError where the state after some steps is none, or has moments that cannot be a weight's."""
+    if not any(optimizer.state.values()):
+        raise ValueError("the optimiser's state is empty")
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            moments = optimizer.state.get(weight)
+            if not moments:
+                continue
+            shapes = {name: moment.shape for name, moment in moments.items()}
+            names = ("momentum",) if group.get("orthogonal") else ("exp_avg", "exp_avg_sq")
+            if shapes != {"step": torch.Size([])} | dict.fromkeys(names, weight.shape):
+                raise ValueError(f"the optimiser's state of a weight of shape {tuple(weight.shape)} has {shapes}")
+            if not moments["step"].item() >= 1:
+                raise ValueError(f"the optimiser's state counts {moments['step'].item():g} steps")
 
 
 def remove_leftovers(directory: Path) -> None:

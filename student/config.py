@@ -42,6 +42,15 @@ OPERATIONAL = frozenset(
     + ["log_every", "track", "keep_last", "activation_checkpointing", "products"]
 )
 
+_BEFORE = {  # what runs did before they had the setting
+    "optimizer": "adamw",
+    "schedule": "linear",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "continue_head": False,
+    "target_temperature": 1.0,
+}
+
 
 @dataclass(frozen=True)
 class StudentConfig:
@@ -72,6 +81,10 @@ class StudentConfig:
     continue_from: Path | None = None
     """run, export or directory of safetensors that AutoModel loads: the encoder is that one, with its weights,
     whatever `encoder` says"""
+
+    continue_head: bool = False
+    """take the prediction head of the masked language model in continue_from, too (its dense layer and norm and, for
+    objectives that predict tokens, the biases of the vocabulary); by default the head begins anew"""
 
     documents_apart: bool = False
     """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
@@ -106,7 +119,20 @@ class StudentConfig:
     et al. 2024), scaled to the size of AdamW's, which the other weights keep: rate and weight decay mean the same"""
 
     warmup: float = 0.02
-    """share of max_steps in which the rate rises linearly to its peak; it then falls linearly to zero"""
+    """share of max_steps in which the rate rises linearly to its peak; `schedule` says how it goes on"""
+
+    schedule: Literal["linear", "cosine", "wsd"] = "linear"
+    """the rate after its rise: `linear` falls to zero on a straight line, `cosine` on half a cosine wave; `wsd`
+    (warm-up, stable, decay) stays at the peak and falls on a straight line at the end"""
+
+    decay_share: float = 0.2
+    """wsd: share of max_steps in which the rate falls to zero"""
+
+    adam_beta1: float = 0.9
+    """AdamW's decay of the mean of gradients"""
+
+    adam_beta2: float = 0.999
+    """AdamW's decay of the mean of squared gradients"""
 
     weight_decay: float = 0.01
     """AdamW's decoupled weight decay, on everything but norms and biases"""
@@ -193,9 +219,14 @@ class StudentConfig:
         for name in ("mask_rate", "mask_rate_end"):
             self._require(name, lambda value: 0 < value < 1, "a share between 0 and 1")
         self._require("warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
+        self._require("decay_share", lambda value: 0 < value <= 1, "a share of the steps above 0")
+        for name in ("adam_beta1", "adam_beta2"):
+            self._require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
         self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
+        if self.continue_head and self.continue_from is None:
+            raise ValueError("--continue-head needs --continue-from, the model whose head it takes.")
         if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {', '.join(LSP_OBJECTIVES)}, found"
@@ -222,8 +253,8 @@ class StudentConfig:
         unused = {"untied", "segments"}
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
-        unused |= {"target_temperature"} if self.target_temperature == 1 else set()
-        unused |= {"optimizer"} if self.optimizer == "adamw" else set()
+        unused |= {name for name, first in _BEFORE.items() if getattr(self, name) == first}
+        unused |= {"decay_share"} if self.schedule != "wsd" else set()
         later = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 

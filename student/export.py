@@ -12,17 +12,13 @@ Left out: a probe's files (probe.py), pushing to the Hub (hub.py).
 Shapes: V vocabulary, k LSPs, d width of the head's output.
 """
 
-import copy
 import json
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from huggingface_hub import ModelCardData
-from torch import Tensor
-from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from common.paths import utf8
 from common.text import code_span, markdown_text, printable
@@ -31,18 +27,8 @@ from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 from student.model import Student
 from student.objectives import Objective
+from student.stock import stock_model
 
-# Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
-HEAD_LAYOUTS = {
-    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
-    "deberta": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
-    "deberta-v2": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
-    "distilbert": ("vocab_transform", "vocab_layer_norm"),
-    "electra": ("generator_predictions.dense", "generator_predictions.LayerNorm"),
-    "modernbert": ("head.dense", "head.norm"),
-    "roberta": ("lm_head.dense", "lm_head.layer_norm"),
-    "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
-}
 LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"
 # Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
@@ -107,44 +93,6 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     )
 
 
-def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
-    """The student as its family's *ForMaskedLM; None where its outputs are not tokens, or the layout is not known.
-
-    The weights are copies; the output matrix is tied to the embeddings if it is in the student.
-    """
-    columns = objective.token_columns
-    if columns is None or not has_known_head(model.encoder.config):
-        return None
-    matrix_Vd = None if model.tied else model.output_matrix[columns]
-    return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
-
-
-def has_known_head(config: PretrainedConfig) -> bool:
-    """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
-    return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
-
-
-def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTrainedModel:
-    """Encoder and head of a student with an output layer over the vocabulary, as its family's *ForMaskedLM.
-
-    matrix_Vd  the decoder; None to tie it to the embeddings
-    """
-    config = copy.deepcopy(model.encoder.config)
-    config.tie_word_embeddings = matrix_Vd is None
-    with torch.random.fork_rng(devices=[]):  # its first weights are all replaced
-        stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
-    dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
-    stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
-    dense.load_state_dict(model.head.dense.state_dict(), strict=True)
-    norm.load_state_dict(model.head.norm.state_dict(), strict=True)
-    with torch.no_grad():
-        for bias in _decoder_biases(stock, len(bias_V)):
-            bias.copy_(bias_V)
-        if matrix_Vd is not None:
-            stock.get_output_embeddings().weight.copy_(matrix_Vd)
-    return stock.eval()
-
-
 def write_papers(directory: Path, text: CardText, store: Store, lineage: dict) -> None:
     """Write tokenizer, lineage.json and model card of an export, which holds no code and names none.
 
@@ -166,14 +114,6 @@ def _mean_mass(store: Store) -> dict:
     """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
     kept = store.report()["mass_kept"]
     return {"mass_kept": kept, "mass_dropped": 1 - kept}
-
-
-def _decoder_biases(stock, vocabulary: int):
-    """The decoder's bias and its aliases: an untied model has copies, which older releases tie on loading."""
-    decoder = stock.get_output_embeddings()
-    parents = [module for module in stock.modules() if decoder in module.children()]
-    biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]
-    return [bias for bias in biases if isinstance(bias, Tensor) and bias.shape == (vocabulary,)]
 
 
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:

@@ -4,8 +4,8 @@
 
 Jordan et al. 2024 (kellerjordan.github.io/posts/muon) and Liu et al. 2025 (arXiv:2502.16982), whose scale makes an
 update of a matrix about as large as AdamW's, so that rate and weight decay mean the same for both. torch.optim.Muon
-does the same to every matrix alone and in bfloat16, which processors without that type multiply some 30 times as slowly;
-here equal shapes are computed together, in float32 on a CPU.
+does the same to every matrix alone and in bfloat16, which processors without that type multiply about ten times as
+slowly; here equal shapes are computed together, in float32 on a CPU.
 
 Shapes: B matrices of one shape, R rows, C columns, R <= C.
 """
@@ -15,13 +15,18 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, of odd polynomials of degree 5 that stay near 1 there (Jordan)
+_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # steepest at 0, of odd polynomials of degree 5 that stay near 1 there (Jordan)
 _ITERATIONS = 5
 _RMS = 0.2  # of an update's entries, as of AdamW's (Liu et al., section 2.2)
 
 
 class Muon(torch.optim.AdamW):
-    """Takes AdamW's arguments. In groups with `orthogonal` all weights are matrices, and their state is a momentum."""
+    """Takes AdamW's arguments. In groups with `orthogonal` all weights are matrices; their state is a momentum, and
+    the count of steps that AdamW expects in every state."""
 
     def __init__(self, groups: list[dict], *, momentum: float = 0.95, **adamw):
         super().__init__(groups, **adamw)
@@ -29,7 +34,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step, which changes nothing where `found_inf` (a scalar tensor, as of a GradScaler) is not 0."""
+        """One step, which changes nothing where `found_inf`, a scalar tensor that is to be set before, is not 0."""
         for group in self.param_groups:
             if not group.get("orthogonal", False):
                 continue
@@ -42,13 +47,20 @@ class Muon(torch.optim.AdamW):
         super().step(closure)  # leaves out weights without a gradient
 
     def _update(self, weights: list[Tensor], rate: float, decay: float) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] |= {
+                    "step": torch.zeros((), device=weight.device),
+                    "momentum": torch.zeros_like(weight),
+                }
         gradients = torch.stack([weight.grad for weight in weights])
-        before = torch.stack([self.state[w].get("momentum", torch.zeros_like(w)) for w in weights])
+        before = torch.stack([self.state[weight]["momentum"] for weight in weights])
         after = before.lerp(gradients, 1 - self.momentum)
         updates = orthogonalise(gradients.lerp(after, self.momentum)).to(gradients.dtype)  # Nesterov's look ahead
         finite = self.found_inf == 0
         updates *= rate * _RMS * max(weights[0].shape) ** 0.5
         for weight, kept, momentum, update in zip(weights, before, after, updates, strict=True):
+            self.state[weight]["step"] += finite
             self.state[weight]["momentum"] = torch.where(finite, momentum, kept)
             weight.copy_(torch.where(finite, weight * (1 - rate * decay) - update, weight))
             weight.grad = None

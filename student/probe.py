@@ -42,8 +42,6 @@ from student.export import (
     PROBE_FILE,
     CardText,
     auto_loading,
-    has_known_head,
-    masked_lm,
     write_papers,
 )
 from student.flops import forward_flops
@@ -63,6 +61,7 @@ from student.lsp_model import (
 from student.model import Student
 from student.objectives import Mlm
 from student.probe_config import ProbeConfig
+from student.stock import has_known_head, masked_lm
 from student.task import Task
 from student.trainer import train
 

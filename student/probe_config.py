@@ -50,6 +50,8 @@ class ProbeConfig(StudentConfig):
     untied: bool = field(init=False, default=False)
     encoder: str = field(init=False, default="")
     continue_from: Path | None = field(init=False, default=None)
+    continue_head: bool = field(init=False, default=False)
+    optimizer: Literal["adamw", "muon"] = field(init=False, default="adamw")
     dropout: float | None = field(init=False, default=None)
 
     def identity(self) -> dict:

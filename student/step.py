@@ -14,6 +14,7 @@ and its loss are (objectives.py), how processes add up (ranks.py).
 Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss terms.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -245,14 +246,19 @@ def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
 
 
 def learning_rate(config: ResolvedConfig, step: int) -> float:
-    """Rate of one step, counted from 0: linear rise to the peak, then linear fall that ends above zero.
+    """Rate of one step, counted from 0: linear rise to the peak, then the schedule's way down, which ends above zero.
 
-    With w warm-up steps the first step has 1/w of the peak, where transformers' schedule begins with a step of rate 0.
+    With w warm-up steps the first step has 1/w of the peak, where transformers' schedules begin with a step of rate 0.
     """
     warmup_steps = round(config.warmup * config.max_steps)
     if step < warmup_steps:
         return config.lr * (step + 1) / warmup_steps
-    return config.lr * (config.max_steps - step) / (config.max_steps - warmup_steps)
+    steps_left, falling_steps = config.max_steps - step, config.max_steps - warmup_steps
+    if config.schedule == "cosine":
+        return config.lr * (1 - math.cos(math.pi * steps_left / falling_steps)) / 2
+    if config.schedule == "wsd":
+        falling_steps = max(1, round(config.decay_share * config.max_steps))
+    return config.lr * min(1.0, steps_left / falling_steps)
 
 
 def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
@@ -261,23 +267,24 @@ def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 
 def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
-    """AdamW with betas 0.9 and 0.999; norms and biases, the one-dimensional weights, decay if asked for.
+    """AdamW; norms and biases, the one-dimensional weights, decay if asked for.
 
     With Muon, the matrices between the layers of encoder and head are its; embeddings and outputs stay AdamW's.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    hidden = [weight for weight in weights if id(weight) in linear and config.optimizer == "muon"]
+    matrices = [weight for weight in weights if weight.ndim > 1 and id(weight) not in set(map(id, hidden))]
     small_decay = config.weight_decay if config.decay_all else 0.0
-    groups = [
-        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
+    groups: list[dict] = [
+        {"params": matrices, "weight_decay": config.weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": small_decay},
     ]
-    options = {"lr": config.lr, "betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
+    betas = (config.adam_beta1, config.adam_beta2)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, **options)
-    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    hidden = [weight for weight in groups[0]["params"] if id(weight) in linear]
-    groups[0]["params"] = [weight for weight in groups[0]["params"] if id(weight) not in linear]
-    return Muon([{"params": hidden, "weight_decay": config.weight_decay, "orthogonal": True}, *groups], **options)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=1e-8, fused=True)
+    groups.insert(0, {"params": hidden, "weight_decay": config.weight_decay, "orthogonal": True})
+    return Muon(groups, lr=config.lr, betas=betas, eps=1e-8, fused=True)
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None:

@@ -5,17 +5,19 @@ Left out: the training itself (trainer.py).
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 from torch import nn
 
 from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config, token_types
+from student.encoders import encoder_config, token_types
 from student.export import export_student
-from student.model import Student
+from student.model import Student, build_student
 from student.objectives import OBJECTIVES, Objective
+from student.stock import take_head
 
 logger = logging.getLogger(__name__)
 _WHOLE_WINDOW_TARGETS = (
@@ -58,8 +60,10 @@ def student_task(config: StudentConfig, store: Store) -> Task:
     hf_config = encoder_config(config, store)
 
     def build() -> Student:
-        encoder = build_encoder(hf_config, config.seed, config.initial_weights)
-        return Student(encoder, objective.outputs, tied=objective.tied, seed=config.seed)
+        student = build_student(config, store, objective)
+        if config.continue_head:
+            take_head(student, cast(Path, config.initial_weights), objective.token_columns)
+        return student
 
     segments = config.segments == "auto" and store_has_pairs(store) and token_types(hf_config) >= 2
     return Task("train-student", objective, hf_config.to_diff_dict(), build, export_student, segments)

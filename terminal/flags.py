@@ -34,6 +34,8 @@ OTHER_NAMES = {
     "num_steps": ["max_steps"],
     "warmup_ratio": ["warmup"],
     "warmup_steps": ["warmup"],
+    "lr_scheduler_type": ["schedule"],
+    "optim": ["optimizer"],
     "max_grad_norm": ["grad_clip"],
     "mlm_probability": ["mask_rate"],
     "masking_rate": ["mask_rate"],

@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, LINEAGE, WHERE, exported
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from common.errors import RunError
 from student.config import StudentConfig
-from student.export import HEAD_LAYOUTS, stock_model
 from student.model import build_student
 from student.objectives import Kd, Mlm, Mlsm, Mtl, NaiveMlsm
+from student.stock import HEAD_LAYOUTS, stock_model
+from student.task import student_task
 from student.trainer import train
 
 
@@ -44,6 +46,26 @@ def test_tied_exports_predict_what_the_student_predicts(name, family, ids_store,
     assert stock.get_output_embeddings().weight is stock.get_input_embeddings().weight
     assert not (export / "lsp_head.safetensors").exists()
     assert_encoder_is_loadable(model, export)
+
+
+def test_a_continued_head_predicts_what_the_model_it_comes_from_does(family, ids_store, tmp_path):
+    model, export = exported(family, Mlm(ids_store), ids_store, tmp_path / "export")
+    settings = {"objective": "mlm", "continue_from": export, "lr": 1e-3}
+    ours, anew = (
+        student_task(StudentConfig(**settings, continue_head=keep), ids_store).build().eval() for keep in (True, False)
+    )
+    expected = model(IDS, ATTENTION, WHERE)
+    assert torch.allclose(ours(IDS, ATTENTION, WHERE), expected, atol=1e-5)
+    assert not torch.allclose(anew(IDS, ATTENTION, WHERE), expected, atol=1e-1)
+
+
+def test_a_continued_head_must_be_there(lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    config = StudentConfig(continue_from=export, continue_head=True, lr=1e-3)
+    with pytest.raises(RunError, match="--continue-head: .*not in the files.*Give the export of a run of mlm"):
+        student_task(config, lsp_store).build()
+    with pytest.raises(ValueError, match="--continue-head needs --continue-from"):
+        StudentConfig(continue_head=True)
 
 
 def test_an_untied_mtl_export_has_a_decoder_of_its_own_that_predicts_as_the_student(family, lsp_store, tmp_path):

@@ -17,13 +17,13 @@ from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.export import HEAD_LAYOUTS
 from student.identity import read_json
 from student.lsp_model import LspModel
 from student.objectives import Mlm, Mlsm, Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
 from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
+from student.stock import HEAD_LAYOUTS
 from student.trainer import train
 from terminal.settings import parse
 

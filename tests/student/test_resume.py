@@ -68,6 +68,18 @@ def test_a_run_is_ready_at_once_after_a_million_steps(lsp_store, settings):
     assert set(epochs) == {80_000} and len(set(ids)) == 12, "12 x 1,000,000 windows are 80,000 epochs of 150"
 
 
+def test_a_run_with_muon_goes_on_exactly(lsp_store, settings, tmp_path):
+    common = settings | {"store": lsp_store.path, "optimizer": "muon", "schedule": "wsd", "adam_beta2": 0.98}
+    train(unbroken := StudentConfig(**common | {"output": tmp_path / "unbroken"}))
+    with pytest.raises(Interrupted):
+        train(broken := StudentConfig(**common | {"output": tmp_path / "broken"}), stop_after(4))
+    train(broken)
+    figures = [[line["loss"] for line in log_of(run.output).values() if "loss" in line] for run in (unbroken, broken)]
+    assert figures[0] == figures[1] and len(figures[0]) == 8
+    ours, theirs = (load_file(run.output / "export" / "model.safetensors") for run in (broken, unbroken))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_the_order_far_into_a_run_costs_what_it_does_at_its_beginning(lsp_store):
     seconds = []
     for start in (0, 10**12):

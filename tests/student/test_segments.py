@@ -13,7 +13,6 @@ from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import encoder_config, token_types
-from student.export import masked_lm
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.identity import read_json
@@ -23,6 +22,7 @@ from student.objectives import Mlm
 from student.probe import ProbedStudent, train_probe
 from student.probe_config import ProbeConfig
 from student.step import Loader
+from student.stock import masked_lm
 from student.trainer import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -51,10 +51,11 @@ def test_the_gradient_of_a_large_table_is_clipped_by_its_exact_norm(monkeypatch)
     assert clipped == pytest.approx(2.0, rel=2e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("spoilt", ["loss", "gradient", None])
-def test_a_step_that_is_not_finite_changes_nothing(lsp_store, settings, spoilt):
-    """AdamW looks at loss and norm by itself, on a GPU before the host has seen them."""
-    stepper, loader = stepper_and_loader(StudentConfig(**settings), lsp_store)
+def test_a_step_that_is_not_finite_changes_nothing(lsp_store, settings, spoilt, optimizer):
+    """The optimiser looks at loss and norm by itself, on a GPU before the host has seen them."""
+    stepper, loader = stepper_and_loader(StudentConfig(**settings, optimizer=optimizer), lsp_store)
     batches = [loader.step(1, step, 12) for step in range(2)]
     with torch.random.fork_rng():
         stepper.update(0, batches[0])

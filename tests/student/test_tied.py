@@ -12,13 +12,13 @@ from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
-from student.export import has_known_head, masked_lm
 from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.identity import read_json
 from student.lsp_model import LspModel
 from student.model import build_student
 from student.objectives import Mlsm, Mtl, NaiveMlsm
+from student.stock import has_known_head, masked_lm
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24

@@ -11,7 +11,7 @@ from http_store import serving
 from preloaded import Preloaded, run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
-from transformers import AutoModel
+from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
 import student.trainer
 from common.errors import DeviceError, Interrupted, RunError, TrainingError
@@ -399,6 +399,19 @@ def test_learning_rate_rises_and_falls_linearly():
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert rates[10:] == pytest.approx([(100 - i) / 90 for i in range(10, 100)])
     assert learning_rate(StudentConfig(max_steps=5, warmup=0.0, lr=1.0), 0) == 1.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
+def test_schedules_are_those_of_transformers_one_step_later(schedule):
+    config = StudentConfig(max_steps=100, warmup=0.1, lr=1.0, schedule=schedule, decay_share=0.3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    if schedule == "wsd":
+        theirs = get_wsd_schedule(optimizer, 10, 30, num_stable_steps=60, decay_type="linear")
+    else:
+        theirs = get_scheduler(schedule, optimizer, 10, 100)
+    [rate] = theirs.lr_lambdas
+    expected = [rate(step + 1) for step in range(10)] + [rate(step) for step in range(10, 100)]
+    assert [learning_rate(config, step) for step in range(100)] == pytest.approx(expected)
 
 
 def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):
