@@ -11,16 +11,16 @@ Shapes: B matrices of one shape, R rows, C columns, R <= C.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_COEFFICIENTS = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # steepest at 0, of odd polynomials of degree 5 that stay near 1 there (Jordan)
+# Steepest at 0, of odd polynomials of degree 5 that stay near 1 around it (Jordan et al.).
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+_MOMENTUM = 0.95
 _RMS = 0.2  # of an update's entries, as of AdamW's (Liu et al., section 2.2)
 
 
@@ -28,12 +28,8 @@ class Muon(torch.optim.AdamW):
     """Takes AdamW's arguments. In groups with `orthogonal` all weights are matrices; their state is a momentum, and
     the count of steps that AdamW expects in every state."""
 
-    def __init__(self, groups: list[dict], *, momentum: float = 0.95, **adamw):
-        super().__init__(groups, **adamw)
-        self.momentum = momentum
-
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, which changes nothing where `found_inf`, a scalar tensor that is to be set before, is not 0."""
         for group in self.param_groups:
             if not group.get("orthogonal", False):
@@ -55,8 +51,8 @@ class Muon(torch.optim.AdamW):
                 }
         gradients = torch.stack([weight.grad for weight in weights])
         before = torch.stack([self.state[weight]["momentum"] for weight in weights])
-        after = before.lerp(gradients, 1 - self.momentum)
-        updates = orthogonalise(gradients.lerp(after, self.momentum)).to(gradients.dtype)  # Nesterov's look ahead
+        after = before.lerp(gradients, 1 - _MOMENTUM)
+        updates = orthogonalise(gradients.lerp(after, _MOMENTUM)).to(gradients.dtype)  # Nesterov's look ahead
         finite = self.found_inf == 0
         updates *= rate * _RMS * max(weights[0].shape) ** 0.5
         for weight, kept, momentum, update in zip(weights, before, after, updates, strict=True):
