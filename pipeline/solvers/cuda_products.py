@@ -99,7 +99,7 @@ def correlate_in_float16(prepared: PreparedOnGpu, residual_md: torch.Tensor, out
 
 @contextlib.contextmanager
 def sums_in_float32() -> Iterator[None]:
-    """Products of float16 without what torch allows cuBLAS by default, partial sums of float16, or what users may allow.
+    """Products of float16 without partial sums of float16, which torch lets cuBLAS make by default, or if users say so.
 
     The settings are the process's: they hold for all threads while any is inside, and the last to leave restores them.
     """

@@ -282,7 +282,7 @@ def install(order="ascending"):
 
 
 def shrink_kernels():
-    """Give blocks of four threads working sets and parts of a gradient for some forty atoms, by which most time goes."""
+    """Give blocks of four threads working sets and parts of a gradient for some forty atoms: most time goes by them."""
     from pipeline.solvers import cuda_kernels, cuda_working_set
 
     cuda_kernels.PARTS = 4
