@@ -1,14 +1,18 @@
 """Lanes: where a stage's work on the device is queued, and how it waits for another stage's.
 
 On a GPU every stage has a CUDA stream of its own, so that teacher, solver and copies overlap; order between
-them is by events, and memory that crosses over is not used again before its reader is done. On a CPU a call
-returns when its work is done, and a lane only reads the clock. Not run on a GPU yet.
+them is by events, and memory that crosses over is not used again before its reader is done. How torch sums products
+of float16 is a setting of the process: all lanes have the solver's, or the last bits of a teacher's states would
+depend on whether the solver is at work beside it. On a CPU a call returns when its work is done, and a lane only
+reads the clock. Not run on a GPU yet.
 """
 
 import contextlib
 import time
 
 import torch
+
+from pipeline.solvers.cuda_products import sums_in_float32
 
 
 def open_lane(device: torch.device) -> "GpuLane | HostLane":
@@ -47,6 +51,7 @@ class GpuLane:
 
     def __enter__(self):
         self._entered.enter_context(torch.cuda.stream(self._stream))  # the device as well: both belong to the thread
+        self._entered.enter_context(sums_in_float32())
         return self
 
     def __exit__(self, *_):

@@ -11,7 +11,9 @@ H, over a >= 0, minimises 1/2 ||h - a D||^2 + lam * sum(a) (problem.py). A chunk
 A Newton step (Bertsekas 1982) solves for the atoms that may move, those with a coefficient or a positive excess, by a
 Cholesky factor of their Gram matrix, made a little heavier on its diagonal so that equal atoms do no harm. Of the
 points on the way, max(a + t p, 0) for some t up to 1, the one with the lowest objective is taken; a step along the
-scaled gradient, which always descends, is among them.
+scaled gradient, which always descends, is among them. Where there are more atoms than dimensions, that point may be the
+one at which some tiny coefficient is zero, and the next sweep brings another one in, for as many rounds as there are.
+So a token that takes many rounds gets steps over its support alone, each without an atom more: they end at a minimum.
 
 Nothing loops over tokens, and the host asks for one small answer a round. Working sets have the same capacity for all;
 tokens that need a larger one wait until the others are finished. Equal input gives equal bits on equal hardware and
@@ -34,6 +36,8 @@ JOINING = 8  # atoms that join a working set in a round, at least; a quarter of 
 FIRST_CAPACITY = 40  # atoms of a working set; twice as many for tokens that need more, and so on
 FEWEST_FREE = 4  # atoms without a coefficient, which others may replace; with fewer a full working set is too small
 NEWTON_STEPS = 2  # in a round, each after a sweep of coordinate descent
+PATIENCE = 12  # rounds, after which one ends with Newton steps over the support alone
+SUPPORT_STEPS = 8
 POINTS = 5  # on the way of a Newton step, each half as far as the one before; and as many up to the first zero
 RIDGE = 3e-5  # of a diagonal entry, for each atom that may move: steps along dependent atoms are not endless then
 MAX_ROUNDS = 100  # with one capacity
@@ -138,6 +142,8 @@ def _solve_tokens(problem: _Problem, tokens: _Tokens, capacity: int) -> Iterator
         for _ in range(NEWTON_STEPS):
             _descend(tokens.gram_nWW, code_nW, excess_nW)
             code_nW, excess_nW = _newton_step(tokens.gram_nWW, code_nW, excess_nW)
+        for _ in range(SUPPORT_STEPS if turn >= PATIENCE else 0):
+            code_nW, excess_nW = _newton_step(tokens.gram_nWW, code_nW, excess_nW, of_support=True)
         tokens = tokens._replace(code_nW=code_nW)
 
 
@@ -194,14 +200,14 @@ def _descend(gram_nWW, code_nW, excess_nW):
         excess_nW.addcmul_(change_n[:, None], gram_nWW[:, place], value=-1)
 
 
-def _newton_step(gram_nWW, code_nW, excess_nW):
-    """Minimise over the working sets, nearly: the new coefficients and the new excess."""
+def _newton_step(gram_nWW, code_nW, excess_nW, of_support=False):
+    """Minimise over the working sets, or over the atoms with a coefficient, nearly: the new coefficients and excess."""
     square_nW = gram_nWW.diagonal(dim1=1, dim2=2)
-    active_nW = (code_nW > 0) | (excess_nW > 0)
+    active_nW = code_nW > 0 if of_support else (code_nW > 0) | (excess_nW > 0)
     count_n1 = active_nW.sum(1, keepdim=True)
     # scaled so that it always descends: no eigenvalue of a matrix with a diagonal of ones exceeds their number
     gradient_nW = torch.where(active_nW, excess_nW / (count_n1 * square_nW).clamp_min(1e-30), 0.0)
-    moves_nW = code_nW + gradient_nW > 0
+    moves_nW = active_nW & (code_nW + gradient_nW > 0)
     mask_nW = moves_nW.float()
     matrix_nWW = gram_nWW * mask_nW[:, :, None] * mask_nW[:, None, :]
     matrix_nWW.diagonal(dim1=1, dim2=2).add_(torch.where(moves_nW, RIDGE * count_n1 * square_nW, 1.0))

@@ -16,8 +16,8 @@ on with a larger one. Arrays never visit the host. Everything runs on torch's cu
 bits on equal hardware and libraries.
 
 Simulator-tested; no GPU has run it yet. (In Numba's CUDA simulator, NUMBA_ENABLE_CUDASIM=1, tensors are on the
-CPU. The kernels have also been compiled for sm_90 without a GPU, and, as blocks of one thread, run on a CPU at real
-sizes: compile_kernels.py and kernels_on_cpu.py in tests/pipeline/solvers.)
+CPU. The kernels have also been compiled for sm_80, 90 and 100 without a GPU, searched for races, and, as blocks of one
+thread, run on a CPU at real sizes: instruction_budget.py, races.py and kernels_on_cpu.py in tests/pipeline/solvers.)
 Left out: float64, warm starts, tolerances below the precision of the products (5e-5), several GPUs in one call.
 
 Shapes: N tokens, n tokens of a chunk, m places of those that are active, d hidden width, K atoms, W atoms of a working

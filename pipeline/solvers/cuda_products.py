@@ -15,7 +15,9 @@ Shapes: m tokens, d hidden width, K atoms; d and K are filled up with zeros to m
 """
 
 import contextlib
-from typing import NamedTuple
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ import torch
 HALF_ROUNDING = 2.0**-11  # of float16, of the value
 SUMMING = 1e-5  # what sums of float32 on tensor cores may lose, of the norms of both vectors
 SHORTEST, LONGEST = 0.1, 10.0  # norms of atoms whose Gram matrix float16 holds well
+SUMS_OF_FLOAT16 = "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation"  # settings of torch
+_settings = threading.Lock()
+_before: list[dict[str, Any]] = []  # the settings as they were, once for each that is in `sums_in_float32`
 
 
 class PreparedOnGpu(NamedTuple):
@@ -86,24 +91,30 @@ def prepare(atoms_Kd: torch.Tensor, gram_KK: torch.Tensor) -> PreparedOnGpu:
 def correlate_in_float16(prepared: PreparedOnGpu, residual_md: torch.Tensor, out_mK: torch.Tensor) -> None:
     """out = residual @ atoms.T, all in float16 but for the sums."""
     if residual_md.is_cuda:
-        with _sums_in_float32():
+        with sums_in_float32():
             torch.mm(residual_md, prepared.half_atoms_Kd.T, out=out_mK)
     else:
         out_mK.copy_(residual_md.float() @ prepared.half_atoms_Kd.float().T)
 
 
 @contextlib.contextmanager
-def _sums_in_float32():
-    """Without what torch allows cuBLAS by default, partial sums of float16, or what users may allow it."""
-    matmul, names = torch.backends.cuda.matmul, ("allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
-    before = {name: getattr(matmul, name) for name in names}
-    try:
-        for name in names:
+def sums_in_float32() -> Iterator[None]:
+    """Products of float16 without partial sums of float16, which torch lets cuBLAS make by default, or if users say so.
+
+    The settings are the process's: they hold for all threads while any is inside, and the last to leave restores them.
+    """
+    matmul = torch.backends.cuda.matmul
+    with _settings:
+        _before.append(_before[0] if _before else {name: getattr(matmul, name) for name in SUMS_OF_FLOAT16})
+        for name in SUMS_OF_FLOAT16:
             setattr(matmul, name, False)
+    try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(matmul, name, value)
+        with _settings:
+            before = _before.pop()
+            for name, value in before.items() if not _before else ():
+                setattr(matmul, name, value)
 
 
 def correlate_precisely(prepared: PreparedOnGpu, residual_md: torch.Tensor, out_mK: torch.Tensor) -> None:

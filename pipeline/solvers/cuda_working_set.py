@@ -90,7 +90,7 @@ def minimise_medium(
 def _minimise_token(vectors, own, gram_KK, atoms, code_W, excess_W, size_n, token, limit):
     code, excess, steps, direction, image = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4]
     size, stride, lane = size_n[token], LANES * len(code) + 1, cuda.threadIdx.x
-    shared = cuda.shared.array(0, float32)  # the Gram matrix, and a direction for all threads to read
+    shared = cuda.shared.array(0, float32, 16)  # the Gram matrix, and a direction that is read 16 bytes at a time
     whole = size + (-size & 3)  # a multiple of four; zeros fill up the Gram matrix
     _copy_gram(shared, gram_KK, atoms, own, size, whole, stride)
     for q in range(len(code)):

@@ -1,5 +1,6 @@
 """gpu_check: every item runs at toy size on a CPU, as far as it can; what becomes of items that hang or fail."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -17,20 +18,29 @@ TOY = Setting(torch.device("cpu"), toy=True)
 WHOLE_ON_A_CPU = {"coder_vs_teacher", "fista"}
 
 
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory):
+    """Runs an item once for all tests; returns its exit code and what it found."""
+
+    @functools.cache
+    def run(name):
+        file = tmp_path_factory.mktemp("toy") / "found.json"
+        return gpu_check.run_here(name, TOY, file), json.loads(file.read_text())
+
+    return run
+
+
 @pytest.mark.parametrize("name", ITEMS)
-def test_an_item_runs_at_toy_size(name, tmp_path, one_thread):
-    assert gpu_check.run_here(name, TOY, tmp_path / "found.json") == 0
-    found = json.loads((tmp_path / "found.json").read_text())
+def test_an_item_runs_at_toy_size(name, toy_run, one_thread):
+    code, found = toy_run(name)
+    assert code == 0
     assert found["status"] == ("ok" if name in WHOLE_ON_A_CPU else "skipped: needs a GPU")
     assert found["measurement"] or name in ("memcheck", "racecheck", "synccheck")
 
 
-def test_figures_of_a_toy_run_are_right(tmp_path, one_thread):
+def test_figures_of_a_toy_run_are_right(toy_run, one_thread):
     """Where both sides of a comparison are the same CPU, nothing may differ."""
-    figures = {}
-    for name in ("losses", "learner", "trainer", "fista"):
-        gpu_check.run_here(name, TOY, tmp_path / "found.json")
-        figures[name] = json.loads((tmp_path / "found.json").read_text())["measurement"]
+    figures = {name: toy_run(name)[1]["measurement"] for name in ("losses", "learner", "trainer", "fista")}
     assert figures["losses"]["float32_differs_by"] == 0 < figures["losses"]["bfloat16_differs_by"] < 0.02
     assert figures["learner"]["atoms_differ_by"] <= figures["learner"]["at_most"] < 1e-4
     assert figures["trainer"]["resumed_differs_by"] == 0

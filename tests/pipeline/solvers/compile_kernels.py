@@ -3,21 +3,18 @@
     pip install "numba-cuda[cu13]" nvidia-cuda-nvcc      # nvcc for ptxas, which counts registers; may be left out
     python tests/pipeline/solvers/compile_kernels.py
 
-Numba compiles a kernel for a given compute capability without a device, but asks the current device's when it
-meets a device function; here the answer is made up. Prints as its last line a JSON object.
+Prints as its last line a JSON object.
 """
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-import numba.cuda.dispatcher
+import sass
 from numba import cuda, float32, int32, int64
 from numba.cuda.types import float16
 
@@ -45,8 +42,8 @@ KERNELS = {
 
 
 def main():
-    numba.cuda.dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=CAPABILITY)
-    print(json.dumps({name: report(ptx(*KERNELS[name])) for name in KERNELS}))
+    with sass.device(CAPABILITY):
+        print(json.dumps({name: report(ptx(*KERNELS[name])) for name in KERNELS}))
 
 
 def ptx(kernel, signature):
@@ -57,16 +54,16 @@ def ptx(kernel, signature):
 def report(code):
     """Lines of PTX with float64, local memory and calls; registers and spilled bytes, if ptxas is there."""
     patterns = {"float64": r"\.f64", "local": r"\.local\b", "calls": r"\bcall\b", "barriers": r"\bbar\."}
-    return {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()} | registers(code)
+    alignments = re.findall(r"\.extern \.shared \.align (\d+)", code)  # of the memory whose size a launch gives
+    counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}
+    return counts | {"alignments": [*map(int, alignments)]} | registers(code)
 
 
 def registers(code):
-    beside = (path for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
-    ptxas = next(beside, shutil.which("ptxas"))  # the one beside is not older than what wrote the code
-    if ptxas is None:
+    if sass.tool("ptxas") is None:
         return {}
     run = subprocess.run(
-        [ptxas, "-v", "-arch=sm_{}{}".format(*CAPABILITY), "-o", "/dev/null", "-"],
+        [sass.tool("ptxas"), "-v", "-arch=sm_{}{}".format(*CAPABILITY), "-o", "/dev/null", "-"],
         input=code,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -199,7 +199,7 @@ def small_rows():
 @check
 def types_and_layouts():
     """Half precision gives the bits of the same numbers in float32; strides and gradients change nothing."""
-    hidden, atoms = map(torch.as_tensor, problem(2, 16, 40))
+    hidden, atoms = map(torch.as_tensor, problem(2, 8, 20))
     for dtype in (torch.float16, torch.bfloat16):
         same_bits(solve(hidden.to(dtype), atoms, 0.05), solve(hidden.to(dtype).float(), atoms, 0.05))
     strided = solve(hidden.repeat_interleave(2, 1)[:, ::2], atoms.T.contiguous().T, 0.05)
@@ -211,7 +211,7 @@ def types_and_layouts():
 
 @check
 def chunks_change_nothing():
-    hidden, atoms = problem(3, 12, 30)
+    hidden, atoms = problem(3, 8, 20)
     expected = solve(hidden, atoms, 0.05)
     same_bits(solve(hidden, atoms, 0.05), expected)
     with changed(cd_cuda, CHUNK=2):
@@ -253,7 +253,7 @@ def working_sets_grow():
 @check
 def more_precise_products():
     """A tolerance that float16 does not reach, and rows, and atoms, that it does not hold."""
-    hidden, atoms = problem(4, 16, 40)
+    hidden, atoms = problem(2, 16, 40)
     certify(hidden, atoms, solve(hidden, atoms, 0.05, tol=1e-4), 0.05, tol=1e-4)
     long = hidden.copy()
     long[1] *= 5000
@@ -289,7 +289,7 @@ def errors_are_bounded_as_promised():
 @check
 def unfinished_tokens_know_it():
     """Stopped early, the certificate is that of the code that is returned."""
-    hidden, atoms = problem(4, 12, 60)
+    hidden, atoms = problem(2, 10, 40)
     for rounds in (0, 1, 2):
         with changed(cd_cuda, MAX_ROUNDS=rounds, MAX_HALF_ROUNDS=rounds):
             codes = solve(hidden, atoms, 0.01, tol=1e-6 if SIMULATED else 1e-4)
@@ -310,11 +310,18 @@ def halves_lose_little():
 
 @check
 def settings_of_torch_are_left_as_they_were():
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_fp16_accumulation
-    with cuda_products._sums_in_float32():
-        now = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_fp16_accumulation
-    assert before == (matmul.allow_fp16_reduced_precision_reduction, matmul.allow_fp16_accumulation) != now
+    """Also where two threads are inside, and the first to come leaves first."""
+
+    def found():
+        return [getattr(torch.backends.cuda.matmul, name) for name in cuda_products.SUMS_OF_FLOAT16]
+
+    before, first, second = found(), ExitStack(), ExitStack()
+    for stack in (first, second):
+        stack.enter_context(cuda_products.sums_in_float32())
+    first.close()
+    assert found() == [False, False] != before
+    second.close()
+    assert found() == before
 
 
 # -- in the simulator only ---------------------------------------------------------------------------------
@@ -327,7 +334,7 @@ def simulator_check(function):
 @simulator_check
 def threads_in_any_order():
     """No races: the same bits, whatever the order in which a block's threads run between barriers."""
-    hidden, atoms = problem(2, 12, 40)
+    hidden, atoms = problem(1, 12, 40)
     for constants in [{}, {"SMALL": 8, "MEDIUM": 12, "EACH_SMALL": 2, "EACH_MEDIUM": 3}]:  # the large kernel too
         with changed(cuda_kernels, FIRST_JOINING=5, JOINING=3), changed(cuda_working_set, **constants):
             lockstep.install()
@@ -350,7 +357,7 @@ def a_warp_with_the_instructions_of_a_gpu():
     of_sets = {name: warp[name] for name in warp if hasattr(cuda_working_set, name)}
     with (
         changed(cuda_kernels, LANES=32, PARTS=4, **of_kernels),
-        changed(cuda_working_set, LANES=32, EACH_SMALL=2, EACH_MEDIUM=3, **of_sets),
+        changed(cuda_working_set, LANES=32, SMALL=64, MEDIUM=96, EACH_SMALL=2, EACH_MEDIUM=3, **of_sets),
         changed(cd_cuda, LANES=32),
     ):
         codes = solve(hidden, atoms, 0.1)
@@ -364,7 +371,7 @@ def a_warp_with_the_instructions_of_a_gpu():
 @simulator_check
 def nothing_is_read_before_it_is_written():
     """NaN and absurd indices in all memory that `load` does not clear; shared memory is NaN in every check."""
-    hidden, atoms = problem(3, 12, 40)
+    hidden, atoms = problem(2, 12, 40)
     expected, load = solve(hidden, atoms, 0.02), cd_cuda._Tokens.load
 
     def spoil_and_load(tokens, chunk_nd):
@@ -487,6 +494,7 @@ def main(names):
     checks = CHECKS | (SIMULATOR_CHECKS if config.ENABLE_CUDASIM else GPU_CHECKS)
     if config.ENABLE_CUDASIM:
         lockstep.install()
+        lockstep.shrink_kernels()
     warnings.simplefilter("error", ResourceWarning)
     results = {}
     for name in names or checks:

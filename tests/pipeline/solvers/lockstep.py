@@ -281,6 +281,14 @@ def install(order="ascending"):
     Block.order = staticmethod(ORDERS[order])
 
 
+def shrink_kernels():
+    """Give blocks of four threads working sets and parts of a gradient for some forty atoms: most time goes by them."""
+    from pipeline.solvers import cuda_kernels, cuda_working_set
+
+    cuda_kernels.PARTS = 4
+    vars(cuda_working_set).update(SMALL=16, MEDIUM=24, EACH_SMALL=4, EACH_MEDIUM=6)
+
+
 @contextmanager
 def watch(watcher):
     """Tell `watcher` of all launches for a while."""

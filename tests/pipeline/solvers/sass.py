@@ -75,7 +75,7 @@ def compile_kernel(kernel, signature, capability):
     options = {
         name: kernel.targetoptions[name] for name in ("fastmath", "launch_bounds") if name in kernel.targetoptions
     }
-    with _device(capability):
+    with device(capability):
         ptx = cuda.compile_ptx(kernel.py_func, signature, cc=capability, lineinfo=True, **options)[0]
     with tempfile.TemporaryDirectory() as place:
         source, binary = Path(place) / "kernel.ptx", Path(place) / "kernel.cubin"
@@ -87,7 +87,7 @@ def compile_kernel(kernel, signature, capability):
 
 
 @contextmanager
-def _device(capability):
+def device(capability):
     """Numba asks which device is there when it meets a device function, and NVRTC, which may be missing, about it."""
     with (
         patch.object(

@@ -57,6 +57,7 @@ def lanes_hand_tensors_over():
     results, inputs = [], [numbers(3, 4, seed=seed) for seed in range(3)]
     for value in inputs:
         with first:
+            assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction  # whatever other lanes do
             made = value.to(DEVICE) * 2 + 1
             mark = first.mark()
         with second:
@@ -72,7 +73,7 @@ def lanes_hand_tensors_over():
 @check
 def the_solver_in_a_lane():
     """Coded in one lane from rows of another, as the coder does; the dictionary was prepared before all lanes."""
-    hidden, atoms = (torch.nn.functional.normalize(numbers(rows, 12, seed=rows), dim=1) for rows in (5, 40))
+    hidden, atoms = (torch.nn.functional.normalize(numbers(rows, 12, seed=rows), dim=1) for rows in (3, 40))
     atoms_there = atoms.to(DEVICE)
     prepared = prepare(atoms_there)
     assert describe_missing_kernels(DEVICE) is None  # else another solver would be checked
@@ -89,7 +90,7 @@ def the_solver_in_a_lane():
         gc.collect()
         codes = codes.to_host()
     true = kkt_violation(hidden, atoms, codes, 0.05)
-    assert len(true) == 5 and (true <= codes.kkt + 1e-6).all() and codes.kkt.max() <= 1e-3
+    assert len(true) == 3 and (true <= codes.kkt + 1e-6).all() and codes.kkt.max() <= 1e-3
 
 
 Micro = namedtuple("Micro", "ids weights name")
@@ -151,6 +152,7 @@ def failure(function, change=nullcontext):
 
 def main():
     lockstep.install()
+    lockstep.shrink_kernels()
     results = {name: failure(function) for name, function in CHECKS.items()}
     taken = {name: failure(*pair) for name, pair in TAKEN_AWAY.items()}
     print(json.dumps({"checks": results, "taken away": taken}))

@@ -63,6 +63,13 @@ def test_nearly_identical_and_small_atoms():
         check_certificate(hidden, atoms, solve(hidden, atoms, 0.01, tol=tol), 0.01, tol=tol)
 
 
+@pytest.mark.parametrize(("width", "atoms", "lam"), [(2, 56, 0.05), (3, 44, 0.005)])
+def test_many_more_atoms_than_dimensions(width, atoms, lam):
+    """Each problem has a token that the rounds of others leave above the tolerance, however many they are."""
+    hidden, atoms = problem(300, width, atoms)
+    check_certificate(hidden, atoms, solve(hidden, atoms, lam, tol=1e-4), lam, tol=1e-4)
+
+
 def test_codes_with_more_atoms_than_the_first_working_set_holds():
     hidden, atoms = problem(6, 400, 900)
     codes = solve(hidden, atoms, 1e-3, tol=1e-5)

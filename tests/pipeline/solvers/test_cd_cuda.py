@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,10 @@ pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm[te
 pytest.importorskip("numba.cuda")
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+import sass  # noqa: E402
+
 SOURCE = (HERE / "cuda_checks.py").read_text()
 
 
@@ -65,20 +68,19 @@ def test_on_a_gpu(name):
 
 def test_kernels_compile_for_a_gpu():
     """For what a GPU runs, not the simulator's variants: types, no float64, nothing of note in local memory."""
-    places = find_spec("nvidia").submodule_search_locations if find_spec("nvidia") else ()
-    if not any(path for place in places for path in Path(place).glob("*/nvvm/**/libnvvm*")):
-        pytest.skip('no NVVM: pip install "numba-cuda[cu13]"')
+    if sass.missing() == "NVVM":
+        pytest.skip("no NVVM: pip install nvidia-cuda-nvcc")
     kernels = json.loads(python(HERE / "compile_kernels.py").splitlines()[-1])
     for name, report in kernels.items():
         assert report["float64"] == report["local"] == report["calls"] == 0, name
+        assert all(alignment >= 16 for alignment in report["alignments"]), name
         assert report.get("spilled_bytes", 0) <= (0 if name != "minimise_large" else 128), name
 
 
 def test_solvers_can_be_imported_without_numba_cuda():
-    python("-c", "import sys, pipeline.solvers; assert 'numba.cuda' not in sys.modules")
     said = python(
         "-c",
-        "import sys; sys.modules['numba.cuda'] = None\n"
+        "import sys, pipeline.solvers\nassert 'numba.cuda' not in sys.modules\nsys.modules['numba.cuda'] = None\n"
         "try: import pipeline.solvers.cd_cuda\nexcept ImportError as error: print(error)",
     )
     assert 'pip install "mlsm[gpu]"' in said
