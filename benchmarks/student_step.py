@@ -71,7 +71,8 @@ def main() -> None:
             encoders = [ENCODERS[0], *([] if quick else [write_deberta(Path(directory) / "deberta-6x256")])]
             found = {Path(encoder).name: mask_later(store, replace(CONFIG, encoder=encoder)) for encoder in encoders}
             headline = {"mask_later_vs_usual": found[ENCODERS[0]]["step_time_ratio"]}
-            print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions()))
+            command = {"command": "python -m benchmarks.student_step --mask-later"}
+            print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions() | command))
             return
         for encoder in ENCODERS[: 1 if quick else None]:
             found[encoder] = report(*measure(store, replace(CONFIG, encoder=encoder)), encoder)

@@ -117,34 +117,30 @@ class MaskLater:
         if self._packing is None:
             return whole(hidden_WLd, attention_mask, *args, **kwargs)
         places_WU, packed_mask, visible_WL = self._packing
-        inner, (windows, length, _) = self._encoder.encoder, hidden_WLd.shape
+        inner, (windows, length, width) = self._encoder.encoder, hidden_WLd.shape
+        layers, config = list(inner.layer), self._encoder.config
         below, above = {"attention_mask": packed_mask}, {"attention_mask": attention_mask}
         if _is_deberta(self._encoder):
-            below, above = (
-                {"attention_mask": inner.get_attention_mask(mask)} for mask in (packed_mask, attention_mask)
-            )
-            relative = {"rel_embeddings": inner.get_rel_embedding(), "relative_pos": inner.get_rel_pos(hidden_WLd)}
-            below, above = below | relative, above | relative
-            if relative["relative_pos"] is not None:
-                relative_WUU = relative["relative_pos"][0][places_WU[:, :, None], places_WU[:, None, :]]
-                below["relative_pos"] = self._packed_positions(relative_WUU, length)
-        first_W1 = torch.arange(0, windows * length, length, device=places_WU.device)[:, None]
-        rows_N, flat = (first_W1 + places_WU).flatten(), hidden_WLd.flatten(0, 1)
-        packed_WUd = _run_layers(
-            inner.layer[: self.layer], flat.index_select(0, rows_N).view(windows, -1, flat.shape[1]), below
-        )
+            rel_embeddings, relative_1LL = inner.get_rel_embedding(), inner.get_rel_pos(hidden_WLd)
+            for inputs in (below, above):
+                inputs["attention_mask"] = inner.get_attention_mask(inputs["attention_mask"])
+                inputs |= {"rel_embeddings": rel_embeddings, "relative_pos": relative_1LL}
+            if relative_1LL is not None:
+                relative_WUU = relative_1LL[0][places_WU[:, :, None], places_WU[:, None, :]]
+                below["relative_pos"] = PackedPositions(relative_WUU, length)
+                if (
+                    config.model_type == "deberta-v2"
+                ):  # whose attention, transformers' own, takes them as (1, W H, U, U)
+                    below["relative_pos"] = relative_WUU.repeat_interleave(config.num_attention_heads, dim=0)[None]
+        rows_N = (torch.arange(0, windows * length, length, device=places_WU.device)[:, None] + places_WU).flatten()
+        flat = hidden_WLd.flatten(0, 1)
+        packed_WUd = flat.index_select(0, rows_N).view(windows, -1, width)
+        packed_WUd = _run_layers(layers[: self.layer], packed_WUd, below)
         joined_WLd = flat.index_copy(0, rows_N, packed_WUd.flatten(0, 1).to(flat.dtype)).view_as(hidden_WLd)
         if visible_WL is not None:  # of fillers nothing stays
             joined_WLd = torch.where(visible_WL[..., None], joined_WLd, hidden_WLd)
-        last = _run_layers(inner.layer[self.layer :], joined_WLd, above)
+        last = _run_layers(layers[self.layer :], joined_WLd, above)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last, hidden_states=(last,))
-
-    def _packed_positions(self, relative_WUU, length):
-        """Relative positions of packed tokens in the form that the family's attention takes."""
-        config = self._encoder.config
-        if config.model_type == "deberta":
-            return PackedPositions(relative_WUU, length)
-        return relative_WUU.repeat_interleave(config.num_attention_heads, dim=0)[None]  # (1, W H, U, U)
 
 
 def _run_layers(layers, states, inputs):

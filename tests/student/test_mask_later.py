@@ -318,8 +318,6 @@ def test_a_killed_run_goes_on_bit_for_bit_and_without_the_setting_is_what_it_was
     described = {name: read_json(tmp_path / name / "config.json") for name in ("usual", "later")}
     assert described["later"]["settings"] == described["usual"]["settings"] | {"mask_later": 2}
     assert "mask_later" not in described["usual"]["architecture"]
-    kept = export_run(ExportConfig(run=tmp_path / "later", checkpoint="6", output=tmp_path / "exported"))
-    assert not kept["kept"] and AutoConfig.from_pretrained(tmp_path / "exported").mask_later["layer"] == 2
 
 
 # -- what feeds it [MASK] ---------------------------------------------------------------------------------------
@@ -403,6 +401,12 @@ def test_an_export_is_a_stock_encoder_and_says_where_masks_enter(ids_store, tmp_
     card, usual_card = ((place / "README.md").read_text() for place in (export, usual))
     assert "[MASK] entered the encoder at layer 2 in training" in card and "[MASK] entered" not in usual_card
     assert "pipeline_tag: feature-extraction" in card and "pipeline_tag: fill-mask" in usual_card
+
+
+def test_a_checkpoint_to_resume_from_is_exported_with_it(lsp_store, settings, tmp_path):
+    train(StudentConfig(**settings | LATER | {"store": lsp_store.path, "keep_last": 9}))
+    report = export_run(ExportConfig(run=tmp_path / "run", checkpoint="6", output=tmp_path / "exported"))
+    assert not report["kept"] and AutoConfig.from_pretrained(tmp_path / "exported").mask_later["layer"] == 2
 
 
 def test_training_on_lets_masks_enter_as_it_is_told(ids_store, tmp_path):
