@@ -1,6 +1,6 @@
 """Tokens per second of our MLSM step over the faster form of a stock masked-LM training step on this machine.
 
-    python -m benchmarks.student_step [--quick]
+    python -m benchmarks.student_step [--quick] [--mask-later]
 
 Both train a BERT (6 x 256, 4 x 256, 2 x 128) on 32 windows of 128 tokens, |V| = 28,996, with gradient clipping and
 fused AdamW. Stock: `BertForMaskedLM(ids, labels)`, logits over the vocabulary at every position, on a batch that lies
@@ -12,6 +12,9 @@ it, with the library for each product that a run would choose, on a GPU compiled
 the target. The rivals take turns, so that a busy machine slows all alike, of a few steps each, of which the first is
 not counted: it pays for the memory that the others took. BERT's own dropout of 0.1; 6 x 256 is compared with the
 sparse rival without it too. `--quick` measures 6 x 256 alone.
+
+`--mask-later` measures something else: our MLSM step with [MASK] entering after two thirds of the layers over our usual
+one, both at a mask rate of 0.4, for BERT and a DeBERTa of 6 x 256 (`--quick`: BERT alone). At most 0.80 is the target.
 
 Prints lines for people, then one of JSON. Left out: time to a given quality (another benchmark's claim).
 """
@@ -27,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers import DebertaConfig
 
 from common.device import choose_device
 from common.machine import processor
@@ -37,7 +41,8 @@ from shards.writer import UnitWriter
 from student.arithmetic import choose_arithmetic
 from student.batches import pin, read_ahead
 from student.config import StudentConfig
-from student.encoders import encoder_config
+from student.encoders import encoder_config, named_config
+from student.flops import step_flops
 from student.linear import use_fast_linear
 from student.masking import build_masking
 from student.model import build_student
@@ -47,6 +52,7 @@ from student.step import Loader, Stepper, resolve_compile, resolve_dtype
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
 NON_ZEROS = 31
+LATER_RATE = 0.4  # later masks pay where many tokens are masked
 TURNS, STEPS = 3, 4  # of every rival, steps in a turn
 ENCODERS = ("bert-6x256", "bert-4x256", "bert-2x128")
 CONFIG = StudentConfig(batch_windows=WINDOWS, micro_batch=WINDOWS, max_steps=1000, lr=1e-4)
@@ -56,10 +62,18 @@ CONFIG = replace(CONFIG, dtype=resolve_dtype("auto", choose_device("auto")))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--mask-later", action="store_true")
+    given = parser.parse_args()
+    quick, found = given.quick, {}
     with tempfile.TemporaryDirectory() as directory:
         store = write_store(Path(directory))
-        found = {}
+        if given.mask_later:
+            encoders = [ENCODERS[0], *([] if quick else [write_deberta(Path(directory) / "deberta-6x256")])]
+            found = {Path(encoder).name: mask_later(store, replace(CONFIG, encoder=encoder)) for encoder in encoders}
+            headline = {"mask_later_vs_usual": found[ENCODERS[0]]["step_time_ratio"]}
+            command = {"command": "python -m benchmarks.student_step --mask-later"}
+            print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions() | command))
+            return
         for encoder in ENCODERS[: 1 if quick else None]:
             found[encoder] = report(*measure(store, replace(CONFIG, encoder=encoder)), encoder)
         headline = found.pop(ENCODERS[0])
@@ -80,6 +94,38 @@ def measure(store, config: StudentConfig, kinds: dict | None = None) -> tuple[di
         rivals[f"best_{name}"] = forms[fastest[f"best_{name}"]]
     rivals |= {"our_mlm": our_step(store, config, "mlm"), "mlsm": our_step(store, config, "mlsm")}
     return {name: np.array(times) for name, times in interleave(rivals).items()}, fastest
+
+
+def mask_later(store, config: StudentConfig) -> dict:
+    """Step times with [MASK] entering after two thirds of the layers over the usual ones, at one mask rate."""
+    usual = replace(config, mask_rate=LATER_RATE)
+    later = replace(usual, mask_later=round(2 * encoder_config(config, store).num_hidden_layers / 3))
+    rivals, flops = {}, {}
+    for name, one in (("usual", usual), ("later", later)):
+        rivals[name] = our_step(store, one, "mlsm")
+        flops[name] = step_flops(build_student(one, store, OBJECTIVES["mlsm"](store)), one, LENGTH)
+    seconds = {name: np.array(times) for name, times in interleave(rivals).items()}
+    ratios = seconds["later"] / seconds["usual"]  # step by step
+    found = {
+        "layer": later.mask_later,
+        "mask_rate": LATER_RATE,
+        "step_time_ratio": statistics.median(ratios),
+        "step_time_ratio_spread": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
+        "flops_ratio": flops["later"] / flops["usual"],
+        "seconds": {name: float(np.median(times)) for name, times in seconds.items()},
+    }
+    print(
+        f"{Path(config.encoder).name}: [MASK] at layer {later.mask_later}, rate {LATER_RATE}:"
+        f" {found['step_time_ratio']:.2f} of the usual step's time, {found['flops_ratio']:.2f} of its operations"
+    )
+    return found
+
+
+def write_deberta(directory: Path) -> str:
+    """Write the config of a DeBERTa of 6 x 256 into a directory; returns its name, for --encoder."""
+    sizes = {"num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+    DebertaConfig(**named_config("deberta-base").to_dict() | sizes).save_pretrained(directory)
+    return str(directory)
 
 
 def interleave(rivals: dict, turns: int = TURNS) -> dict:
@@ -172,6 +218,7 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool):
 def loader_of(store, config: StudentConfig, objective) -> Loader:
     masking = build_masking(config, store)
     reading = {"micro_batch": config.micro_batch, "few_shapes": bool(config.compile)}
+    reading |= {"mask_later": config.mask_later > 0}
     return Loader(store.split("train"), masking, objective.read_targets, **reading)
 
 

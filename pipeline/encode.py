@@ -66,12 +66,14 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
     from pipeline.coding.logits import LogitsCoder
-    from pipeline.teacher import check_documents_apart, load_tokenizer
+    from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer
     from pipeline.teacher.masked_lm import MaskedLm
 
     assert config.teacher is not None, "a config has taken the bundled one"
     if config.documents_apart:
         check_documents_apart(config.teacher)
+    if config.masked:
+        check_reads_masks(config.teacher)
     # Loaded before the corpus is read, so that a teacher without a head is refused at once.
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, load_tokenizer(config.teacher), progress)

@@ -64,7 +64,8 @@ def choose_arithmetic(
     layers = {
         (layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, torch.nn.Linear)
     }
-    shapes: set[Shape] = {(rows, *layer) for rows in (tokens, *masked) for layer in layers}
+    packed = {round((1 - rate) * tokens) for rate in rates} if config.mask_later > 0 else set()
+    shapes: set[Shape] = {(rows, *layer) for rows in (tokens, *masked, *packed) for layer in layers}
     shapes |= {(rows, *output) for rows in masked for output in model.output_shapes}
     return Arithmetic(products=measure_products(shapes))
 

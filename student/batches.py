@@ -40,6 +40,9 @@ class MicroBatch(NamedTuple):
     """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None where segments are not used"""
     fillers: int = 0
     """how many of where_M, at its end, are copies of the last masked position: their logits are dropped"""
+    visible: tuple[int, int] | None = None
+    """the fewest and the most tokens of a window that are neither masked nor padding, the latter perhaps rounded up;
+    None where [MASK] enters the encoder at its first layer"""
 
 
 class Batch(NamedTuple):

@@ -27,6 +27,7 @@ from common.model_checks import check_size, describe_foreign_settings, describe_
 from common.paths import utf8_name
 from shards.reader import Store
 from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
+from student.mask_later import set_mask_later
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     if config.dropout is not None:
         for name in _dropout_names(hf_config):
             setattr(hf_config, name, config.dropout)
+    set_mask_later(hf_config, config.mask_later, int(store.special_ids["mask"]))
     if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
         raise RunError(f"--documents-apart: {reason}")
     return hf_config

@@ -25,6 +25,7 @@ from common.text import code_span, markdown_text, printable
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
+from student.mask_later import mask_later_of
 from student.model import Student
 from student.objectives import Objective
 from student.stock import stock_model
@@ -119,13 +120,14 @@ def _mean_mass(store: Store) -> dict:
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
     family = encoder.config.model_type
     continued = lineage.get("continued_from", lineage["settings"].get("continue_from"))
+    layer = mask_later_of(encoder.config)
     start = "from scratch" if continued is None else f"further, from {code_span(continued)},"
     return CardText(
         title=f"{family} encoder pre-trained with {objective.name.upper()}",
         made=f"Trained {start} by {objective.learns}.",
-        loading=_loading(objective, stock, family),
+        loading="\n\n".join([_loading(objective, stock, family)] + [mask_later_note(layer)] * (layer > 0)),
         tags=[objective.name, "masked-latent-semantic-modeling"],
-        fills_masks=stock,
+        fills_masks=stock and layer == 0,
     )
 
 
@@ -145,6 +147,15 @@ def auto_loading(auto_class: str) -> str:
     return (
         f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n"
         f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n```"
+    )
+
+
+def mask_later_note(layer: int) -> str:
+    """What a card says of an encoder that [MASK] enters at a later layer."""
+    return (
+        f"[MASK] entered the encoder at layer {layer} in training (`mask_later` in `config.json`), and does so in"
+        f" `LspModel`, probes and `evaluate-blimp`. transformers lets it in at layer 0, so that what it predicts for"
+        f" [MASK] is not what was learned; text without [MASK], as in fine-tuning, is read as in training."
     )
 
 

@@ -45,7 +45,8 @@ def forward_flops(model: nn.Module, windows: int, length: int, masked: int) -> i
     masked  masked positions in all windows together
     """
     inputs = {"input_WL": (windows, length), "where_M": (masked,), "most_masked": -(-masked // windows)}
-    return count_flops(model, attention_WL=None, **inputs)
+    visible = length - masked // windows  # of every window, where [MASK] enters later
+    return count_flops(model, attention_WL=None, **inputs, visible=[visible, visible])
 
 
 def count_flops(module: nn.Module, **inputs: Any) -> int:

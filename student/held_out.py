@@ -35,7 +35,7 @@ class HeldOut:
     windows    the most windows to read; where the split is empty, `baseline` and every evaluation are empty dicts
     masking    the run's, at its final rate throughout
     marginals  directory in which averages of the training split are kept for the next run; None: nowhere
-    reading    micro_batch, documents_apart, segments and few_shapes, as of a Loader
+    reading    micro_batch, documents_apart, segments, mask_later and few_shapes, as of a Loader
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from student.encoders import build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
 from student.linear import linear, use_fast_linear
+from student.mask_later import MaskLater
 from student.objectives import Objective
 
 _HEAD_PURPOSE = 0x68656164  # "head"
@@ -68,7 +69,7 @@ class Student(nn.Module):
         self.output_Kd = nn.Parameter(torch.empty(own_rows, embedding_width)) if own_rows else None
         self.output_bias_K = nn.Parameter(torch.zeros(outputs))
         self._initialise_head(seed)
-        self._last_layer = LastLayer(encoder)
+        self._last_layer, self._mask_later = LastLayer(encoder), MaskLater(encoder)
         adapt_deberta(encoder)
         self.products = USUAL  # until `use_fast_linear` is told others
         use_fast_linear(self)
@@ -81,6 +82,7 @@ class Student(nn.Module):
         documents_WL: Tensor | None = None,
         most_masked: int | None = None,
         segments_WL: Tensor | None = None,
+        visible: tuple[int, int] | None = None,
     ) -> Tensor:
         """Logits (M, K) of the masked positions.
 
@@ -90,6 +92,7 @@ class Student(nn.Module):
         documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         most_masked   the most masked positions of a window; counted when it is not given
         segments_WL   int64 token types, 0 or 1; None: every token has type 0
+        visible       of an encoder that [MASK] enters later: as of MaskLater.run
         """
         if most_masked is None:
             most_masked = int(torch.bincount(where_M // input_WL.shape[1], minlength=1).max())
@@ -98,7 +101,10 @@ class Student(nn.Module):
             inputs["token_type_ids"] = segments_WL
 
         def encode():
-            return self.encoder(**inputs).last_hidden_state
+            outputs = self._mask_later.run(
+                lambda: self.encoder(**inputs), input_WL, attention_WL, documents_WL, visible
+            )
+            return outputs.last_hidden_state
 
         hidden_Md = self._last_layer.run(encode, where_M, most_masked)
         states_Md, parts = self.head(hidden_Md), self._output_parts()

@@ -42,6 +42,7 @@ from student.export import (
     PROBE_FILE,
     CardText,
     auto_loading,
+    mask_later_note,
     write_papers,
 )
 from student.flops import forward_flops
@@ -58,6 +59,7 @@ from student.lsp_model import (
     reading_export,
     save_lsp_head,
 )
+from student.mask_later import mask_later_of
 from student.model import Student
 from student.objectives import Mlm
 from student.probe_config import ProbeConfig
@@ -321,10 +323,11 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
             "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
             "`AutoModel` loads the encoder alone."
         )
+    layer = mask_later_of(model.encoder.config)
     return CardText(
         title=f"{family} encoder pre-trained with {lineage['student']['objective'].upper()}, with a linear probe",
         made=f"The student is frozen; one matrix was trained to predict masked tokens from its {what}.",
-        loading=f"{loading}\n\n{LSP_LOADING}",
+        loading="\n\n".join([loading, LSP_LOADING] + [mask_later_note(layer)] * (layer > 0)),
         tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
-        fills_masks=model.probe_input == "logits",
+        fills_masks=model.probe_input == "logits" and layer == 0,
     )

@@ -48,6 +48,7 @@ class ProbeConfig(StudentConfig):
     kappa: float = field(init=False, default=1.0)
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)
+    mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
     encoder: str = field(init=False, default="")
     continue_from: Path | None = field(init=False, default=None)
     continue_head: bool = field(init=False, default=False)

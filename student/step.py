@@ -47,7 +47,9 @@ class Loader:
     read_targets     MaskedTokens -> their targets; the objective's method
     documents_apart  whether batches say which tokens belong to one document
     segments         whether batches of sentence pairs say which sentence a token belongs to
-    few_shapes       whether numbers of masked positions are rounded up by fillers, so that a compiled model meets few
+    mask_later       whether batches say how many tokens stand at places that are not masked
+    few_shapes       whether these numbers and those of masked positions are rounded up by fillers, so that a compiled
+                     model meets few
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Loader:
         micro_batch: int,
         documents_apart: bool = False,
         segments: bool = False,
+        mask_later: bool = False,
         few_shapes: bool = False,
     ):
         self.windows = windows
@@ -67,6 +70,7 @@ class Loader:
         self.micro_batch = micro_batch
         self.documents_apart = documents_apart
         self.segments = segments
+        self.mask_later = mask_later
         self.few_shapes = few_shapes
 
     def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
@@ -116,6 +120,11 @@ class Loader:
         if self.few_shapes:
             most_masked, fillers = round_up(most_masked), round_up(len(where_M)) - len(where_M)
             where_M = np.pad(where_M, (0, fillers), mode="edge") if fillers else where_M
+        visible = None
+        if self.mask_later:
+            visible_W = (real_WL & (input_WL != self.masking.special_ids["mask"])).sum(axis=1)
+            most = int(visible_W.max())
+            visible = int(visible_W.min()), min(width, round_up(most)) if self.few_shapes else most
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
             attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
@@ -125,6 +134,7 @@ class Loader:
             documents_WL=documents_WL,
             segments_WL=segments_WL,
             fillers=fillers,
+            visible=visible,
         )
 
 
@@ -213,6 +223,7 @@ class Stepper:
                 micro.documents_WL,
                 micro.most_masked,
                 micro.segments_WL,
+                micro.visible,
             )
         return logits_MK[: -micro.fillers] if micro.fillers else logits_MK
 

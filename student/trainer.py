@@ -33,6 +33,7 @@ from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.held_out import HeldOut
+from student.mask_later import mask_later_of
 from student.masking import build_masking
 from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, share_of_baseline
@@ -154,7 +155,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
         reading: dict[str, Any] = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
-        reading |= {"few_shapes": config.compile}
+        reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}

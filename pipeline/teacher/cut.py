@@ -246,6 +246,17 @@ def check_documents_apart(name_or_path: str | Path) -> None:
         raise TeacherError(f"--documents-apart: {reason}")
 
 
+def check_reads_masks(name_or_path: str | Path) -> None:
+    """Raise TeacherError, from its configuration alone, when [MASK] does not enter the teacher at its first layer."""
+    setting = getattr(read_config(locate(name_or_path), name_or_path), "mask_later", None)
+    if setting is not None:
+        raise TeacherError(
+            f"--masked: {name_or_path} was trained with --mask-later, so that [MASK] enters it at a later layer"
+            f" (mask_later of its config.json: {setting}), which teachers do not do. Take another teacher, or leave"
+            f" --masked out."
+        )
+
+
 def check_position_means(name_or_path: str | Path) -> None:
     """Raise TeacherError, from its configuration alone, when hidden states of the teacher hold no sum with a position
     embedding, so that there is nothing for --center position to subtract."""

@@ -346,6 +346,16 @@ def test_no_head_is_found_out_before_the_corpus_is_read(place, tmp_path):
         encode_logits(replace(place, teacher=str(minilm_dir()), corpus=("/nowhere/*.txt",), output=tmp_path))
 
 
+def test_a_teacher_that_masks_enter_later_is_not_asked_with_masks(tmp_path):
+    model = tiny_model("bert", "masked-lm")
+    model.config.mask_later = {"layer": 2, "mask_token_id": 4}
+    model.save_pretrained(tmp_path)
+    config = EncodeLogitsConfig(teacher=str(tmp_path), corpus=("/nowhere/*.txt",), masked=True, output=tmp_path)
+    with pytest.raises(TeacherError, match="--masked: .* trained with --mask-later.*or leave --masked out") as caught:
+        encode_logits(config)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("how", ["teacher", "head"])
 def test_failing_windows_lose_their_rows_and_nothing_else_changes(place, report, tmp_path, monkeypatch, how):
     """Hidden states or logits that are not finite, planted by the content of a window."""

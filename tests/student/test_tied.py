@@ -22,7 +22,7 @@ from student.stock import has_known_head, masked_lm
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24
-LATER = ("untied", "segments", "target_temperature")  # settings that 1837c65 did not have
+LATER = ("untied", "segments", "target_temperature", "mask_later")  # settings that 1837c65 did not have
 
 
 class Stopped(Exception):

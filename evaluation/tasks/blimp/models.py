@@ -30,6 +30,7 @@ from evaluation.tasks.blimp.scoring import MaskedLm, ProbedMaskedLm, StockMasked
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
 from student.lsp_model import HEAD_FILE, quiet_transformers
+from student.mask_later import mask_later_of
 from student.probe import ProbedLspModel
 
 
@@ -70,6 +71,10 @@ def check_family(directory: Path) -> PretrainedConfig:
         )
     if trouble := describe_foreign_settings(config):
         raise BlimpError(f"{directory}: {trouble}")
+    try:
+        mask_later_of(config)
+    except ValueError as error:
+        raise BlimpError(f"{directory}: {error}. Export the model again, or fetch it again.") from None
     return config
 
 

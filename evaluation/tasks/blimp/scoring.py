@@ -33,6 +33,7 @@ from pipeline.teacher import max_positions, special_ids
 from student.deberta import adapt_deberta
 from student.last_layer import LastLayer
 from student.linear import use_fast_linear
+from student.mask_later import MaskLater
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -60,13 +61,15 @@ class StockMaskedLm:
     """Any *ForMaskedLM of transformers, asked for the logits of one position per row.
 
     Its head is given the hidden states of these positions alone. That serves every head that works position by
-    position; whether this model's does is tried once, and otherwise the logits of all positions are computed.
+    position; whether this model's does is tried once, and otherwise the logits of all positions are computed. [MASK]
+    enters the encoder where it did in training, if its config says so (student/mask_later.py).
     """
 
     def __init__(self, model: "PreTrainedModel"):
         self._model = model.eval()
         self.device = model.device
         self.room = max_positions(model)
+        self._mask_later = MaskLater(model.base_model)
         rows = model.get_input_embeddings().num_embeddings
         ids_WL = torch.arange(2 * _CHECKED_LENGTH, device=self.device).view(2, -1) % rows
         where_W = torch.tensor([1, _CHECKED_LENGTH - 2], device=self.device)
@@ -106,16 +109,19 @@ class StockMaskedLm:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
         if self._last_layer.restricted:
-            return self._last_layer.run(lambda: self._model(input_ids=ids_WL).logits, flat_W, 1)
+            return self._last_layer.run(lambda: self._read(ids_WL), flat_W, 1)
         self._where = flat_W
         try:
-            return self._model(input_ids=ids_WL).logits[:, 0]
+            return self._read(ids_WL)[:, 0]
         finally:
             self._where = None
 
+    def _read(self, ids_WL: Tensor) -> Tensor:
+        return self._mask_later.run(lambda: self._model(input_ids=ids_WL).logits, ids_WL)
+
     def _compute_whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():
-            logits_WLV = self._model(input_ids=ids_WL).logits
+            logits_WLV = self._read(ids_WL)
         return logits_WLV[torch.arange(len(ids_WL), device=ids_WL.device), where_W]
 
     def _agrees(self, ids_WL, where_W, expected_WV) -> bool:

@@ -99,6 +99,7 @@ def test_a_setting_beside_the_studied_one_is_named_with_its_values():
         ({"target": OTHER}, "dictionary"),
         ({"segments": True}, "segments"),
         ({"target_temperature": 2.0}, "target_temperature"),
+        ({"mask_later": 2}, "mask_later"),
         ({"dropout": 0.0}, "dropout"),
         ({"seed": 43}, "run_seed"),
     ],
@@ -108,7 +109,7 @@ def test_every_setting_that_names_a_run_counts(change, name):
 
 
 def test_an_absent_key_is_what_1837c65_did():
-    explicit = identity(segments=False, target_temperature=1.0)
+    explicit = identity(segments=False, target_temperature=1.0, mask_later=0)
     assert named(a=identity(), b=explicit).settings == {}
     mtl = {"objective": "mtl", "kappa": 1.0}
     assert named(a=identity(**mtl), b=identity(**mtl, tied=True)).settings == {"tied": {"false": ["a"], "true": ["b"]}}
