@@ -18,10 +18,12 @@ from typing import Literal, get_args
 
 from common.settings import check
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "naive-mlsm"]
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
-LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")  # objectives that learn LSPs
+TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
+LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
+WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -52,7 +54,8 @@ class StudentConfig:
 
     objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
-    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `naive-mlsm` mlsm at the cost of mtl"""
+    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
+    LSPs alone, `naive-mlsm` mlsm at the cost of mtl"""
 
     kappa: float = 1.0
     """mtl: weight of the cross-entropy beside the KL of the LSPs"""
@@ -192,11 +195,12 @@ class StudentConfig:
         self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
-        if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
+        if self.target_temperature != 1 and self.objective not in TEMPERABLE:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {', '.join(LSP_OBJECTIVES)}, found"
-                f" {self.objective}: mlm learns no distribution, and the entries that a kd store leaves out are one"
-                f" bucket, whose power is not the sum of theirs. Leave it out, or take one of these objectives."
+                f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"
+                f" {self.objective}: mlm and hard-mlsm learn no distribution, and the entries that a kd store leaves"
+                f" out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
+                f" objectives."
             )
         if self.untied and self.objective not in UNTIABLE:
             raise ValueError(

@@ -30,7 +30,7 @@ from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 from student.model import Student
-from student.objectives import Objective
+from student.objective import Objective
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {

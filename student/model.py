@@ -23,7 +23,7 @@ from student.encoders import build_encoder, encoder_config
 from student.flops import forward_flops
 from student.last_layer import LastLayer
 from student.linear import linear, use_fast_linear
-from student.objectives import Objective
+from student.objective import Objective
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 

@@ -24,8 +24,8 @@ class ProbeConfig(StudentConfig):
     pairs; `never` gives segment 0 to every token"""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of an mlsm, naive-mlsm or mtl student; unset: the newest
-    finished run of one under runs/students"""
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student; unset: the
+    newest finished run of one under runs/students"""
 
     probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests

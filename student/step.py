@@ -31,7 +31,7 @@ from student.dropout import use_fast_dropout
 from student.linear import use_fast_linear
 from student.masking import Masking
 from student.memory import free_unused
-from student.objectives import Objective
+from student.objective import Objective
 from student.ranks import Ranks
 from student.targets import MaskedTokens
 

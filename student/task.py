@@ -15,7 +15,8 @@ from student.config import StudentConfig
 from student.encoders import build_encoder, encoder_config, token_types
 from student.export import export_student
 from student.model import Student
-from student.objectives import OBJECTIVES, Objective
+from student.objective import Objective
+from student.objectives import OBJECTIVES
 
 logger = logging.getLogger(__name__)
 _WHOLE_WINDOW_TARGETS = (

@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import indent
 
 from common.invocation import program
+from student.config import WITHOUT_WORDS
 from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
 
@@ -30,7 +31,7 @@ def training(result: dict, settings: object) -> str:
         ),
         _how_to_load(result["export"]),
     ]
-    if result["objective"] in ("mlsm", "naive-mlsm"):
+    if result["objective"] in WITHOUT_WORDS:
         probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
@@ -113,7 +114,7 @@ def _held_out_rows(objective, figures, baseline):
         headline = _side(loss, by_position, objective.reference_by_position)
         rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
     if "accuracy" in figures:
-        guess = f" (most frequent token: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
+        guess = f" ({objective.guess}: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
         accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
         rows.append(("held-out accuracy", accuracy))
     return rows
