@@ -60,6 +60,8 @@ class Objective:
     """the outputs that are logits of the vocabulary, if any"""
     lsp_columns: slice | None = None
     """the outputs that are logits of the LSPs, if any"""
+    other_stores: tuple[Store, ...] = ()
+    """stores beside the first one that it learns from (several_stores.py)"""
 
     def __init__(self, store: Store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
         if store.kind not in self.kinds:
@@ -91,6 +93,14 @@ class Objective:
                 100 * enough,
                 store.kind,
             )
+
+    def heads(self, store: Store) -> list[tuple[slice, Store]]:
+        """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
+        return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
+
+    def digest(self, windows: WindowReader) -> str:
+        """What becomes another one where the bytes that a split's targets are read from do."""
+        return windows.digest
 
     def read_targets(self, masked: MaskedTokens) -> Any:
         """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""

@@ -20,6 +20,7 @@ def training(result: dict, settings: object) -> str:
         table(
             [
                 *store_rows(store.path, store.report()),
+                *(("and its targets of", other) for other in result.get("other_stores", ())),
                 (
                     "student",
                     f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
@@ -106,13 +107,19 @@ def _held_out_rows(objective, figures, baseline):
     from student.objectives import OBJECTIVES
 
     objective, loss = OBJECTIVES[objective], figures["loss"]
+    loss_name = f"{objective.loss_name}, weighted sum" if "loss_1" in figures else objective.loss_name
     plain = _side(loss, baseline["loss"], objective.reference)
     by_position = baseline.get("loss_by_position")  # a run of an earlier version has none
     if by_position is None:
-        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {plain}")]
+        rows = [(loss_name, f"{loss:.4f} nats per masked token, {plain}")]
     else:
         headline = _side(loss, by_position, objective.reference_by_position)
-        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+        rows = [(loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+    number = 1
+    while f"loss_{number}" in figures:  # of several stores
+        of_store = _side(figures[f"loss_{number}"], baseline[f"loss_{number}_by_position"], "the same by position")
+        rows.append((f"of store {number}", f"{figures[f'loss_{number}']:.4f} nats, {of_store}"))
+        number += 1
     if "accuracy" in figures:
         guess = f" ({objective.guess}: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
         accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
