@@ -251,9 +251,11 @@ def _open_stores(run: Path, description: dict, places: Sequence[str] | None) -> 
     stores = [Store.open(place, expected["plan"]) for place in places]
     targets = [expected["target"], *description["settings"].get("other_targets", ())]
     if [store.target_id for store in stores] != targets:
+        which, those = (
+            ("is not the store", "that") if len(targets) == 1 else ("are not the stores", "those, in its order,")
+        )
         raise RunError(
-            f"{', '.join(places)}: {'is not the store' if len(targets) == 1 else 'are not the stores'} of {run}. Give"
-            f" {'that' if len(targets) == 1 else 'those, in its order,'} as --store, or the step of a kept checkpoint."
+            f"{', '.join(places)} {which} of {run}. Give {those} as --store, or the step of a kept checkpoint."
         )
     stores[0].read_tokenizer()  # refuses another one before anything is built
     return stores

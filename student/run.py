@@ -216,16 +216,16 @@ def _replacing(path: Path):
 
 def _operational(config: StudentConfig) -> dict:
     settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
-    first, *others = map(_place, config.stores or [None])
+
+    def place(where: str | None) -> str | None:
+        """Found again from another directory; a URL, without its password, or a name on the Hub stays."""
+        if where is None:
+            return None
+        return os.path.abspath(where) if os.path.isdir(where) else redacted(where)
+
+    first, *others = map(place, config.stores or [None])
     settings |= {"store": first} | ({"other_stores": others} if others else {})
-    return settings | ({"student": _place(settings["student"])} if "student" in settings else {})
-
-
-def _place(place: str | None) -> str | None:
-    """A place that is found again from another directory; a URL, without its password, or a name on the Hub stays."""
-    if place is None:
-        return None
-    return os.path.abspath(place) if os.path.isdir(place) else redacted(place)
+    return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
 
 def _check_unused(directory: Path) -> None:
