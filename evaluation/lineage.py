@@ -22,7 +22,18 @@ from typing import Any
 from common.disk import read_file
 from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
-from shards.checked_json import COUNT, NUMBER, OBJECT, TEXT, Kind, find_problem, is_number, optional, or_null
+from shards.checked_json import (
+    COUNT,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Kind,
+    find_problem,
+    is_number,
+    objects,
+    optional,
+    or_null,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +71,12 @@ def _table(fields: dict[str, Kind]) -> dict[str, Kind]:
     return {name: optional(or_null(kind)) for name, kind in fields.items()}
 
 
+_STORE = {
+    "plan": optional(or_null(TEXT)),
+    "target": optional(or_null(TEXT)),
+    "windowing": optional(OBJECT),
+    "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
+}
 TAIL = or_null(OBJECT._replace(fields=_TAIL))
 LINEAGE = {  # the fields of lineage.json that are read here
     "objective": optional(or_null(TEXT)),
@@ -67,16 +84,8 @@ LINEAGE = {  # the fields of lineage.json that are read here
     "tokens": optional(or_null(COUNT)),
     "flops": optional(or_null(NUMBER)),
     "settings": optional(OBJECT._replace(fields=_table(_SETTINGS))),
-    "store": optional(
-        OBJECT._replace(
-            fields={
-                "plan": optional(or_null(TEXT)),
-                "target": optional(or_null(TEXT)),
-                "windowing": optional(OBJECT),
-                "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
-            }
-        )
-    ),
+    "store": optional(OBJECT._replace(fields=_STORE)),
+    "other_stores": optional(objects(_STORE, "a list of stores")),
 }
 
 
@@ -182,13 +191,15 @@ def identity(known: dict) -> dict:
     Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
              target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
              the store knows of its dictionary); tail (mean mass kept and dropped, None where the export is of a version
-             that did not write it). Of a probe these are its student's, and its own are in `probe`
+             that did not write it). Of a student of several stores these are of the first, and `other_targets` has the
+             target and its settings of each of the others. Of a probe these are its student's, and its own are in
+             `probe`
     """
     if "student" in known:
         own = {name: value for name, value in known.items() if name != "student"}
         return identity(known["student"]) | {"probe": identity(own)}
-    store = known.get("store", {})
-    return {
+    store, others = known.get("store", {}), known.get("other_stores", [])
+    found = {
         "objective": known.get("objective"),
         "settings": known.get("settings", {}),
         "plan": store.get("plan"),
@@ -197,6 +208,9 @@ def identity(known: dict) -> dict:
         "target_settings": store.get("settings", {}),
         "tail": store.get("tail"),
     }
+    if others:
+        found["other_targets"] = [{"target": one.get("target"), **one.get("settings", {})} for one in others]
+    return found
 
 
 def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str, float | None]:
@@ -241,16 +255,20 @@ def read_log(log: Path) -> list[dict]:
 
 
 def _count_teacher(known):
-    target, tokens = known.get("store", {}).get("settings", {}), known.get("tokens")
+    tokens = known.get("tokens")
     if known.get("objective") == "mlm" or tokens == 0:
         return 0.0
-    if tokens is None or "teacher" not in target:
-        return None
-    length = (target.get("windowing") or {}).get("max_length")
-    directory = _find_teacher(target.get("teacher_name"), target["teacher"]) if length else None
-    if directory is None:
-        return None
-    return tokens / length * _window_flops(directory, target.get("layer"), length, target.get("masked_passes") or 1)
+    total = 0.0
+    for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had a pass of its own
+        target = store.get("settings", {})
+        length = (target.get("windowing") or {}).get("max_length")
+        has_teacher = tokens is not None and length and "teacher" in target
+        directory = _find_teacher(target.get("teacher_name"), target["teacher"]) if has_teacher else None
+        if directory is None:
+            return None
+        passes = target.get("masked_passes") or 1
+        total += tokens / length * _window_flops(directory, target.get("layer"), length, passes)
+    return total
 
 
 def _find_teacher(name: str | None, fingerprint: str) -> Path | None:

@@ -33,7 +33,7 @@ from common.durable import make_directories, replace_json
 from common.errors import LineageError, RecordError
 from common.invocation import program
 from evaluation.lineage import TAIL, lineage
-from shards.checked_json import OBJECT, TEXT, find_problem, is_number, optional, or_null
+from shards.checked_json import OBJECT, TEXT, find_problem, is_number, objects, optional, or_null
 from shards.checksums import canonical_json
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ _IDENTITY = {  # lineage.identity
     "target": or_null(TEXT),
     "target_settings": OBJECT._replace(fields={"dictionary_settings": optional(OBJECT)}),
     "tail": TAIL,
+    "other_targets": optional(objects({}, "a list of objects")),
     "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
 }
 _FIELDS = {

@@ -121,7 +121,7 @@ class Store:
         if not any(unit.split == name for unit in self.plan.units):
             other = "its corpus is too small for a held-out part" if name == "held_out" else "all its text is held out"
             raise StoreError(f"{self.path} has no {name} windows; {other}")
-        return WindowReader(self, self.iter_records(name))
+        return WindowReader(self, self.iter_records(name), name)
 
     def report(self) -> dict:
         """Totals over all units; stores with distributions add non-zeros and mass kept per coded token."""

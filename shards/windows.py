@@ -60,10 +60,11 @@ class WindowReader:
 
     store    the Store that it is of
     records  UnitRecords in plan order, read once
+    split    train or held_out
     """
 
-    def __init__(self, store: "Store", records: Iterable["UnitRecord"]):
-        self.store = store
+    def __init__(self, store: "Store", records: Iterable["UnitRecord"], split: str):
+        self.store, self.split = store, split
         self._table = BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
         self._verified = np.zeros(len(self._table), np.int64)  # key of the mapping in which a block's hash was right

@@ -31,6 +31,7 @@ _SHOWN = (
     "warmup",
     "dropout",
     "store",
+    "store_weights",
     "output",
 )
 
@@ -53,6 +54,7 @@ def announcement(trainer: "Trainer") -> str:
             f" {windows.tokens:,} in all; {held_out:,} held out",
             None,
         ),
+        *_target_rows(trainer),
         *_model_rows(trainer, parameters),
         ("batch", batch, origins.get("batch_windows", "default")),
         (
@@ -99,6 +101,16 @@ def _model_rows(trainer: "Trainer", parameters: int) -> list:
             "several rates" if dropout is None else f"{dropout:g}",
             origins.get("dropout", "the encoder's own"),
         ),
+    ]
+
+
+def _target_rows(trainer: "Trainer") -> list:
+    """The stores that are learned from and the weights of their losses, where there are several."""
+    if not (others := trainer.objective.other_stores):
+        return []
+    return [
+        ("targets" if store is trainer.store else "", f"{store.k:,} LSPs of {store.path}, weight {weight:g}", None)
+        for store, weight in zip((trainer.store, *others), trainer.objective.term_weights, strict=True)
     ]
 
 

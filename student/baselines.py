@@ -44,7 +44,8 @@ def average_lsp_figures(
 
     The former is smoothed by one uniform token, so that an LSP that was never seen in training costs some nats and not
     infinitely many. A store has no sums of tempered distributions: both averages of those are over the tokens that
-    position_marginals.py reads.
+    position_marginals.py reads. At temperature 0, where one LSP of a token has all the mass, there is also the accuracy
+    of the LSP that most often has it.
 
     directory  where averages by position are kept for the next run; None: nowhere
     """
@@ -54,11 +55,13 @@ def average_lsp_figures(
     stored = [targets.as_stored() for targets in held_out]
     halves = position_sums(train_windows, directory, temperature=temperature, temper=temper)
     tempered_K = (halves[0] + halves[1]).mean_K
-    return (
-        kl_to_averages(tempered_K, shrink(halves), held_out, "loss")
-        | kl_to_averages(mean_K, mean_PK, stored, "kl_untempered")
-        | kl_to_averages(mean_K, mean_PK, stored, "kl_untempered_back")
-    )
+    figures = kl_to_averages(tempered_K, shrink(halves), held_out, "loss")
+    figures |= kl_to_averages(mean_K, mean_PK, stored, "kl_untempered")
+    if temperature > 0:
+        return figures | kl_to_averages(mean_K, mean_PK, stored, "kl_untempered_back")
+    guess = tempered_K.argmax()
+    correct = sum(float(targets.weights_E[targets.entries_E % lsps == guess].sum()) for targets in held_out)
+    return figures | {"accuracy": correct / max(sum(targets.counts[0] for targets in held_out), 1)}
 
 
 def kl_to_averages(mean_K: np.ndarray, mean_PK: np.ndarray, held_out: list[SparseTargets], name: str) -> dict:

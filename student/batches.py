@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shards.reader import Store
 
-Nested = TypeVar("Nested")  # a tensor, or a named tuple of tensors, of named tuples and of anything else
+Nested = TypeVar("Nested")  # a tensor, or a tuple (named or not) of tensors, of such tuples and of anything else
 
 
 class MicroBatch(NamedTuple):
@@ -82,7 +82,7 @@ def read_ahead(load: Callable[[int], Batch], start: int, stop: int) -> Generator
 
 
 def to_device(value: Nested, device: torch.device) -> Nested:
-    """Copy the tensors of nested named tuples to a device; other values stay."""
+    """Copy the tensors of nested tuples, named or not, to a device; other values stay."""
     return _with_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -111,7 +111,7 @@ def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if hasattr(value, "_fields"):
         return type(value)(*(_with_tensors(field, change) for field in value))
-    return value
+    return tuple(_with_tensors(item, change) for item in value) if type(value) is tuple else value
 
 
 def digest_windows(

@@ -18,10 +18,13 @@ from typing import Literal, get_args
 
 from common.settings import check
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "naive-mlsm"]
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
-LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")  # objectives that learn LSPs
+OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
+TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
+LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
+WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -57,12 +60,17 @@ _BEFORE = {  # what runs did before they had the setting
 class StudentConfig:
     """What to train, on which store, and how."""
 
-    store: str | None = None
-    """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written"""
+    store: str | tuple[str, ...] | None = None
+    """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written. Of
+    several stores of one plan, mlsm and hard-mlsm learn all targets at once, in a block of outputs for each"""
+
+    store_weights: tuple[float, ...] | None = None
+    """several stores: what each one's loss is multiplied with in the sum, in their order; unset: 1 each"""
 
     objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
-    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `naive-mlsm` mlsm at the cost of mtl"""
+    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
+    LSPs alone, `naive-mlsm` mlsm at the cost of mtl"""
 
     kappa: float = 1.0
     """mtl: weight of the cross-entropy beside the KL of the LSPs"""
@@ -233,11 +241,12 @@ class StudentConfig:
         self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.continue_head and self.continue_from is None:
             raise ValueError("--continue-head needs --continue-from, the model whose head it takes.")
-        if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
+        if self.target_temperature != 1 and self.objective not in TEMPERABLE:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {', '.join(LSP_OBJECTIVES)}, found"
-                f" {self.objective}: mlm learns no distribution, and the entries that a kd store leaves out are one"
-                f" bucket, whose power is not the sum of theirs. Leave it out, or take one of these objectives."
+                f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"
+                f" {self.objective}: mlm and hard-mlsm learn no distribution, and the entries that a kd store leaves"
+                f" out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
+                f" objectives."
             )
         if self.mask_later > 0 and self.corruption != "mask":
             raise ValueError(
@@ -248,6 +257,30 @@ class StudentConfig:
             raise ValueError(
                 f"--untied is for the objectives {' and '.join(UNTIABLE)} alone, found {self.objective}. Leave it out."
             )
+
+        self._check_stores()
+
+    def _check_stores(self) -> None:
+        """Raise ValueError where several stores, objective and weights do not go together. One store is no list."""
+        if isinstance(self.store, tuple) and len(self.store) == 1:
+            object.__setattr__(self, "store", self.store[0])
+        several = isinstance(self.store, tuple)
+        if several and not self.store:
+            raise ValueError("--store needs a value.")
+        if several and self.objective not in OF_SEVERAL_STORES:
+            raise ValueError(
+                f"several stores are for the objectives {' and '.join(OF_SEVERAL_STORES)}, found {self.objective}. Name"
+                f" one --store."
+            )
+        if self.store_weights is None:
+            return
+        if len(self.store_weights) != len(self.stores) or not several:
+            raise ValueError(
+                f"--store-weights takes a number for each of several stores, found {len(self.store_weights)} for"
+                f" {len(self.stores)}."
+            )
+        positive = all(weight > 0 and math.isfinite(weight) for weight in self.store_weights)
+        self._require("store_weights", lambda _: positive, "positive numbers")
 
     def _require(self, name: str, holds, rule: str) -> None:
         """Raise ValueError, with the flag's name, where a setting is given and a rule does not hold of it."""
@@ -261,22 +294,34 @@ class StudentConfig:
         names of their runs stay: `tied` is such a key (earlier versions never tied UNTIABLE objectives). Whether
         segments are read depends on store and encoder, so that key is the task's (task.py).
         """
-        unused = {"untied", "segments"}
+        unused = {"untied", "segments", "store_weights"}
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
         unused |= {name for name, first in _BEFORE.items() if getattr(self, name) == first}
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
-        later = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
+        later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
+        later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
         settings = asdict(self)
-        for name in ("store", "output", "continue_from"):
+        for name in ("output", "continue_from"):
             settings[name] = None if settings[name] is None else str(settings[name])
-        return settings | {name: list(settings[name]) for name in ("checkpoints", "track")}
+        lists = [name for name, value in settings.items() if isinstance(value, tuple)]
+        return settings | {name: list(settings[name]) for name in lists}
 
     root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that are named; the first one's windows are read, the others are learned from beside it."""
+        return self.store if isinstance(self.store, tuple) else () if self.store is None else (self.store,)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """What each store's loss is multiplied with."""
+        return tuple(map(float, self.store_weights or [1] * len(self.stores)))
 
     @property
     def kind(self) -> str:

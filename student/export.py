@@ -2,7 +2,8 @@
 
     config.json, model.safetensors   mlm, kd, mtl of a known family: for AutoModelForMaskedLM; AutoModel loads
                                      the encoder of every one
-    lsp_head.safetensors, lsp_config.json   mlsm, naive-mlsm, mtl: for LspModel (lsp_model.py)
+    lsp_head.safetensors, lsp_config.json   objectives with LSPs: for LspModel (lsp_model.py); of a student of several
+                                     stores also lsp_head_2.safetensors, lsp_config_2.json, ...
     tokenizer ...                    the store's copy
     lineage.json                     what it was made from: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load
@@ -14,6 +15,7 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ from shards.reader import Store
 from student.lsp_model import CONFIG_FILE, HEAD_FILE, lsp_facts, quiet_transformers, save_lsp_head
 from student.mask_later import mask_later_of
 from student.model import Student
-from student.objectives import Objective
+from student.objective import Objective
 from student.stock import stock_model
 
 LINEAGE_FILE = "lineage.json"
@@ -41,6 +43,8 @@ EXPORT_FILES = (
     "model.safetensors.index.json",
     HEAD_FILE,
     CONFIG_FILE,
+    "lsp_head_*.safetensors",
+    "lsp_config_*.json",
     PROBE_FILE,
     LINEAGE_FILE,
     "README.md",
@@ -84,19 +88,23 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     stock = stock_model(model, objective)
     with quiet_transformers():
         (stock or model.encoder).save_pretrained(directory)
-    if objective.lsp_columns is not None:
-        save_lsp_head(model, objective.lsp_columns, lsp_facts(store), directory)
+    for head, (columns, of) in enumerate(objective.heads(store), 1):
+        save_lsp_head(model, columns, lsp_facts(of), directory, head)
     write_papers(
         directory,
         _card_text(objective, model.encoder, stock is not None, lineage),
         store,
         {"objective": objective.name} | lineage,
+        objective.other_stores,
     )
 
 
-def write_papers(directory: Path, text: CardText, store: Store, lineage: dict) -> None:
+def write_papers(
+    directory: Path, text: CardText, store: Store, lineage: dict, other_stores: Sequence[Store] = ()
+) -> None:
     """Write tokenizer, lineage.json and model card of an export, which holds no code and names none.
 
+    other_stores  of the same plan, whose targets were learned beside those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
     write_files(directory, store.read_tokenizer())
@@ -104,13 +112,17 @@ def write_papers(directory: Path, text: CardText, store: Store, lineage: dict) -
         kept = (directory / "config.json").read_bytes()
         (directory / "config.json").write_bytes(without_code(kept, directory / "config.json"))
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
-    target = {"target": store.target_id, "plan": store.plan_id, "settings": store.settings}
-    lineage = lineage | {"store": target | plan | ({"tail": _mean_mass(store)} if store.k else {})}
+    first, *others = [
+        {"target": one.target_id, "plan": one.plan_id, "settings": one.settings}
+        | ({"tail": _mean_mass(one)} if one.k else {})
+        for one in (store, *other_stores)
+    ]
+    lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
     (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
     (directory / "README.md").write_text(_card(text, lineage), encoding="utf-8")
 
 
-@lru_cache(maxsize=1)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
+@lru_cache(maxsize=8)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
 def _mean_mass(store: Store) -> dict:
     """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
     kept = store.report()["mass_kept"]
@@ -139,6 +151,11 @@ def _loading(objective, stock: bool, family: str) -> str:
         parts.append(f"The masked-LM head is not exported: the layout of {family} heads is not known here.")
     if objective.lsp_columns is not None:
         parts.append(LSP_LOADING)
+    if objective.other_stores:
+        parts.append(
+            "These are the LSPs of the first store. Those of the second have a head of their own,"
+            " `lsp_head_2.safetensors`, which `mlsm.LspModel.from_pretrained(PATH, head=2)` loads, and so on."
+        )
     return "\n\n".join(parts)
 
 
@@ -202,6 +219,11 @@ def _card(text: CardText, lineage: dict) -> str:
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
     ]
+    for number, other in enumerate(lineage.get("other_stores", ()), 2):
+        sections.append(
+            f"## Store {number}\n\nTargets of the same tokens, learned at once; figures and LSP head of this number"
+            f" are of them.\n\n{_targets(other)}\n\nIts settings:\n\n{_block(other['settings'])}"
+        )
     if rest:
         sections.append(f"## And before\n\n{_block(rest)}")
     return "\n\n".join(sections) + "\n"
@@ -216,6 +238,7 @@ _SHOWN = {  # elsewhere in the card
     "held_out",
     "baseline",
     "store",
+    "other_stores",
     "objective",
 }
 

@@ -16,9 +16,9 @@ class ExportConfig:
     """`latest`, the newest whole one, or the optimiser step of one."""
     output: Path | None = None
     """Directory to write; runs/exports/<run>-step-<step> when not given."""
-    store: str | None = None
-    """Directory or URL of the run's store, which a checkpoint that is not kept needs; the one that the run names when
-    not given."""
+    store: tuple[str, ...] | None = None
+    """Directory or URL of the run's store, which a checkpoint that is not kept needs, or of all its stores in the run's
+    order; those that the run names when not given."""
     push_to_hub: str | None = None
     """Also push to this Hub repository, like someone/student: the export as main, every kept checkpoint as a branch
     step-<step>. Needs a token (`hf auth login`, or HF_TOKEN)."""

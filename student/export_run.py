@@ -37,9 +37,9 @@ from student.export_config import ExportConfig
 from student.hub import Revision, push
 from student.identity import read_json
 from student.model import Student
-from student.objectives import OBJECTIVES
 from student.probe import probe_task, recorded_store
 from student.probe_config import ProbeConfig
+from student.several_stores import build_objective
 from student.task import Task
 
 logger = logging.getLogger(__name__)
@@ -157,20 +157,20 @@ def _is_kept(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def _writer(run: Path, description: dict, path: Path, state: dict, store: str | None):
+def _writer(run: Path, description: dict, path: Path, state: dict, places: Sequence[str] | None):
     """A function that writes the export into an existing directory; what it needs has been read before."""
     if _is_kept(path):
         contents = _exported_files(path, state)
         return lambda directory: write_files(directory, contents)
     with _belonging(run, path):
-        store = _open_store(run, description, store)
-        task = _task(run, description, store, path)
+        stores = _open_stores(run, description, places)
+        task = _task(run, description, stores, path)
         model = task.build()
         load_weights(path, model)
     lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
     lineage |= {name: description[name] for name in ("gradient_norm",) if name in description}
-    return lambda directory: task.export(model.eval(), directory, task.objective, store, lineage)
+    return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)
 
 
 def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
@@ -211,7 +211,7 @@ def _belonging(run: Path, path: Path):
         ) from error
 
 
-def _task(run: Path, description: dict, store, path: Path) -> Task:
+def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task:
     """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
     if "architecture" not in description:
         raise RunError(
@@ -220,8 +220,9 @@ def _task(run: Path, description: dict, store, path: Path) -> Task:
         )
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
-        return _probe_task(run, description, store)
-    objective = OBJECTIVES[settings["objective"]](store, untied="tied" not in settings)
+        return _probe_task(run, description, stores[0])
+    weights = settings.get("store_weights", ())
+    objective = build_objective(settings["objective"], stores, weights, untied="tied" not in settings)
 
     def build() -> Student:
         hf_config = AutoConfig.for_model(**architecture)
@@ -243,14 +244,21 @@ def _probe_task(run: Path, description: dict, store) -> Task:
     return task
 
 
-def _open_store(run: Path, description: dict, place: str | None):
-    place = place or recorded_store(run, description["operational"]["store"])
-    expected = description["store"]
-    store = Store.open(place, expected["plan"])
-    if store.target_id != expected["target"]:
-        raise RunError(f"{place} is not the store of {run}. Give that as --store, or the step of a kept checkpoint.")
-    store.read_tokenizer()  # refuses another one before anything is built
-    return store
+def _open_stores(run: Path, description: dict, places: Sequence[str] | None) -> list[Store]:
+    recorded, expected = description["operational"], description["store"]
+    if places is None:
+        places = [recorded_store(run, place) for place in (recorded["store"], *recorded.get("other_stores", ()))]
+    stores = [Store.open(place, expected["plan"]) for place in places]
+    targets = [expected["target"], *description["settings"].get("other_targets", ())]
+    if [store.target_id for store in stores] != targets:
+        which, those = (
+            ("is not the store", "that") if len(targets) == 1 else ("are not the stores", "those, in its order,")
+        )
+        raise RunError(
+            f"{', '.join(places)} {which} of {run}. Give {those} as --store, or the step of a kept checkpoint."
+        )
+    stores[0].read_tokenizer()  # refuses another one before anything is built
+    return stores
 
 
 def _baseline(run: Path) -> dict:

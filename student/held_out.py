@@ -20,7 +20,7 @@ from shards.reader import Store
 from shards.windows import WindowReader
 from student.batches import Batch, MicroBatch, to_device
 from student.masking import Masking
-from student.objectives import Objective
+from student.objective import Objective
 from student.ranks import Ranks
 from student.step import Loader
 

@@ -18,7 +18,7 @@ from typing import Any
 from common import disk
 from common.disk import file_sha256
 from common.errors import RunError
-from shards.checked_json import OBJECT, TEXT, find_problem, optional, or_null
+from shards.checked_json import OBJECT, TEXT, Kind, find_problem, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
@@ -28,7 +28,16 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = {  # of a run's config.json, as far as it is read; the earliest runs lack the last two
     "settings": OBJECT,
     "store": OBJECT,
-    "operational": optional(OBJECT._replace(fields=dict.fromkeys(("store", "student"), optional(or_null(TEXT))))),
+    "operational": optional(
+        OBJECT._replace(
+            fields=dict.fromkeys(("store", "student"), optional(or_null(TEXT)))
+            | {
+                "other_stores": optional(
+                    Kind(lambda value: type(value) is list and all(map(TEXT.holds, value)), "a list of texts")
+                )
+            }
+        )
+    ),
     "architecture": optional(OBJECT),
 }
 

@@ -9,6 +9,9 @@ An export holds beside the encoder:
     lsp_head.safetensors   dense.*, norm.*: the prediction head; output.weight (k, d), output.bias (k)
     lsp_config.json        lsps, max_length, special_ids, and the store whose dictionary numbers the LSPs
 
+and lsp_head_2.safetensors, lsp_config_2.json, ... of the second store and those after it, where a student learned from
+several: each is a whole head of its own, with the same dense and norm.
+
 Left out: training (trainer.py), what the LSPs mean (the dictionary is stage A's).
 
 Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
@@ -38,7 +41,7 @@ from shards.reader import Store
 from student.encoders import without_pooler
 from student.model import Student
 
-HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"
+HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"  # of the first store's LSPs
 FACTS = {  # of lsp_config.json, as far as it is read
     "lsps": within(1, MAX_WIDTH),
     "max_length": within(3, 65_535),
@@ -75,15 +78,16 @@ class LspModel(nn.Module):
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "LspModel":
-        """Load the export of an mlsm, naive-mlsm or mtl student.
+    def from_pretrained(cls, source: str | Path, revision: str | None = None, head: int = 1) -> "LspModel":
+        """Load the export of an mlsm, hard-mlsm, naive-mlsm or mtl student.
 
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
         revision  branch or commit of a Hub id, such as step-00010000
-        Raises    RunError where there are no LSP outputs, or the files are damaged
+        head      of a student of several stores: the store whose LSPs are predicted, counted from 1
+        Raises    RunError where there are no such LSP outputs, or the files are damaged
         """
         source = export_of(source)
-        student, facts = load_student(source, revision)
+        student, facts = load_student(source, revision, head)
         return cls(student, load_tokenizer(source, student, revision), facts)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -148,17 +152,24 @@ class LspModel(nn.Module):
         return logits_Mk.float().softmax(dim=1).cpu()
 
 
-def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path) -> None:
+def head_files(head: int) -> tuple[str, str]:
+    """The names of the files of the LSPs of a student's first store, second, ...: weights and facts."""
+    return (HEAD_FILE, CONFIG_FILE) if head == 1 else (f"lsp_head_{head}.safetensors", f"lsp_config_{head}.json")
+
+
+def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path, head: int = 1) -> None:
     """Write head and LSP outputs of a student into its export.
 
-    columns  which of its outputs are LSPs
+    columns  which of its outputs are the LSPs
     facts    the rest of lsp_config.json
+    head     of how many-th store they are
     """
+    head_file, config_file = head_files(head)
     tensors = dict(student.head.state_dict())
     tensors |= {"output.weight": student.output_matrix[columns], "output.bias": student.output_bias_K[columns]}
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / HEAD_FILE)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / head_file)
     facts = facts | {"lsps": len(tensors["output.bias"])}
-    (directory / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    (directory / config_file).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 def lsp_facts(store: Store) -> dict:
@@ -171,37 +182,38 @@ def lsp_facts(store: Store) -> dict:
     }
 
 
-def load_student(source: str | Path, revision: str | None = None) -> tuple[Student, dict]:
-    """The student of an export with the LSPs as its outputs, float32, on the CPU, and its lsp_config.json.
+def load_student(source: str | Path, revision: str | None = None, head: int = 1) -> tuple[Student, dict]:
+    """The student of an export with the LSPs of one store as its outputs, float32, on the CPU, and its lsp_config.json.
 
     Raises RunError where there are no LSP outputs, or the files are damaged
     """
+    head_file, config_file = head_files(head)
     with reading_export(source):
-        head = load_tensors(find_file(source, HEAD_FILE, revision))
-        facts = json.loads(read_file(find_file(source, CONFIG_FILE, revision)))
+        tensors = load_tensors(find_file(source, head_file, revision))
+        facts = json.loads(read_file(find_file(source, config_file, revision)))
         if problem := find_problem(facts, FACTS):
-            raise RunError(f"{source}/{CONFIG_FILE}: {problem}. {_export_again()}")
-        if len(head["output.bias"]) != facts["lsps"]:
+            raise RunError(f"{source}/{config_file}: {problem}. {_export_again()}")
+        if len(tensors["output.bias"]) != facts["lsps"]:
             raise RunError(
-                f"{source}/{HEAD_FILE}: {len(head['output.bias'])} outputs, expected {facts['lsps']} as"
-                f" {CONFIG_FILE} says. {_export_again()}"
+                f"{source}/{head_file}: {len(tensors['output.bias'])} outputs, expected {facts['lsps']} as"
+                f" {config_file} says. {_export_again()}"
             )
         encoder = load_encoder(source, revision)
         if max(facts["special_ids"][name] for name in ("pad", "cls", "sep", "mask")) >= encoder.config.vocab_size:
             raise RunError(
-                f"{source}/{CONFIG_FILE}: field special_ids: expected ids below the vocabulary of"
+                f"{source}/{config_file}: field special_ids: expected ids below the vocabulary of"
                 f" {encoder.config.vocab_size}. {_export_again()}"
             )
         if facts["max_length"] > (room := max_positions(encoder)):
             raise RunError(
-                f"{source}/{CONFIG_FILE}: field max_length: expected at most {room}, as many tokens as the encoder"
+                f"{source}/{config_file}: field max_length: expected at most {room}, as many tokens as the encoder"
                 f" reads, found {facts['max_length']}. {_export_again()}"
             )
         student = Student(encoder, facts["lsps"], tied=False, seed=0)
         names = {"output.weight": "output_Kd", "output.bias": "output_bias_K"}
-        tensors = {names.get(name, f"head.{name}"): tensor for name, tensor in head.items()}
         loaded = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-        student.load_state_dict(loaded | tensors, strict=True)
+        loaded |= {names.get(name, f"head.{name}"): tensor for name, tensor in tensors.items()}
+        student.load_state_dict(loaded, strict=True)
     return student.eval(), facts
 
 
@@ -295,13 +307,13 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
         if not Path(source).is_dir():
             raise RunError(
                 f"{source} is no directory, and no repository on the Hub with {name} that can be reached. Expected the"
-                f" export of an mlsm, naive-mlsm or mtl student: a finished run, its export, a kept checkpoint or a Hub"
-                f" id."
+                f" export of an mlsm, hard-mlsm, naive-mlsm or mtl student: a finished run, its export, a kept"
+                f" checkpoint or a Hub id."
             ) from None
         raise RunError(
-            f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, naive-mlsm or mtl"
-            f" student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:"
-            f"  {program()} export-student RUN"
+            f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, hard-mlsm, naive-mlsm"
+            f" or mtl student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a"
+            f" run:  {program()} export-student RUN"
         ) from None
 
 

@@ -24,7 +24,7 @@ from student.flops import forward_flops
 from student.last_layer import LastLayer
 from student.linear import linear, use_fast_linear
 from student.mask_later import MaskLater
-from student.objectives import Objective
+from student.objective import Objective
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 

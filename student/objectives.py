@@ -1,32 +1,26 @@
 """What the student learns at a masked token: one small class per objective, and the table of them.
 
-An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
-*summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
-term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
-
 To add one: a class here, its entry in OBJECTIVES, its name among the flag's choices (config.py).
-Left out: what is masked (masking.py), the records of targets (targets.py), the arithmetic of the gradient (losses.py)
-and of constant predictions (baselines.py).
+Left out: what all of them share (objective.py), what is masked (masking.py), the records of targets (targets.py), the
+arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import RunError
-from common.invocation import program
 from shards.positions import positions_in_documents
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.baselines import average_lsp_figures, average_teacher_figures, unigram_figures, with_perplexity
 from student.losses import sparse_cross_entropy
+from student.objective import Objective
 from student.sparse_rows import negative_entropy, row_of_entry, temper
 from student.targets import JointTargets, MaskedTokens, SparseTargets, TeacherTargets, TokenTargets
 
@@ -34,98 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Average mass of the stored entries in the distributions that they were taken from, below which an objective warns.
 ENOUGH_LSP_MASS, ENOUGH_TEACHER_MASS = 0.95, 0.98
-_HOLDS = {
-    "ids": "token ids only",
-    "lsp": "LSP distributions",
-    "logits": "a teacher's distributions over its vocabulary (encode-logits)",
-}
-
-
-class Objective:
-    """What all objectives share.
-
-    kappa               weight of mtl's second term; the others ignore it
-    untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
-    target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
-    Raises              RunError where the store does not hold what the objective needs
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
-    tied = False
-    """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
-    term_weights: tuple[float, ...] = (1.0,)
-    """the loss is the sum over terms of weight x (summed loss / count)"""
-    learns: str
-    """what the encoder was trained by, for people"""
-    loss_name: str
-    """what its held-out loss is called"""
-    reference: str
-    """the constant prediction that `baseline` scores"""
-    reference_by_position: str | None = None
-    """the prediction that is constant at each position, where `baseline` scores one"""
-    outputs: int
-    token_columns: slice | None = None
-    """the outputs that are logits of the vocabulary, if any"""
-    lsp_columns: slice | None = None
-    """the outputs that are logits of the LSPs, if any"""
-
-    def __init__(self, store: Store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
-        if store.kind not in self.kinds:
-            raise RunError(
-                f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
-                f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
-                f" --objective."
-            )
-        self.kappa, self.untied, self.temperature = kappa, untied, target_temperature
-        self.facts: dict = {}  # of the targets, for the log
-        self.set_up(store)
-
-    def set_up(self, store: Store) -> None:
-        """Settle what depends on the store: `outputs` at least."""
-        raise NotImplementedError
-
-    def _check_mass(self, store: Store, enough: float, of: str) -> None:
-        """Note how much of the distributions the store keeps, and warn where it is little.
-
-        of  what these distributions are and what happens to the rest of them, for the warning
-        """
-        kept = self.facts["mass_kept"] = store.report()["mass_kept"]
-        if kept < enough:
-            logger.warning(
-                "the store keeps %.1f %% of %s; at least %.0f %% is advised: encode-%s with a larger --top-n",
-                100 * kept,
-                of,
-                100 * enough,
-                store.kind,
-            )
-
-    def read_targets(self, masked: MaskedTokens) -> Any:
-        """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""
-        raise NotImplementedError
-
-    def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:
-        """Every term's loss summed over tokens: float32 (T)."""
-        raise NotImplementedError
-
-    def measure(self, logits_MK: Tensor, targets: Any) -> dict:
-        """Held-out figures summed over tokens: name -> scalar tensor."""
-        raise NotImplementedError
-
-    def figures(self, sums: dict, counts: tuple) -> dict:
-        """The means of what `measure` summed, plain numbers; `loss` is among them."""
-        return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
-
-    def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
-        """The figures of a constant prediction, learned from the training split, on the held-out targets.
-
-        Those of a prediction that is constant at each position of the window have names that end in `_by_position`;
-        objectives without LSPs have none.
-
-        directory  where averages by position are kept for the next run; None: nowhere
-        """
-        raise NotImplementedError
 
 
 class Mlsm(Objective):
@@ -148,6 +50,8 @@ class Mlsm(Objective):
 
     behind_vocabulary = False
     """whether the LSPs are the last k of V + k outputs, not all outputs"""
+    enough_mass = ENOUGH_LSP_MASS
+    """average mass that the store should keep of a distribution; below it there is a warning"""
 
     def set_up(self, store: Store) -> None:
         first_lsp = store.vocab_size if self.behind_vocabulary else 0
@@ -155,7 +59,7 @@ class Mlsm(Objective):
         self.lsp_columns = slice(first_lsp, self.outputs)
         self._documents_apart = store.settings.get("documents_apart", False)  # how the teacher counted positions
         self._check_mass(
-            store, ENOUGH_LSP_MASS, "an LSP distribution on average, and what it keeps is learned as if it were all"
+            store, self.enough_mass, "an LSP distribution on average, and what it keeps is learned as if it were all"
         )
         if self.temperature != 1:
             self.facts["target_temperature"] = self.temperature
@@ -202,13 +106,49 @@ class Mlsm(Objective):
         """The figures against the distributions as stored; none where the targets are these."""
         if targets.untempered_E is None:
             return {}
-        logits = {"kl_untempered": logits_MK, "kl_untempered_back": logits_MK.float() * self.temperature}
+        logits = {"kl_untempered": logits_MK}
+        if self.temperature > 0:
+            logits["kl_untempered_back"] = logits_MK.float() * self.temperature
         return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
     def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
         """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
         (`_by_position`) that of the tokens at the same position."""
         return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.temperature)
+
+
+class HardMlsm(Mlsm):
+    """The largest LSP alone: cross-entropy to the arg-max of the stored distribution, of equal ones the lowest number.
+
+    The official code's loss where its KL is switched off (`--not-kl_loss`). There a token without a code is taught
+    LSP 0, the arg-max of nothing; here it carries no loss, as in mlsm. It is mlsm in the limit of a target temperature
+    of 0, and is computed as that. `kl_untempered`, the KL to the distributions as stored, compares with mlsm's loss.
+    """
+
+    name = "hard-mlsm"
+    learns = "predicting the most probable latent semantic property (LSP) of masked tokens"
+    loss_name, reference = "held-out loss", "the frequencies of LSPs as the largest one of a token"
+    reference_by_position = "their frequencies by position"
+    guess = "most frequent largest LSP"
+    enough_mass = 0.0  # the largest entry is always kept
+
+    def set_up(self, store: Store) -> None:
+        super().set_up(store)
+        self.temperature = 0.0
+
+    def measure(self, logits_MK: Tensor, targets: SparseTargets) -> dict:
+        largest_C = targets.entries_E[targets.weights_E == 1]  # one for each of C coded tokens
+        predicted_M = logits_MK[:, self.lsp_columns].argmax(dim=1)
+        correct = (predicted_M[largest_C // self.lsps] == largest_C % self.lsps).sum()
+        return super().measure(logits_MK, targets) | {"accuracy": correct}
+
+    def figures(self, sums: dict, counts: tuple) -> dict:
+        return with_perplexity(super().figures(sums, counts), "loss")
+
+    def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
+        """Cross-entropy of the training split's frequencies of largest LSPs: over all tokens, and (`_by_position`) over
+        those at the same position; accuracy of the most frequent one."""
+        return with_perplexity(super().baseline(train, held_out, directory), "loss")
 
 
 class NaiveMlsm(Mlsm):
@@ -383,4 +323,4 @@ class Mtl(Objective):
         return with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
-OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, NaiveMlsm)}
+OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm)}

@@ -247,7 +247,7 @@ def finished_students(root: str = StudentConfig.root) -> list[Path]:
     """
     found = [head.parent.parent for head in Path(root).glob(f"*/export/{HEAD_FILE}")]
     if not found:
-        kinds = "mlsm, naive-mlsm or mtl"
+        kinds = "mlsm, hard-mlsm, naive-mlsm or mtl"
         raise RunError(f"no finished {kinds} student under {root}. Train one:  {program()} train-student")
     return sorted(found, key=lambda run: (run / "export" / HEAD_FILE).stat().st_mtime_ns, reverse=True)
 

@@ -24,8 +24,8 @@ class ProbeConfig(StudentConfig):
     pairs; `never` gives segment 0 to every token"""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of an mlsm, naive-mlsm or mtl student; unset: the newest
-    finished run of one under runs/students"""
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student; unset: the
+    newest finished run of one under runs/students"""
 
     probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
@@ -45,6 +45,7 @@ class ProbeConfig(StudentConfig):
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
     objective: ObjectiveName = field(init=False, default="mlm")
+    store_weights: tuple[float, ...] | None = field(init=False, default=None)
     kappa: float = field(init=False, default=1.0)
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)

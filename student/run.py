@@ -216,12 +216,16 @@ def _replacing(path: Path):
 
 def _operational(config: StudentConfig) -> dict:
     settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
-    for name in ("store", "student"):  # found again from another directory; a URL or a name on the Hub stays
-        if settings.get(name) is not None and os.path.isdir(settings[name]):
-            settings[name] = os.path.abspath(settings[name])
-        elif isinstance(settings.get(name), str):  # what is written down has no password
-            settings[name] = redacted(settings[name])
-    return settings
+
+    def place(where: str | None) -> str | None:
+        """Found again from another directory; a URL, without its password, or a name on the Hub stays."""
+        if where is None:
+            return None
+        return os.path.abspath(where) if os.path.isdir(where) else redacted(where)
+
+    first, *others = map(place, config.stores or [None])
+    settings |= {"store": first} | ({"other_stores": others} if others else {})
+    return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
 
 def _check_unused(directory: Path) -> None:

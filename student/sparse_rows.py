@@ -19,8 +19,18 @@ def negative_entropy(weights: np.ndarray) -> float:
 
 
 def temper(rows: SparseRows, temperature: float) -> np.ndarray:
-    """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E)."""
+    """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E).
+
+    temperature  0 is the limit: one at the first of the largest entries of a row, zero at the others
+    """
     row_E = row_of_entry(rows)
+    if temperature == 0:
+        largest_M = np.zeros(len(rows.indptr) - 1, rows.weights.dtype)
+        np.maximum.at(largest_M, row_E, rows.weights)
+        largest_E = np.flatnonzero(rows.weights == largest_M[row_E])
+        powers_E = np.zeros(len(row_E))
+        powers_E[largest_E[np.unique(row_E[largest_E], return_index=True)[1]]] = 1.0
+        return powers_E
     with np.errstate(divide="ignore"):
         log_E = np.log(rows.weights.astype(np.float64)) / temperature
     largest_M = np.full(len(rows.indptr) - 1, -np.inf)

@@ -33,7 +33,7 @@ from student.linear import use_fast_linear
 from student.masking import Masking
 from student.memory import free_unused
 from student.muon import Muon
-from student.objectives import Objective
+from student.objective import Objective
 from student.ranks import Ranks
 from student.targets import MaskedTokens
 

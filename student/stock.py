@@ -19,7 +19,7 @@ from common.errors import RunError, describe
 from common.paths import utf8_name
 from student.lsp_model import quiet_transformers
 from student.model import Student
-from student.objectives import Objective
+from student.objective import Objective
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {

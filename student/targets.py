@@ -84,6 +84,15 @@ class TeacherTargets(NamedTuple):
     """int64"""
 
 
+class SeveralTargets(NamedTuple):
+    """The targets of the same tokens from several stores."""
+
+    counts: tuple[int, ...]
+    """rows that are not empty, of each store"""
+    of_stores: tuple
+    """a record of each store"""
+
+
 class JointTargets(NamedTuple):
     """Both targets of the multi-task objective."""
 

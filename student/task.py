@@ -16,7 +16,8 @@ from student.config import StudentConfig
 from student.encoders import encoder_config, token_types
 from student.export import export_student
 from student.model import Student, build_student
-from student.objectives import OBJECTIVES, Objective
+from student.objective import Objective
+from student.several_stores import build_objective, open_beside
 from student.stock import take_head
 
 logger = logging.getLogger(__name__)
@@ -47,16 +48,28 @@ class Task(NamedTuple):
 
     def settings(self, config: StudentConfig) -> dict:
         """The settings that decide what is trained: those of the configuration, and what was decided here."""
-        return config.identity() | ({"segments": True} if self.segments else {})
+        segments = {"segments": True} if self.segments else {}
+        others = [store.target_id for store in self.objective.other_stores]
+        return config.identity() | segments | ({"other_targets": others} if others else {})
 
 
 def student_task(config: StudentConfig, store: Store) -> Task:
-    """Train an encoder by one objective. Raises RunError where settings and store do not belong together."""
-    objective = OBJECTIVES[config.objective](
-        store, config.kappa, untied=config.untied, target_temperature=config.target_temperature
+    """Train an encoder by one objective. Raises RunError where settings and stores do not belong together.
+
+    store  the first one that is learned from; those beside it are opened here
+    """
+    stores = [store, *open_beside(store, config.stores[1:])]
+    objective = build_objective(
+        config.objective,
+        stores,
+        config.weights,
+        kappa=config.kappa,
+        untied=config.untied,
+        target_temperature=config.target_temperature,
     )
-    if store.kind != "ids" and config.documents_apart != store.settings.get("documents_apart", False):
-        logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
+    for one in stores:
+        if one.kind != "ids" and config.documents_apart != one.settings.get("documents_apart", False):
+            logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
     hf_config = encoder_config(config, store)
 
     def build() -> Student:

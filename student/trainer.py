@@ -64,8 +64,8 @@ def train(
     prepare   (config, store) -> what is trained; probe.py has another one
     origins   setting -> where its value comes from, for that block, when a recipe has been applied already (cli.py)
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
-    Returns   the summary that result.json holds, with run, export, store and plan: steps, tokens (real ones),
-              tokens_per_second, flops (nominal floating-point operations),
+    Returns   the summary that result.json holds, with run, export, store, other_stores (where there are any) and
+              plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline); of LSP
               objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
@@ -84,6 +84,8 @@ def train(
         config = replace(config, dtype=dtype, compile=compiled)
         resolved, store, task, run = ranks.first_then_all(lambda: _open(config, ranks, prepare, origins))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
+        if others := task.objective.other_stores:
+            places["other_stores"] = [str(store.path) for store in others]
         if (result := ranks.ask_first(run.result)) is not None:
             return result | places | {"already_finished": True}
         ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
@@ -105,7 +107,7 @@ def _open(
     check_trackers(config.track)
     if config.store is None:
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
-    store = Store.open(config.store)
+    store = Store.open(config.stores[0])
     store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
     resolved = resolve(config, store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
@@ -278,7 +280,7 @@ class Trainer:
             "target": self.store.target_id,
             "run": fingerprint(self.run.identity),
             **self.run.arithmetic.to_json(),
-            "shards": self.loader.windows.digest,
+            "shards": self.objective.digest(self.loader.windows),
         }
         if self.ranks.is_first:
             self.checkpoints.save(self.steps, self.model, self.stepper.optimizer, state, self._export)
@@ -365,7 +367,7 @@ class Trainer:
             logger.info("continuing from %s", path)
         if self.ranks.is_first:
             self.run.drop_log_after(self.steps)
-            if state.get("shards", now := self.loader.windows.digest) != now:
+            if state.get("shards", now := self.objective.digest(self.loader.windows)) != now:
                 self._log(event="other shards", before=state["shards"], now=now)
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"

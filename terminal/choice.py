@@ -90,6 +90,6 @@ def store_to_train_on(verb: "Verb", settings: Any) -> "tuple[Store | None, str |
             settings = load(verb.completes)(settings)
         else:
             settings, choice = choose(verb, settings)
-        return Store.open(settings.store), choice
+        return Store.open(settings.stores[0]), choice
     except (StoreError, ShardError, ValueError, OSError):
         return None, None

@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import indent
 
 from common.invocation import program
+from student.config import WITHOUT_WORDS
 from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
 
@@ -19,6 +20,7 @@ def training(result: dict, settings: object) -> str:
         table(
             [
                 *store_rows(store.path, store.report()),
+                *(("and its targets of", other) for other in result.get("other_stores", ())),
                 (
                     "student",
                     f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
@@ -30,7 +32,7 @@ def training(result: dict, settings: object) -> str:
         ),
         _how_to_load(result["export"]),
     ]
-    if result["objective"] in ("mlsm", "naive-mlsm"):
+    if result["objective"] in WITHOUT_WORDS:
         probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
@@ -105,15 +107,21 @@ def _held_out_rows(objective, figures, baseline):
     from student.objectives import OBJECTIVES
 
     objective, loss = OBJECTIVES[objective], figures["loss"]
+    loss_name = f"{objective.loss_name}, weighted sum" if "loss_1" in figures else objective.loss_name
     plain = _side(loss, baseline["loss"], objective.reference)
     by_position = baseline.get("loss_by_position")  # a run of an earlier version has none
     if by_position is None:
-        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {plain}")]
+        rows = [(loss_name, f"{loss:.4f} nats per masked token, {plain}")]
     else:
         headline = _side(loss, by_position, objective.reference_by_position)
-        rows = [(objective.loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+        rows = [(loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+    number = 1
+    while f"loss_{number}" in figures:  # of several stores
+        of_store = _side(figures[f"loss_{number}"], baseline[f"loss_{number}_by_position"], "the same by position")
+        rows.append((f"of store {number}", f"{figures[f'loss_{number}']:.4f} nats, {of_store}"))
+        number += 1
     if "accuracy" in figures:
-        guess = f" (most frequent token: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
+        guess = f" ({objective.guess}: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
         accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
         rows.append(("held-out accuracy", accuracy))
     return rows

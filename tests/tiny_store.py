@@ -19,16 +19,20 @@ LENGTH = 16
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
-def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20, pairs=False):
-    """Write a store and open it; equal arguments but k, kind and tail give the same plan.
+def write_store(
+    path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20, pairs=False, bare=7
+):
+    """Write a store and open it; equal arguments but k, kind, tail and bare give the same plan.
 
     kind   "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops
+    bare   every so-manyth word has no LSPs
     pairs  windows of sentence pairs: the fifth token after [CLS] is a [SEP]
     """
     rng = np.random.default_rng(0)
     files = StoreFiles(path)
     special_ids = SPECIAL | {"all": sorted(SPECIAL.values())}
     settings = {"teacher": "none", "layer": 3, "k": k, "words": words} | ({"kind": kind, "tail": tail} if kind else {})
+    settings |= {"bare": bare} if bare != 7 else {}
     vocab_size = len(SPECIAL) + words
     target = {
         "settings": settings,
@@ -51,7 +55,9 @@ def write_store(path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150
                 columns = block(rng, count, words)
                 if pairs:
                     columns["ids"][columns["run_starts"] + 5] = SPECIAL["sep"]
-                rows = logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k) if k else {}
+                rows = (
+                    logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k, bare) if k else {}
+                )
                 writer.write_block(**columns | rows)
         units.append(unit)
     files.publish_plan(Plan({"length": LENGTH} | ({"packing": "pairs"} if pairs else {}), tuple(units)))
@@ -75,11 +81,11 @@ def sentence(rng, length, words):
     return np.array([SPECIAL["cls"], *(np.array(chain) + len(SPECIAL)), SPECIAL["sep"]])
 
 
-def lsp_rows(ids, k):
-    """Three LSPs for a word, decided by the word; special tokens and every seventh word have none."""
+def lsp_rows(ids, k, bare=7):
+    """Three LSPs for a word, decided by the word; special tokens and every `bare`-th word have none."""
     nnz, indices, weights = [], [], []
     for token in ids:
-        empty = token < len(SPECIAL) or token % 7 == 0
+        empty = token < len(SPECIAL) or token % bare == 0
         row = [] if empty else sorted({int(token) % k, int(token) * 5 % k, int(token) * 11 % k})
         nnz.append(len(row))
         indices += row

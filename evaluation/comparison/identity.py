@@ -27,7 +27,7 @@ Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 KEPT = "mass kept of targets"
 SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
 UNKNOWN = "unknown"
-_LSP_OBJECTIVES = ("mlsm", "mtl", "naive-mlsm")
+_LSP_OBJECTIVES = ("mlsm", "mtl", "hard-mlsm", "naive-mlsm")
 _HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
 _ALWAYS_TIED = ("mlm", "kd")
 _OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
@@ -171,6 +171,12 @@ def groups(facts: dict) -> Groups:
         "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
+    if others := identity.get("other_targets"):  # of a student of several stores; those below are of the first one
+        named = {"teacher_name": "teacher", "layer": "layer", "k": "k", "lam": "lambda", "target": "target"}
+        found["run"]["other_targets"] = [
+            ", ".join(f"{name} {text(other[key])}" for key, name in named.items() if other.get(key) is not None)
+            for other in others
+        ]
     if objective == UNTRAINED:  # its weights follow from these alone
         kept = {"objective", "step", "encoder", "run_seed", *found["text"]} - {"plan"}
         found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}

@@ -26,7 +26,14 @@ from evaluation.records import METRICS, path_of
 SEEDS = 5  # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
-OBJECTIVES = {"mlsm": "MLSM", "mlm": "MLM", "kd": "KD", "mtl": "MLSM+MLM", "naive-mlsm": "naive MLSM"}
+OBJECTIVES = {
+    "mlsm": "MLSM",
+    "mlm": "MLM",
+    "kd": "KD",
+    "mtl": "MLSM+MLM",
+    "hard-mlsm": "hard MLSM",
+    "naive-mlsm": "naive MLSM",
+}
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 _RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have
 _SHORT = {

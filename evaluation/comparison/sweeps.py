@@ -137,6 +137,8 @@ def _rank(group):
 
 def _value(model, fact):
     objective = model.facts["objective"]
+    if (model.facts["identity"] or {}).get("other_targets"):  # of several layers, say
+        return None
     if fact == "kappa":
         return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
     return model.facts[fact] if objective == "mlsm" else None

@@ -35,6 +35,7 @@ from evaluation.comparison.models import (
 )
 from evaluation.comparison.significance import win_rates
 from evaluation.plots import new_figure
+from student.config import WITHOUT_WORDS
 
 _STUDIED = {"objective", "step"}
 _RIVALS = ("mlm", "kd")  # of MLSM in figure 7
@@ -250,7 +251,7 @@ def blimp_over_cost(study: Study) -> Drawing:
         raise Lacking("a BLiMP paradigm that all models were scored on")
     for place, (name, group) in enumerate(families(models).items()):
         group = sorted(group, key=lambda model: costs[model.label])
-        name = f"{name} + probe" if group[0].facts["objective"] in ("mlsm", "naive-mlsm") else name
+        name = f"{name} + probe" if group[0].facts["objective"] in WITHOUT_WORDS else name
         means = [blimp_average(model, paradigms) for model in group]
         axes.plot([costs[model.label] for model in group], means, label=name, **style(place))
         for model, mean in zip(group, means, strict=True):

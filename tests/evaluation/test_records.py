@@ -258,6 +258,11 @@ def test_the_teacher_counts_its_forward_passes(run, tmp_path):
     vocabulary = json.loads((teacher / "config.json").read_text())["vocab_size"]
     head = 2 * length * (width**2 + width * vocabulary)
     assert flops(whole) == pytest.approx(known["tokens"] / length * (3 * a_layer + head))
+    second = copy.deepcopy(known["store"])
+    second["settings"]["layer"] = 1
+    assert flops(known | {"other_stores": [second]}) == pytest.approx(known["tokens"] / length * (layers + 1) * a_layer)
+    second["settings"]["teacher"] = "0" * 64
+    assert flops(known | {"other_stores": [second]}) is None, "unknown, not that of the first alone"
     whole["store"]["settings"]["masked_passes"] = 7
     assert flops(whole) == pytest.approx(known["tokens"] / length * (7 * 3 * a_layer + head))
     known["store"]["settings"]["teacher"] = hashlib.sha256(b"another").hexdigest()

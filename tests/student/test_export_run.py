@@ -111,7 +111,7 @@ def test_the_encoder_is_built_from_the_words_of_the_run(family, lsp_store, tmp_p
     config = StudentConfig(encoder=str(family), objective="mtl", store=str(lsp_store.path), output=tmp_path / "run")
     Run(config, lsp_store, encoder_config(config, lsp_store).to_diff_dict())
     trained = scrambled(build_student(config, lsp_store, objective))
-    built = exporting._task(config.output, read_json(config.output / "config.json"), lsp_store, config.output).build()
+    built = exporting._task(config.output, read_json(config.output / "config.json"), [lsp_store], config.output).build()
     built.load_state_dict(trained.state_dict(), strict=True)
     assert torch.equal(built.eval()(IDS, ATTENTION, WHERE), trained(IDS, ATTENTION, WHERE))
     assert built.encoder.config.to_diff_dict() == trained.encoder.config.to_diff_dict()

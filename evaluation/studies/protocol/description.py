@@ -260,7 +260,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
         described = dict(described)
         seeds = _read_seeds(path, f"arm {name}", described.pop("seeds")) if "seeds" in described else own["seeds"]
         store = described.pop("store", None)
-        if store not in stores:
+        if not isinstance(store, str) or store not in stores:
             raise StudyError(f"recipe {path}: arm {name}: store {store} is not among {', '.join(stores)}")
         for suffix, values in _variants(StudentConfig, described):
             settings = _convert(path, "train-student", common.get("train-student", {}) | values)

@@ -22,7 +22,7 @@ from evaluation.tasks.blimp.evaluate import evaluate
 from evaluation.tasks.finetuning.suite import finetune
 from pipeline.encode import encode_ids, encode_logits, encode_lsp
 from shards.tools import derive_shards
-from student.config import LSP_OBJECTIVES, StudentConfig
+from student.config import LSP_OBJECTIVES, WITHOUT_WORDS, StudentConfig
 from student.probe import train_probe
 from student.trainer import train
 
@@ -180,7 +180,7 @@ class _Planner:
         yield train
         yield from self._fine_tuning(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
         objective = arm.settings.get("objective", StudentConfig.objective)
-        if objective not in ("mlsm", "naive-mlsm"):  # the others predict words themselves
+        if objective not in WITHOUT_WORDS:  # the others predict words themselves
             yield from self._minimal_pairs(name, run, (train.name,))
         if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
             for source in ("softmax", "logits"):

@@ -14,6 +14,7 @@ from evaluation.comparison.compare import compare
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.identity import KEPT, differences
 from evaluation.comparison.models import families, models_of
+from evaluation.comparison.sweeps import sweep
 from terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
@@ -106,6 +107,23 @@ def test_a_setting_beside_the_studied_one_is_named_with_its_values():
 )
 def test_every_setting_that_names_a_run_counts(change, name):
     assert list(named(a=identity(), b=identity(**change)).settings) == [name]
+
+
+def test_the_targets_of_several_stores_and_their_weights_count():
+    def of_both(layer, weights=(1.0, 0.5), **changes):
+        other = TARGET | {"layer": layer, "target": f"{layer:032x}"}
+        known = identity(other_targets=[other["target"]], store_weights=list(weights), **changes)
+        return known | {"other_targets": [other]}
+
+    assert named(a=of_both(6), b=of_both(6)).settings == {}
+    found = named(one=identity(), both=of_both(6))
+    assert list(found.settings) == ["other_targets", "store_weights"]
+    described = '["teacher bert, layer 6, k 3072, lambda 0.05, target 00000000"]'
+    assert found.settings["other_targets"] == {"not set": ["one"], described: ["both"]}
+    assert list(named(a=of_both(6), b=of_both(8)).settings) == ["other_targets"]
+    assert list(named(a=of_both(6), b=of_both(6, (1.0, 1.0))).settings) == ["store_weights"]
+    of_layers = models(**{f"l{layer}": of_layer(layer) for layer in (8, 10)}, both=of_both(6))
+    assert [model.label for _, model in sweep(of_layers, "layer")] == ["l8", "l10"]
 
 
 def test_an_absent_key_is_what_1837c65_did():

@@ -1,0 +1,129 @@
+"""What every objective offers the trainer: the base class of those in objectives.py.
+
+An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
+*summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
+term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
+Left out: the objectives themselves (objectives.py), those that learn from several stores at once (several_stores.py).
+
+Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, T loss terms.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from common.errors import RunError
+from common.invocation import program
+from shards.reader import Store
+from shards.windows import WindowReader
+from student.targets import MaskedTokens
+
+logger = logging.getLogger(__name__)
+
+_HOLDS = {
+    "ids": "token ids only",
+    "lsp": "LSP distributions",
+    "logits": "a teacher's distributions over its vocabulary (encode-logits)",
+}
+
+
+class Objective:
+    """What all objectives share.
+
+    kappa               weight of mtl's second term; the others ignore it
+    untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
+    target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
+    Raises              RunError where the store does not hold what the objective needs
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
+    tied = False
+    """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
+    term_weights: tuple[float, ...] = (1.0,)
+    """the loss is the sum over terms of weight x (summed loss / count)"""
+    learns: str
+    """what the encoder was trained by, for people"""
+    loss_name: str
+    """what its held-out loss is called"""
+    reference: str
+    """the constant prediction that `baseline` scores"""
+    reference_by_position: str | None = None
+    """the prediction that is constant at each position, where `baseline` scores one"""
+    guess = "most frequent token"
+    """what the baseline's accuracy always predicts, where there is one"""
+    outputs: int
+    token_columns: slice | None = None
+    """the outputs that are logits of the vocabulary, if any"""
+    lsp_columns: slice | None = None
+    """the outputs that are logits of the LSPs, if any"""
+    other_stores: tuple[Store, ...] = ()
+    """stores beside the first one that it learns from (several_stores.py)"""
+
+    def __init__(self, store: Store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
+        if store.kind not in self.kinds:
+            raise RunError(
+                f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
+                f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
+                f" --objective."
+            )
+        self.kappa, self.untied, self.temperature = kappa, untied, target_temperature
+        self.facts: dict = {}  # of the targets, for the log
+        self.set_up(store)
+
+    def set_up(self, store: Store) -> None:
+        """Settle what depends on the store: `outputs` at least."""
+        raise NotImplementedError
+
+    def _check_mass(self, store: Store, enough: float, of: str) -> None:
+        """Note how much of the distributions the store keeps, and warn where it is little.
+
+        of  what these distributions are and what happens to the rest of them, for the warning
+        """
+        kept = self.facts["mass_kept"] = store.report()["mass_kept"]
+        if kept < enough:
+            logger.warning(
+                "%s keeps %.1f %% of %s; at least %.0f %% is advised: encode-%s with a larger --top-n",
+                store.path,
+                100 * kept,
+                of,
+                100 * enough,
+                store.kind,
+            )
+
+    def heads(self, store: Store) -> list[tuple[slice, Store]]:
+        """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
+        return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
+
+    def digest(self, windows: WindowReader) -> str:
+        """What becomes another one where the bytes that a split's targets are read from do."""
+        return windows.digest
+
+    def read_targets(self, masked: MaskedTokens) -> Any:
+        """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""
+        raise NotImplementedError
+
+    def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:
+        """Every term's loss summed over tokens: float32 (T)."""
+        raise NotImplementedError
+
+    def measure(self, logits_MK: Tensor, targets: Any) -> dict:
+        """Held-out figures summed over tokens: name -> scalar tensor."""
+        raise NotImplementedError
+
+    def figures(self, sums: dict, counts: tuple) -> dict:
+        """The means of what `measure` summed, plain numbers; `loss` is among them."""
+        return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
+
+    def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
+        """The figures of a constant prediction, learned from the training split, on the held-out targets.
+
+        Those of a prediction that is constant at each position of the window have names that end in `_by_position`;
+        objectives without LSPs have none.
+
+        directory  where averages by position are kept for the next run; None: nowhere
+        """
+        raise NotImplementedError
