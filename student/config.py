@@ -117,8 +117,20 @@ class StudentConfig:
     """share of a window's non-special tokens that are hidden and to be predicted"""
 
     mask_rate_end: float | None = None
-    """share at the last step, reached on a straight line from mask_rate (0.30 to 0.15, say); unset: constant. Held-out
-    windows are masked at this final rate throughout"""
+    """share at the last step, reached from mask_rate as mask_schedule says (0.30 to 0.15, say); unset: constant.
+    Held-out windows are masked at this final rate throughout"""
+
+    mask_schedule: Literal["linear", "cosine", "steps"] = "linear"
+    """how the share moves to mask_rate_end: on a straight line, along half a cosine (slowly at both ends), or in
+    `steps` of equal size at mask_rate_steps"""
+
+    mask_rate_steps: tuple[float, ...] = (0.5,)
+    """mask_schedule steps: shares of max_steps at which the mask rate changes"""
+
+    mask_weights: str | None = None
+    """draw what is hidden in proportion to weights of the tokens: a file of make-mask-weights, or `frequency` or `pmi`
+    for one that is made of this store with that command's defaults (pmi: collocations are hidden as one). Unset: all
+    tokens alike, as on held-out windows always"""
 
     mask_unit: Literal["token", "word", "span"] = "token"
     """what is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
@@ -190,6 +202,19 @@ class StudentConfig:
             self._require(name, lambda value: 0 < value < 1, "a share between 0 and 1")
         self._require("warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
+        if self.mask_schedule != "linear" and self.mask_rate_end is None:
+            raise ValueError(
+                f"--mask-schedule {self.mask_schedule} moves the mask rate to --mask-rate-end, which is not given. Give"
+                f" it, or leave the schedule out."
+            )
+        steps = self.mask_rate_steps
+        rises = bool(steps) and all(before < after for before, after in zip((0, *steps), (*steps, 1), strict=True))
+        self._require("mask_rate_steps", lambda _: rises, "rising shares of the steps between 0 and 1")
+        if self.mask_weights == "domain":
+            raise ValueError(
+                "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
+                " words. Make the file first (make-mask-weights --kind domain), and give its path."
+            )
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.target_temperature != 1 and self.objective not in LSP_OBJECTIVES:
@@ -219,6 +244,9 @@ class StudentConfig:
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
         unused |= {"target_temperature"} if self.target_temperature == 1 else set()
+        unused |= {"mask_schedule"} if self.mask_schedule == "linear" else set()
+        unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
+        unused |= {"mask_weights"} if self.mask_weights is None else set()
         later = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 
@@ -227,7 +255,7 @@ class StudentConfig:
         settings = asdict(self)
         for name in ("store", "output", "continue_from"):
             settings[name] = None if settings[name] is None else str(settings[name])
-        return settings | {name: list(settings[name]) for name in ("checkpoints", "track")}
+        return settings | {name: list(settings[name]) for name in ("checkpoints", "track", "mask_rate_steps")}
 
     root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
 
