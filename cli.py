@@ -57,6 +57,14 @@ VERBS = {
         works_on="student",
         downloads=False,
     ),
+    "make-mask-weights": Verb(
+        "how often each token is masked, by its frequency or domain; collocations: for train-student --mask-weights",
+        "student.mask_weights_config:MaskWeightsConfig",
+        "student.mask_weights:make_mask_weights",
+        "terminal.masks:weights",
+        recipes=False,
+        chooses="terminal.choice:stores",
+    ),
     "learn-dictionary": Verb(
         "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",

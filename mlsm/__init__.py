@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlsm.functions import export_student as export_student
     from mlsm.functions import finetune as finetune
     from mlsm.functions import learn_dictionary as learn_dictionary
+    from mlsm.functions import make_mask_weights as make_mask_weights
     from mlsm.functions import match_entropy as match_entropy
     from mlsm.functions import read_records as read_records
     from mlsm.functions import show_lsp as show_lsp
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "encode_ids", "encode_logits", "encode_lsp",
-    "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "match_entropy", "show_lsp", "show_shards",
-    "study", "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
+    "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "make_mask_weights", "match_entropy",
+    "show_lsp", "show_shards", "study", "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
     "BlimpConfig": "evaluation.tasks.blimp.config",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
     from student.config import StudentConfig
     from student.export_config import ExportConfig
+    from student.mask_weights_config import MaskWeightsConfig
     from student.probe_config import ProbeConfig
 
 logger = logging.getLogger("mlsm")
@@ -163,6 +164,13 @@ def compare(config: "CompareConfig | None" = None, /, *, progress: Progress = No
 def count_flops(config: "CountFlopsConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Count the operations of pre-training, from configurations alone."""
     return Report.of(_run("count-flops", config, settings, None, progress))
+
+
+def make_mask_weights(
+    config: "MaskWeightsConfig | None" = None, /, *, progress: Progress = None, **settings: Any
+) -> Report:
+    """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+    return Report.of(_run("make-mask-weights", config, settings, None, progress))
 
 
 def match_entropy(

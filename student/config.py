@@ -11,7 +11,6 @@ configuration names a run.
 """
 
 import math
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -29,15 +28,6 @@ WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm")  # objectives whose students
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
-BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
-    "bert-tiny": (2, 128),
-    "bert-mini": (4, 256),
-    "bert-small": (4, 512),
-    "bert-medium": (8, 512),
-    "bert-base": (12, 768),
-}
-NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
-
 FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every")
 
 OPERATIONAL = frozenset(
@@ -52,6 +42,8 @@ _BEFORE = {  # what runs did before they had the setting
     "adam_beta2": 0.999,
     "continue_head": False,
     "mask_later": 0,
+    "mask_schedule": "linear",
+    "mask_weights": None,
     "target_temperature": 1.0,
 }
 
@@ -156,8 +148,20 @@ class StudentConfig:
     """share of a window's non-special tokens that are hidden and to be predicted"""
 
     mask_rate_end: float | None = None
-    """share at the last step, reached on a straight line from mask_rate (0.30 to 0.15, say); unset: constant. Held-out
-    windows are masked at this final rate throughout"""
+    """share at the last step, reached from mask_rate as mask_schedule says (0.30 to 0.15, say); unset: constant.
+    Held-out windows are masked at this final rate throughout"""
+
+    mask_schedule: Literal["linear", "cosine", "steps"] = "linear"
+    """how the share moves to mask_rate_end: on a straight line, along half a cosine (slowly at both ends), or in
+    `steps` of equal size at mask_rate_steps"""
+
+    mask_rate_steps: tuple[float, ...] = (0.5,)
+    """mask_schedule steps: shares of max_steps at which the mask rate changes"""
+
+    mask_weights: str | None = None
+    """draw what is hidden in proportion to weights of the tokens: a file of make-mask-weights, or `frequency` or `pmi`
+    for one that is made of this store with that command's defaults (pmi: collocations are hidden as one). Unset: all
+    tokens alike, as on held-out windows always"""
 
     mask_unit: Literal["token", "word", "span"] = "token"
     """what is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
@@ -237,6 +241,19 @@ class StudentConfig:
         for name in ("adam_beta1", "adam_beta2"):
             self._require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
         self._require("dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
+        if self.mask_schedule != "linear" and self.mask_rate_end is None:
+            raise ValueError(
+                f"--mask-schedule {self.mask_schedule} moves the mask rate to --mask-rate-end, which is not given. Give"
+                f" it, or leave the schedule out."
+            )
+        steps = self.mask_rate_steps
+        rises = bool(steps) and all(before < after for before, after in zip((0, *steps), (*steps, 1), strict=True))
+        self._require("mask_rate_steps", lambda _: rises, "rising shares of the steps between 0 and 1")
+        if self.mask_weights == "domain":
+            raise ValueError(
+                "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
+                " words. Make the file first (make-mask-weights --kind domain), and give its path."
+            )
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         self._require("checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.continue_head and self.continue_from is None:
@@ -298,6 +315,7 @@ class StudentConfig:
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
         unused |= {name for name, first in _BEFORE.items() if getattr(self, name) == first}
+        unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
@@ -358,30 +376,6 @@ class ResolvedConfig(StudentConfig):
     save_every: int
     eval_every: int
     compile: bool
-
-
-def named_size(encoder: str) -> tuple[int, int] | None:
-    """(layers, width) of a name like bert-2x128 or bert-base; None where the encoder is named otherwise.
-
-    Raises ValueError where such a size cannot be built.
-    """
-    if encoder in BERT_SIZES:
-        return BERT_SIZES[encoder]
-    match = re.fullmatch(r"bert-(\d+)x(\d+)", encoder)
-    if match is None:
-        return None
-    layers, width = int(match[1]), int(match[2])
-    if layers < 1 or width < 2 or width % heads_of(width):
-        raise ValueError(
-            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 "
-            f"divide. Take a multiple of 64, like bert-2x128 or bert-12x768."
-        )
-    return layers, width
-
-
-def heads_of(width: int) -> int:
-    """Attention heads of a named size: one for every 64 of width, at least two."""
-    return max(2, width // 64)
 
 
 def _require(holds: bool, rule: str, found) -> None:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import inspect
 import logging
+import re
 from pathlib import Path
 
 import torch
@@ -26,10 +27,19 @@ from common.errors import RunError, describe
 from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, open_tokenizer
 from common.paths import utf8_name
 from shards.reader import Store
-from student.config import NAMED_ENCODERS, StudentConfig, heads_of, named_size
+from student.config import StudentConfig
 from student.mask_later import set_mask_later
 
 logger = logging.getLogger(__name__)
+
+BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
+    "bert-tiny": (2, 128),
+    "bert-mini": (4, 256),
+    "bert-small": (4, 512),
+    "bert-medium": (8, 512),
+    "bert-base": (12, 768),
+}
+NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
 
 # Families whose position table is read from the row behind the padding id's, as RoBERTa's is (fairseq's convention). A
 # test compares the list with all families that transformers has.
@@ -168,6 +178,30 @@ def named_config(encoder: str) -> PretrainedConfig | None:
         return ModernBertConfig(classifier_pooling="mean")  # as in answerdotai/ModernBERT-base
     size = named_size(encoder)
     return None if size is None else _bert_config(*size)
+
+
+def named_size(encoder: str) -> tuple[int, int] | None:
+    """(layers, width) of a name like bert-2x128 or bert-base; None where the encoder is named otherwise.
+
+    Raises ValueError where such a size cannot be built.
+    """
+    if encoder in BERT_SIZES:
+        return BERT_SIZES[encoder]
+    match = re.fullmatch(r"bert-(\d+)x(\d+)", encoder)
+    if match is None:
+        return None
+    layers, width = int(match[1]), int(match[2])
+    if layers < 1 or width < 2 or width % heads_of(width):
+        raise ValueError(
+            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 "
+            f"divide. Take a multiple of 64, like bert-2x128 or bert-12x768."
+        )
+    return layers, width
+
+
+def heads_of(width: int) -> int:
+    """Attention heads of a named size: one for every 64 of width, at least two."""
+    return max(2, width // 64)
 
 
 def _deberta_base() -> DebertaConfig:

@@ -9,6 +9,7 @@ Shapes: W windows, L positions, M masked tokens.
 """
 
 import re
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ def count_flops(module: nn.Module, **inputs: Any) -> int:
 
 def step_flops(model: nn.Module, config: ResolvedConfig, length: int) -> int:
     """Operations of a run's average optimiser step on windows of `length` full of text."""
-    rate = (config.mask_rate + (config.mask_rate_end or config.mask_rate)) / 2
+    at_end = 1 - fmean(config.mask_rate_steps) if config.mask_schedule == "steps" else 0.5  # of the way, on average
+    rate = (1 - at_end) * config.mask_rate + at_end * (config.mask_rate_end or config.mask_rate)
     masked = round(rate * (length - 2))  # of a window with its two special tokens
     whole, rest = divmod(config.batch_windows, config.micro_batch)
     flops = 0

@@ -2,12 +2,14 @@
 
 These are the average target of the training split and, for LSPs, the average at the position of the token.
 
-The windows are read and masked once, with a seed of their own, so all runs on one plan are judged on the
-same tokens. Left out: the figures themselves (objectives.py).
+The windows are read and masked once, with a seed of their own and without weights of the tokens, so all runs on one
+plan that share masking unit and final rate are judged on the same tokens. With weights every run would be judged on
+tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives.py).
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
     windows    the most windows to read; where the split is empty, `baseline` and every evaluation are empty dicts
-    masking    the run's, at its final rate throughout
+    masking    the run's, here at its final rate throughout and without a table of weights
     marginals  directory in which averages of the training split are kept for the next run; None: nowhere
     reading    micro_batch, documents_apart, segments, mask_later and few_shapes, as of a Loader
     """
@@ -86,6 +88,7 @@ class HeldOut:
         except StoreError as error:
             logger.warning("no evaluation: %s", error)
             return None
+        masking = replace(masking, table=None)
         count = min(windows, len(split))
         if count == 0:
             return None

@@ -12,11 +12,18 @@ no state, every objective masks alike, and neither codes, nor other windows, nor
            stretch cut. As there, a stretch reaches forward from where it begins, so the first tokens after a special
            one are masked less often. It may begin inside a word; rates nest as those of tokens do
 
-Left out: which tokens begin a word (words.py).
+With a table of weights (mask_table.py) the order is that of an exponential race: where u is the hash as a number
+between 0 and 1 and w the weight, the unit with the smallest -ln(1 - u) / w comes first. Each unit is then drawn, among
+those that are left, with probability in proportion to w (Efraimidis and Spirakis 2006), as by NumPy's `choice` without
+replacement; w is the mean weight of the unit's tokens. With equal weights the order is that of the hashes, bit for bit.
+A table may also hold collocations, which are then units themselves, or join the words that they touch.
+
+Left out: which tokens begin a word (words.py), where weights come from (mask_weights.py).
 
 Shapes: W windows, L positions of a window, V vocabulary, M masked tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -28,6 +35,7 @@ from shards.counter import hash_u64
 from shards.reader import Store
 from shards.windows import WindowBatch
 from student.config import ResolvedConfig
+from student.mask_table import MaskTable
 from student.words import continuation_flags
 
 _PURPOSE = 0x6D61736B  # "mask": keeps these hashes apart from those of order and dropout
@@ -44,6 +52,8 @@ _UP_TO = [sum(_SHARES[: length + 1]) / sum(_SHARES) for length in range(LONGEST_
 _SPAN_CUTS = np.array([int(share * 2**64) for share in _UP_TO], np.uint64)  # exact: no logarithm of a machine's own
 _TENTH = 2**64 // 10
 _MASK_BELOW, _RANDOM_BELOW = np.uint64(8 * _TENTH), np.uint64(9 * _TENTH)
+_LN2 = 0xB17217F7D1C / 2**44  # cut to 44 bits, so that small multiples are exact
+_ATANH = [1 / (2 * power + 1) for power in range(17)]  # coefficients of atanh(s) / s in powers of s^2
 
 
 @dataclass(frozen=True)
@@ -51,12 +61,14 @@ class Masking:
     """How a run masks the windows of a store.
 
     special_ids  the store's: `mask`, and `all` of those that are never masked nor put in the place of others
-    rate         share of a window's maskable tokens at step 0; it moves on a straight line to rate_end (None: it stays)
-                 at the last of max_steps
+    rate         share of a window's maskable tokens at step 0; it moves to rate_end (None: it stays) by the last of
+                 max_steps, as the schedule says
     corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
                  special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1)
     unit         token, word or span
     continues_V  which ids continue a word; needed by words alone
+    schedule     linear, cosine or steps; by steps it moves in equal parts at rate_steps, shares of max_steps
+    table        weights of the tokens and collocations; None: all tokens are alike
     """
 
     special_ids: dict
@@ -67,6 +79,9 @@ class Masking:
     corruption: str = "mask"
     unit: str = "token"
     continues_V: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    schedule: str = "linear"
+    rate_steps: tuple[float, ...] = ()
+    table: MaskTable | None = None
 
     @property
     def final_rate(self) -> float:
@@ -78,6 +93,10 @@ class Masking:
         if self.rate_end is None or self.max_steps == 1:
             return self.rate
         done = step / (self.max_steps - 1)
+        if self.schedule == "cosine":  # rounded, since libraries disagree about the last digit of a cosine
+            done = round((1 - math.cos(math.pi * done)) / 2, 12)
+        elif self.schedule == "steps":
+            done = sum(step >= share * self.max_steps for share in self.rate_steps) / len(self.rate_steps)
         return (1 - done) * self.rate + done * self.rate_end
 
     def choose(
@@ -89,12 +108,18 @@ class Masking:
         """
         maskable_WL = maskable_positions(read.ids, read.lengths, self.special_ids["all"])
         counted: dict[str, Any] = {"seed": seed, "epoch": epoch, "rate": rate}
-        if self.unit == "token":
+        if self.table is not None:
+            counted["weights_WL"] = self.table.weights_V[read.ids].astype(np.float64)
+        has_collocations = self.table is not None and len(self.table.collocations_C5) > 0
+        if self.unit == "token" and not has_collocations:
             return choose_mask(maskable_WL, window_ids_W, **counted)
         begins_WL = begins_run(maskable_WL, read.documents)
         if self.unit == "span":
             return choose_spans(maskable_WL, begins_WL, window_ids_W, **counted)
-        begins_WL |= maskable_WL & ~self.continues_V[read.ids]
+        runs_WL = np.cumsum(begins_WL, axis=1) * maskable_WL
+        begins_WL |= maskable_WL & ~self.continues_V[read.ids] if self.unit == "word" else maskable_WL
+        if self.table is not None and has_collocations:
+            begins_WL &= ~self.table.continues_collocation(read.ids, runs_WL)
         return choose_words(maskable_WL, begins_WL, window_ids_W, **counted)
 
     def corrupt(
@@ -116,7 +141,7 @@ class Masking:
         return input_WL
 
 
-def build_masking(config: ResolvedConfig, store: Store) -> Masking:
+def build_masking(config: ResolvedConfig, store: Store, table: MaskTable | None = None) -> Masking:
     """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
     is_by_words = config.mask_unit == "word"
     return Masking(
@@ -128,6 +153,9 @@ def build_masking(config: ResolvedConfig, store: Store) -> Masking:
         config.corruption,
         config.mask_unit,
         continuation_flags(store.tokenizer_dir, store.vocab_size) if is_by_words else np.zeros(0, bool),
+        config.mask_schedule,
+        config.mask_rate_steps,
+        table,
     )
 
 
@@ -152,20 +180,35 @@ def begins_run(maskable_WL: np.ndarray, documents_WL: np.ndarray) -> np.ndarray:
 
 
 def choose_mask(
-    maskable_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+    maskable_WL: np.ndarray,
+    window_ids_W: np.ndarray,
+    *,
+    seed: int,
+    epoch: Epoch,
+    rate: float,
+    weights_WL: np.ndarray | None = None,
 ) -> np.ndarray:
     """Choose exactly round(rate x maskable) positions of every window.
 
     maskable_WL   bool
     window_ids_W  integers; a window's mask depends on its own id only, not on its neighbours
     rate          share of the maskable positions
+    weights_WL    float64 from 0, of every position; None: equal ones
     Returns       bool (W, L)
     """
-    return _first_in_order(_hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch), maskable_WL, rate)
+    hashes_WL = _hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch)
+    return _first_in_order(_race(hashes_WL, weights_WL), maskable_WL, rate)
 
 
 def choose_spans(
-    maskable_WL: np.ndarray, begins_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+    maskable_WL: np.ndarray,
+    begins_WL: np.ndarray,
+    window_ids_W: np.ndarray,
+    *,
+    seed: int,
+    epoch: Epoch,
+    rate: float,
+    weights_WL: np.ndarray | None = None,
 ) -> np.ndarray:
     """The same number, by spans. At every maskable position one begins that ends at the latest with its run.
 
@@ -176,15 +219,31 @@ def choose_spans(
     hashes_WL = _hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch)
     lengths_WL = span_lengths(_hashes(_LENGTH_PURPOSE, maskable_WL, window_ids_W, seed, epoch))
     runs_WL = np.cumsum(begins_WL, axis=1) * maskable_WL
+    reach = [  # (n, whether the span that begins at each position covers the n-th behind it)
+        (ahead, (lengths_WL[:, :-ahead] > ahead) & (runs_WL[:, :-ahead] == runs_WL[:, ahead:]))
+        for ahead in range(1, min(LONGEST_SPAN, hashes_WL.shape[1]))
+    ]
+    if weights_WL is not None:
+        totals_WL, sizes_WL = weights_WL.copy(), np.ones(weights_WL.shape)
+        for ahead, reaches_WL in reach:
+            totals_WL[:, :-ahead] += weights_WL[:, ahead:] * reaches_WL
+            sizes_WL[:, :-ahead] += reaches_WL
+        hashes_WL = _race(hashes_WL, totals_WL / sizes_WL)
     keys_WL = hashes_WL.copy()
-    for ahead in range(1, min(LONGEST_SPAN, keys_WL.shape[1])):
-        reaches_WL = (lengths_WL[:, :-ahead] > ahead) & (runs_WL[:, :-ahead] == runs_WL[:, ahead:])
+    for ahead, reaches_WL in reach:
         np.minimum(keys_WL[:, ahead:], hashes_WL[:, :-ahead], out=keys_WL[:, ahead:], where=reaches_WL)
     return _first_in_order(keys_WL, maskable_WL, rate)
 
 
 def choose_words(
-    maskable_WL: np.ndarray, begins_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch, rate: float
+    maskable_WL: np.ndarray,
+    begins_WL: np.ndarray,
+    window_ids_W: np.ndarray,
+    *,
+    seed: int,
+    epoch: Epoch,
+    rate: float,
+    weights_WL: np.ndarray | None = None,
 ) -> np.ndarray:
     """Whole words, at most round(rate x maskable) tokens of a window.
 
@@ -192,10 +251,15 @@ def choose_words(
     """
     word_WL = np.cumsum(begins_WL, axis=1) - 1  # number of the word in its window
     hashes_WL = _hashes(_PURPOSE, begins_WL, window_ids_W, seed, epoch)
-    order_WL = np.argsort(hashes_WL, axis=1, kind="stable")  # first positions by their hash, then all others
     rows_W1 = np.arange(len(maskable_WL))[:, None]
     sizes_WL = np.zeros(maskable_WL.shape, np.int64)
     np.add.at(sizes_WL, (rows_W1, word_WL), maskable_WL)
+    if weights_WL is not None:
+        totals_WL = np.zeros(maskable_WL.shape)
+        np.add.at(totals_WL, (rows_W1, word_WL), weights_WL * maskable_WL)
+        weights_WL = (totals_WL / np.maximum(sizes_WL, 1))[rows_W1, word_WL]
+    # First positions in their order, then all others:
+    order_WL = np.argsort(_race(hashes_WL, weights_WL), axis=1, kind="stable")
     ordered_WL = word_WL[rows_W1, order_WL]
     fits_WL = _fill(sizes_WL[rows_W1, ordered_WL], begins_WL.sum(axis=1), _budget(maskable_WL, rate))
     chosen_WL = np.zeros_like(maskable_WL)
@@ -207,6 +271,34 @@ def choose_words(
 def span_lengths(hashes: np.ndarray) -> np.ndarray:
     """Geometric lengths from 1 to LONGEST_SPAN, longer ones left out of the distribution."""
     return 1 + np.searchsorted(_SPAN_CUTS, hashes, side="right")
+
+
+def exponential(hashes: np.ndarray) -> np.ndarray:
+    """Exponential variates -ln(1 - u), float64 above 0, where the hash lies in the u-th part of its range.
+
+    It never falls as the hash rises, and has the same bits on every machine: it is made of exact and of correctly
+    rounded operations alone, each of them monotone. A library's logarithm promises neither.
+    """
+    left = 2.0**52 - 0.5 - (hashes >> np.uint64(12)).astype(np.float64)  # (1 - u) 2^52, exact
+    mantissa, exponent = np.frexp(left)
+    s = (1 - mantissa) / (1 + mantissa)  # -ln(mantissa) = 2 atanh(s), between 0 and ln 2
+    series = np.zeros_like(s)
+    for coefficient in reversed(_ATANH):
+        series = series * (s * s) + coefficient
+    return (52 - exponent) * _LN2 + np.minimum(2 * s * series, _LN2)
+
+
+def _race(hashes_WL, weights_WL):
+    """Numbers of the positions of each window in the order of (exponential variate / weight, hash), uint64; without
+    weights the hashes, whose order that would be. Positions that are not wanted come last in both."""
+    if weights_WL is None:
+        return hashes_WL
+    with np.errstate(divide="ignore", over="ignore"):  # a weight of 0 comes after all others
+        arrivals_WL = exponential(hashes_WL) / np.where(hashes_WL == _LAST, 0, weights_WL)
+    places_WL = np.empty_like(hashes_WL)
+    order_WL = np.lexsort((hashes_WL, arrivals_WL))
+    np.put_along_axis(places_WL, order_WL, np.arange(hashes_WL.shape[1], dtype=np.uint64)[None], axis=1)
+    return places_WL
 
 
 def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):

@@ -8,6 +8,7 @@
     export/        export.py
     result.json    the summary; its presence means finished
     log.damaged    lines of the log that could not be read when the run was resumed
+    mask_weights.npz    a copy of the table of mask weights, of a run that has one (mask_table.py)
 
 As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
 damaged lines, the summary from the last checkpoint, config.json if the checkpoints are of the same settings. Left out:
@@ -43,6 +44,7 @@ from student.identity import (
     read_or_none,
     run_identity,
 )
+from student.mask_table import MaskTable, write_table
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Run:
 
     architecture  what decides what is built, beside the settings (task.py)
     settings      those that decide what is trained (task.py); by default the configuration's
+    table         of mask weights, whose name the settings hold; the run keeps a copy
     create        whether to create it: only the first of several processes does
     arithmetic    called for the arithmetic of a run that begins; one that is resumed keeps its own
     Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
@@ -64,9 +67,11 @@ class Run:
         store: Store,
         architecture: dict,
         settings: dict | None = None,
+        table: MaskTable | None = None,
         create: bool = True,
         arithmetic: Callable[[], Arithmetic] = Arithmetic,
     ):
+        self.table = table
         self.identity = identity = run_identity(config, store, architecture, settings)
         self.directory = Path(config.output or default_directory(config, identity, architecture))
         self.config_file = self.directory / "config.json"
@@ -104,6 +109,9 @@ class Run:
             self.arithmetic = arithmetic()
             self.directory.mkdir(parents=True, exist_ok=True)
         kept = {"operational": _operational(config), "architecture": architecture}
+        if table is not None:
+            with _replacing(self.directory / "mask_weights.npz"):
+                write_table(self.directory / "mask_weights.npz", table)
         with _replacing(self.config_file):
             replace_json(self.config_file, identity | kept | self.arithmetic.to_json(), allow_nan=True)
 
@@ -231,7 +239,7 @@ def _operational(config: StudentConfig) -> dict:
 def _check_unused(directory: Path) -> None:
     if not directory.exists():
         return
-    leftover = re.compile(r"\..*\.tmp")  # of a process killed before it wrote config.json
+    leftover = re.compile(r"\..*\.tmp|mask_weights\.npz")  # of a process killed before it wrote config.json
     if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "

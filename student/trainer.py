@@ -34,6 +34,7 @@ from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.held_out import HeldOut
 from student.mask_later import mask_later_of
+from student.mask_weights import table_of
 from student.masking import build_masking
 from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, share_of_baseline
@@ -112,12 +113,13 @@ def _open(
     resolved = resolve(config, store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
-    settings = task.settings(resolved.config)
+    table = table_of(resolved.config, store)
+    settings = task.settings(resolved.config) | ({} if table is None else {"mask_weights": table.name})
 
     def arithmetic() -> Arithmetic:
         return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
-    run = Run(resolved.config, store, task.architecture, settings, create=ranks.is_first, arithmetic=arithmetic)
+    run = Run(resolved.config, store, task.architecture, settings, table, create=ranks.is_first, arithmetic=arithmetic)
     if ranks.is_first and run.arithmetic.contradicts(resolved.config, ranks.device):
         logger.warning(
             "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
@@ -155,7 +157,8 @@ class Trainer:
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
-        reading: dict[str, Any] = {"masking": build_masking(config, store), "micro_batch": config.micro_batch}
+        masking = build_masking(config, store, run.table)
+        reading: dict[str, Any] = {"masking": masking, "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
         self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **reading)

@@ -4,7 +4,8 @@ import sys
 import pytest
 
 import student.config
-from student.config import StudentConfig, named_size
+from student.config import StudentConfig
+from student.encoders import named_size
 from student.objectives import OBJECTIVES
 
 

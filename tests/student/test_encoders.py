@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModel, BartConfig, BertConfig, DebertaConfig, T5Config
 
 from common.errors import RunError
-from student.config import NAMED_ENCODERS, StudentConfig
-from student.encoders import build_encoder, encoder_config
+from student.config import StudentConfig
+from student.encoders import NAMED_ENCODERS, build_encoder, encoder_config
 from student.model import Student
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

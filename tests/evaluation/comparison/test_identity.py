@@ -90,6 +90,13 @@ def test_a_setting_beside_the_studied_one_is_named_with_its_values():
     assert found.sentence({"layer"}) == "The models differ in layer and also in lr (0.0001: a, c; 0.001: b)."
 
 
+def test_weights_of_masks_are_named_by_their_kind_and_content():
+    tables = {"a": "frequency 0123456789abcdef", "b": "frequency fedcba9876543210"}
+    found = named(none=identity(), **{name: identity(mask_weights=table) for name, table in tables.items()})
+    assert found.sentence({"mask_weights"}) == "The models differ in mask_weights alone."
+    assert found.settings["mask_weights"] == {"uniform": ["none"], tables["a"]: ["a"], tables["b"]: ["b"]}
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -102,6 +109,8 @@ def test_a_setting_beside_the_studied_one_is_named_with_its_values():
         ({"target_temperature": 2.0}, "target_temperature"),
         ({"mask_later": 2}, "mask_later"),
         ({"dropout": 0.0}, "dropout"),
+        ({"mask_weights": "pmi 0123456789abcdef"}, "mask_weights"),
+        ({"mask_schedule": "cosine"}, "mask_schedule"),
         ({"seed": 43}, "run_seed"),
     ],
 )

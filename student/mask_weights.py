@@ -1,0 +1,189 @@
+"""Tables of mask weights from the text of a store: `make-mask-weights`, and what `--mask-weights` names.
+
+    frequency  w = max(count, least_count)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
+    domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
+               ratio where r is large, stays above 0 where r is small, and is equal for all tokens of equal corpora. Or
+               weights from a list of words
+    pmi        w = 1, and collocations (collocations.py)
+
+Counts are those that a store keeps of its training split, so frequency and domain take seconds; pmi reads the text
+once. Frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that the
+same request finds the finished one. Left out: informative relevance (InforMask, Sadeq et al. 2022), which depends on
+the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be given as a
+list of words.
+
+Shapes: V vocabulary, C collocations.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from common.disk import file_sha256
+from common.errors import RunError
+from common.progress import silent
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.collocations import collocations, count_ngrams
+from student.config import StudentConfig
+from student.mask_table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
+from student.mask_weights_config import KINDS, MaskWeightsConfig, WeightsKind
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path("runs/mask-weights")
+EXAMPLES = 8  # tokens and collocations in a report
+_USED = {"frequency": ("power", "least_count"), "domain": (), "pmi": ("least_count", "coverage")}
+
+
+def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] = silent) -> dict:
+    """Make the table of a MaskWeightsConfig, or find the finished one.
+
+    progress  called as progress(stage, done, total, unit=...)
+    Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
+              heaviest and lightest ([token, weight], of tokens that occur; absent where all are equal), collocations
+              (how many), examples (of them), already_finished
+    Raises    RunError where the store, the general one, the words and the output do not belong together; StoreError
+    """
+    assert config.store is not None, "the command line or Python has chosen one"
+    store = Store.open(config.store)
+    path, already_finished = _make(config, store, ROOT, progress)
+    table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()
+    seen = np.flatnonzero(counts_V)
+    order = seen[np.argsort(-table.weights_V[seen], kind="stable")]
+    differ = len(order) > 0 and table.weights_V[order[0]] > table.weights_V[order[-1]]
+    shown = {"heaviest": order[:EXAMPLES], "lightest": order[::-1][:EXAMPLES]} if differ else {}
+    return {
+        "mask_weights": str(path),
+        "name": table.name,
+        "store": str(store.path),
+        "tokens": int(counts_V.sum()),
+        **{
+            name: [[tokenizer.convert_ids_to_tokens(int(id)), float(table.weights_V[id])] for id in ids]
+            for name, ids in shown.items()
+        },
+        "collocations": len(table.collocations_C5),
+        "examples": [
+            " ".join(tokenizer.convert_ids_to_tokens(ids_5[ids_5 >= 0].tolist()))
+            for ids_5 in table.collocations_C5[:EXAMPLES]
+        ],
+        "already_finished": already_finished,
+    }
+
+
+def table_of(config: StudentConfig, store: Store) -> MaskTable | None:
+    """The table that the settings of a run name, made of its store where they name a kind; None without weights.
+
+    Raises RunError where it cannot be read, is of another vocabulary, or does not go with the masking unit
+    """
+    if config.mask_weights is None:
+        return None
+    path = Path(config.mask_weights)
+    if config.mask_weights in KINDS:
+        place = Path(config.root) if config.output is None else config.output
+        kind = cast(WeightsKind, config.mask_weights)
+        path, _ = _make(MaskWeightsConfig(kind=kind), store, place.parent / ROOT.name, silent)
+    table = read_table(path)
+    table.check_fits(store)
+    if len(table.collocations_C5) and config.mask_unit == "span":
+        raise RunError(
+            f"--mask-weights {config.mask_weights} holds {len(table.collocations_C5):,} collocations, each masked as"
+            f" one, and --mask-unit span masks stretches of random length. Take --mask-unit token or word."
+        )
+    return table
+
+
+def _make(config, store, directory, progress) -> tuple[Path, bool]:
+    """The file of a table, and whether it was there already. By default in a directory, under its fingerprint."""
+    origin = {name: getattr(config, name) for name in ("kind", *_USED[config.kind])}
+    origin |= {"plan": store.plan_id, "vocabulary": vocabulary_fingerprint(store)}
+    general = None if config.general is None else Store.open(config.general)
+    if general is not None:
+        if vocabulary_fingerprint(general) != origin["vocabulary"]:
+            raise RunError(
+                f"--general {general.path} has another vocabulary than {store.path}, so their tokens do not compare."
+                f" Encode the general text with the same tokenizer (encode-ids --tokenizer)."
+            )
+        origin["general"] = general.plan_id
+    listed_V = None
+    if config.words is not None:
+        listed_V = _listed(config.words, store)
+        origin["words"] = file_sha256(config.words)
+    path = config.output or directory / f"{config.kind}-{fingerprint(origin)[:12]}.npz"
+    written = json.dumps(origin, sort_keys=True)
+    if path.exists():
+        try:
+            if read_table(path).origin == written:
+                return path, True
+        except RunError as error:
+            logger.info("%s", error)
+        if config.output is not None:
+            raise RunError(f"{path} is in use and holds something else. Nothing was changed. Give another --output.")
+    weights_V, found_C5 = np.ones(store.vocab_size), np.zeros((0, LONGEST), np.int32)
+    if listed_V is not None:
+        weights_V = listed_V
+    elif general is not None:
+        weights_V = np.log1p(_frequencies(store) / _frequencies(general))
+    elif config.kind == "frequency":
+        counts_V = _ordinary_counts(store)
+        weights_V = np.maximum(counts_V, config.least_count) ** -config.power
+        weights_V /= (weights_V @ counts_V) / max(1, counts_V.sum()) or 1  # 1 is the weight of the average token
+    else:
+        logger.info("counting the n-grams of %s", store.path)
+        counts = count_ngrams(store.split("train"), progress)
+        found_C5 = collocations(
+            counts, _ordinary_counts(store), least_count=config.least_count, coverage=config.coverage
+        )
+        if counts.undercount:
+            logger.warning(
+                "there are more n-grams than memory is used for: counts are too low by at most %d, and collocations"
+                " that occur less than %d times may be missing",
+                counts.undercount,
+                config.least_count + counts.undercount,
+            )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    vocabulary = origin["vocabulary"]
+    write_table(path, MaskTable(config.kind, vocabulary, weights_V.astype(np.float32), found_C5, written))
+    return path, False
+
+
+def _ordinary_counts(store):
+    """How often each token occurs in the training split, float64 (V); 0 for special ones, which are never masked."""
+    counts_V = store.split("train").token_counts().astype(np.float64)
+    counts_V[store.special_ids["all"]] = 0
+    return counts_V
+
+
+def _frequencies(store):
+    counts_V = _ordinary_counts(store) + 1
+    return counts_V / counts_V.sum()
+
+
+def _listed(path, store):
+    """Weights by a list of words, float64 (V): 1 for tokens of no word in it, the largest for those of several."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RunError(f"--words: {path} cannot be read ({error}). Expected a word and a weight a line.") from None
+    tokenizer, found_V = store.load_tokenizer(), np.full(store.vocab_size, -1.0)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            word, weight = line.rsplit(maxsplit=1)
+            if not 0 <= float(weight) < 1e30:  # as a float32 it stays finite
+                raise ValueError
+        except ValueError:
+            raise RunError(
+                f"--words: line {number} of {path} is {line!r}. Expected a word, a space or tab, and its weight, a"
+                f" number from 0."
+            ) from None
+        bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
+        # In byte-level vocabularies a word behind a space has tokens of its own.
+        ids = bare + (spaced if len(spaced) <= len(bare) else [])
+        found_V[ids] = np.maximum(found_V[ids], float(weight))
+    return np.where(found_V < 0, 1.0, found_V)

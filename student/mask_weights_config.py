@@ -1,0 +1,50 @@
+"""Settings of make-mask-weights. Imports nothing heavy."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from common.settings import Positional, check
+
+WeightsKind = Literal["frequency", "domain", "pmi"]
+KINDS: tuple[str, ...] = get_args(WeightsKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskWeightsConfig:
+    """Make a table of how often each token shall be masked, for `train-student --mask-weights FILE`."""
+
+    store: Positional[str | None] = None
+    """Store directory or URL whose training text is counted; the newest finished one under ./runs when not given."""
+    kind: WeightsKind = "frequency"
+    """`frequency`: rare tokens more often, w = count^-power. `domain`: what is more frequent than in --general, w =
+    log(1 + ratio of the frequencies), or a list of words (--words). `pmi`: all tokens alike, and collocations of 2 to 5
+    tokens masked as one."""
+    power: float = 0.5
+    """frequency: how strongly rare tokens are preferred; 0 not at all."""
+    least_count: int = 10
+    """frequency: rarer tokens weigh as if they occurred so often. pmi: rarer n-grams are no collocations."""
+    general: str | None = None
+    """domain: a store of general text with the same vocabulary."""
+    words: Path | None = None
+    """domain: a text file with a word and its weight on each line. Tokens of no listed word weigh 1."""
+    coverage: float = 0.5
+    """pmi: at most this share of the text in collocations; the share decides how many there are."""
+    output: Path | None = None
+    """The file; runs/mask-weights/<kind>-<fingerprint>.npz when not given."""
+    json: bool = False
+    """Print the report as JSON."""
+
+    def __post_init__(self):
+        check(self)
+        if self.kind == "domain" and (self.general is None) == (self.words is None):
+            raise ValueError("--kind domain needs either --general STORE or --words FILE, to say what weighs much.")
+        if self.kind != "domain" and (self.general is not None or self.words is not None):
+            raise ValueError(f"--general and --words are for --kind domain, found {self.kind}. Leave them out.")
+        if not (self.power >= 0 and math.isfinite(self.power)):
+            raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
+        if self.least_count < 1:
+            raise ValueError(f"--least-count must be at least 1, found {self.least_count}.")
+        if not 0 < self.coverage <= 1:
+            raise ValueError(f"--coverage must be a share above 0 and up to 1, found {self.coverage}.")

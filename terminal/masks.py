@@ -1,0 +1,22 @@
+"""What make-mask-weights says when it is done."""
+
+from common.invocation import program
+from common.text import printable
+from student.mask_weights_config import MaskWeightsConfig
+from terminal.tables import table
+
+
+def weights(result: dict, settings: MaskWeightsConfig) -> str:
+    """Show the table's file, its extremes, and the line that trains with it."""
+    rows: list[tuple[str, object]] = [
+        ("mask weights", f"{result['mask_weights']}{' (finished before)' * result['already_finished']}"),
+        ("store", f"{result['store']}, {result['tokens']:,} tokens counted"),
+    ]
+    for name in ("heaviest", "lightest"):
+        if name in result:
+            rows.append((name, ", ".join(f"{printable(token)} {weight:.3g}" for token, weight in result[name])))
+    if result["collocations"]:
+        examples = ", ".join(map(printable, result["examples"]))
+        rows.append(("collocations", f"{result['collocations']:,}, first: {examples}"))
+    rows.append(("next", f"{program()} train-student --mask-weights {result['mask_weights']}"))
+    return "\n".join(["", table(rows)])

@@ -1,0 +1,285 @@
+"""Tables of mask weights: counts and n-grams against plain loops over the store; runs that are trained with them."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import textwrap
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from preloaded import run_command, run_python
+from tiny_store import SPECIAL, log_of, write_store
+
+import student.collocations
+from common.errors import RunError
+from shards.reader import Store
+from student.collocations import collocations, count_ngrams
+from student.config import OBJECTIVES, StudentConfig
+from student.identity import read_json
+from student.mask_table import read_table, write_table
+from student.mask_weights import make_mask_weights
+from student.mask_weights_config import MaskWeightsConfig
+from student.trainer import train
+from terminal.masks import weights as view
+
+
+@pytest.fixture
+def settings(tmp_path):
+    common = {"encoder": "bert-2x32", "dropout": 0.1, "max_steps": 8, "batch_windows": 12, "micro_batch": 5, "seed": 1}
+    return common | {"lr": 1e-3, "mask_rate": 0.3, "save_every": 2, "eval_windows": 20, "output": tmp_path / "run"}
+
+
+def sentences(store):
+    """The training windows without special tokens, lists of ids."""
+    windows = store.split("train")
+    read = windows.read(np.arange(len(windows)))
+    rows = [row[:length].tolist() for row, length in zip(read.ids, read.lengths, strict=True)]
+    return [[id for id in row if id not in SPECIAL.values()] for row in rows]
+
+
+def made(store, tmp_path, **settings):
+    report = make_mask_weights(MaskWeightsConfig(store=store.path, output=tmp_path / "table.npz", **settings))
+    return read_table(tmp_path / "table.npz"), report
+
+
+def test_rare_tokens_weigh_more_by_a_power_of_their_counts(ids_store, tmp_path):
+    table, report = made(ids_store, tmp_path, power=0.7, least_count=25)
+    counts = Counter(id for row in sentences(ids_store) for id in row)
+    assert min(counts.values()) < 25 < max(counts.values())
+    expected = {id: max(count, 25) ** -0.7 for id, count in counts.items()}
+    scale = sum(counts.values()) / sum(counts[id] * weight for id, weight in expected.items())
+    for id, weight in expected.items():
+        assert table.weights_V[id] == pytest.approx(weight * scale, rel=1e-6)
+    assert report["tokens"] == sum(counts.values()) and report["heaviest"][0][1] > 1 > report["lightest"][0][1]
+    assert (made(ids_store, tmp_path / "equal", power=0)[0].weights_V == 1).all()
+
+
+def test_domain_weights_follow_the_ratio_of_frequencies(ids_store, tmp_path):
+    general = write_store(tmp_path / "general", k=0, train_windows=40)
+    table, _ = made(ids_store, tmp_path, kind="domain", general=general.path)
+    ours, theirs = ([Counter(id for row in sentences(store) for id in row)] for store in (ids_store, general))
+    ours, theirs = ours[0], theirs[0]
+    for id in range(len(SPECIAL), 65):
+        ratio = (ours[id] + 1) / (ours.total() + 65) / ((theirs[id] + 1) / (theirs.total() + 65))
+        assert table.weights_V[id] == pytest.approx(math.log(1 + ratio), rel=1e-6)
+    same, _ = made(ids_store, tmp_path / "same", kind="domain", general=ids_store.path)
+    assert len(np.unique(same.weights_V)) == 1
+
+
+def test_a_list_of_words_gives_its_weights_to_their_tokens(ids_store, tmp_path):
+    (tmp_path / "words.txt").write_text("w3\t5\nw7 w3 2\n\nw9 0\n")
+    table, _ = made(ids_store, tmp_path, kind="domain", words=tmp_path / "words.txt")
+    expected = {3: 5, 7: 2, 9: 0}
+    assert [table.weights_V[len(SPECIAL) + word] for word in range(60)] == [expected.get(word, 1) for word in range(60)]
+    for wrong in ("w3 five", "w3 -1", "w3 nan", "w3"):
+        (tmp_path / "words.txt").write_text(f"w1 1\n{wrong}\n")
+        with pytest.raises(RunError, match="line 2 of .*words.txt"):
+            made(ids_store, tmp_path / "wrong", kind="domain", words=tmp_path / "words.txt")
+
+
+def brute_pmi(ngram, counts, tokens):
+    """The loosest of all segmentations, one by one."""
+    found = []
+    for cuts in itertools.product([False, True], repeat=len(ngram) - 1):
+        if any(cuts):
+            places = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(ngram)]
+            parts = [ngram[start:stop] for start, stop in itertools.pairwise(places)]
+            found.append(math.log(counts[ngram] / tokens) - sum(math.log(counts[part] / tokens) for part in parts))
+    return min(found)
+
+
+def test_collocations_are_those_of_a_plain_loop(ids_store, monkeypatch):
+    monkeypatch.setattr(student.collocations, "TOKENS_AT_ONCE", 300)  # several parts are merged
+    rows = sentences(ids_store)
+    counts = Counter(tuple(row[i : i + n]) for row in rows for n in range(1, 6) for i in range(len(row) - n + 1))
+    found = count_ngrams(ids_store.split("train"))
+    mine = {tuple(ids[ids >= 0].tolist()): count for ids, count in zip(found.ids_E5, found.counts_E, strict=True)}
+    assert mine == {ngram: count for ngram, count in counts.items() if len(ngram) > 1} and found.undercount == 0
+    token_counts = np.array([counts[(id,)] for id in range(65)], float)
+    tokens, chosen = token_counts.sum(), {}
+    listed = collocations(found, token_counts, least_count=5, coverage=0.5)
+    listed = [tuple(ids[ids >= 0].tolist()) for ids in listed]
+    for n in range(2, 6):
+        pmi = {ngram: brute_pmi(ngram, counts, tokens) for ngram in counts if len(ngram) == n and counts[ngram] >= 5}
+        chosen[n] = [ngram for ngram in listed if len(ngram) == n]
+        left_out = [pmi[ngram] for ngram in pmi.keys() - set(chosen[n])]
+        ranked = [pmi[ngram] for ngram in chosen[n]]
+        assert ranked == sorted(ranked, reverse=True) and ranked[-1] >= max(left_out) - 1e-12 and ranked[-1] > 0
+    sizes = [len(chosen[n]) for n in range(2, 6)]
+    assert sizes == pytest.approx(len(listed) * np.array([1 / 2, 1 / 4, 1 / 8, 1 / 8]), abs=2)
+    assert 0.4 * tokens < sum(counts[ngram] * len(ngram) for ngram in listed) <= 0.5 * tokens
+
+
+def test_few_entries_lose_rare_ngrams_alone_and_no_more_than_said(ids_store, monkeypatch):
+    monkeypatch.setattr(student.collocations, "TOKENS_AT_ONCE", 200)
+    windows = ids_store.split("train")
+    whole, part = count_ngrams(windows), count_ngrams(windows, entries=300)
+    assert len(part.keys_E) <= 300 < len(whole.keys_E) and part.undercount > 0
+    known = dict(zip(whole.keys_E.tolist(), whole.counts_E.tolist(), strict=True))
+    kept = dict(zip(part.keys_E.tolist(), part.counts_E.tolist(), strict=True))
+    assert all(count - part.undercount <= kept.get(key, 0) <= count for key, count in known.items())
+    assert len(collocations(part, windows.token_counts().astype(float), least_count=5, coverage=0.5)) > 0
+
+
+def test_no_ngram_crosses_a_special_token_or_a_document(tmp_path):
+    store = write_store(tmp_path / "store", k=0, pairs=True)  # [CLS] four words [SEP] ... [SEP]
+    found = count_ngrams(store.split("train"))
+    assert not np.isin(found.ids_E5, list(SPECIAL.values())).any()
+    read = store.split("train").read(np.arange(150))
+    pairs = sum(max(0, length - 2 - 4 - 1 - 1) + 3 for length in read.lengths.tolist())
+    assert found.counts_E[(found.ids_E5 >= 0).sum(axis=1) == 2].sum() == pairs
+
+
+def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = MaskWeightsConfig(store=ids_store.path, kind="pmi", least_count=5)
+    report = make_mask_weights(config)
+    assert not report["already_finished"] and report["collocations"] == len(
+        read_table(report["mask_weights"]).collocations_C5
+    )
+    assert make_mask_weights(replace(config, store=lsp_store.path)) == report | {
+        "already_finished": True,
+        "store": str(lsp_store.path),
+    }
+    assert make_mask_weights(replace(config, least_count=6))["mask_weights"] != report["mask_weights"]
+    shown = view(report, config)
+    assert report["mask_weights"] in shown and f"{report['collocations']:,}, first: {report['examples'][0]}" in shown
+    with open(report["mask_weights"], "r+b") as file:
+        file.truncate(100)
+    assert make_mask_weights(config) == report  # made anew
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(RunError, match="taken is in use"):
+        make_mask_weights(replace(config, output=tmp_path / "taken"))
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path):
+    other = write_store(tmp_path / "other", k=0, words=50)
+    with pytest.raises(RunError, match="another vocabulary"):
+        made(ids_store, tmp_path, kind="domain", general=other.path)
+    table, _ = made(ids_store, tmp_path, kind="pmi", least_count=5)
+    common = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz")}
+    with pytest.raises(RunError, match="another vocabulary than .*other"):
+        train(StudentConfig(store=other.path, **settings | common))
+    with pytest.raises(RunError, match="--mask-unit span .* Take --mask-unit token or word"):
+        train(StudentConfig(store=ids_store.path, mask_unit="span", **settings | common))
+    for spoilt in (
+        replace(table, weights_V=-table.weights_V),
+        replace(table, weights_V=table.weights_V.astype(np.float64)),
+        replace(table, collocations_C5=table.collocations_C5 + 65),
+        replace(table, collocations_C5=table.collocations_C5[:, :4]),
+    ):
+        write_table(tmp_path / "table.npz", spoilt)
+        with pytest.raises(RunError, match="holds no table"):
+            train(StudentConfig(store=ids_store.path, **settings | common))
+    with pytest.raises(RunError, match="nowhere.npz cannot be read"):
+        train(StudentConfig(store=ids_store.path, **settings | common | {"mask_weights": "nowhere.npz"}))
+    assert not settings["output"].exists()
+    for wrong in ({"kind": "domain"}, {"words": "list.txt"}, {"power": -1}, {"least_count": 0}, {"coverage": 0}):
+        with pytest.raises(ValueError, match="^--"):
+            MaskWeightsConfig(store="x", **wrong)
+
+
+@pytest.mark.parametrize("kind", ["frequency", "pmi"])
+def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_masks(store_for, settings, tmp_path, kind):
+    few = settings | {"encoder": "bert-1x32", "max_steps": 2, "checkpoints": (1,), "save_every": 0}
+    batches, baselines = {}, {}
+    for name in (*OBJECTIVES, "uniform"):
+        masks = {"objective": "mlm"} if name == "uniform" else {"objective": name, "mask_weights": kind}
+        paths = {"store": store_for(masks["objective"]).path, "output": tmp_path / "students" / name}
+        baselines[name] = train(StudentConfig(**few | paths | masks))["baseline"]
+        batches[name] = [line["batch"] for line in log_of(paths["output"]).values()]
+    assert baselines["mlm"] == baselines["uniform"]
+    assert all(batches[objective] == batches["mlm"] for objective in OBJECTIVES)
+    assert batches["uniform"] != batches["mlm"]
+    (table,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
+    kept = tmp_path / "students" / "mlm"
+    name = read_json(kept / "config.json")["settings"]["mask_weights"]
+    assert name == read_table(kept / "mask_weights.npz").name == read_table(table).name
+    assert json.loads((kept / "export" / "lineage.json").read_text())["settings"]["mask_weights"] == name
+
+
+def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_path):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(replace(config, mask_weights="frequency"))
+    copy = settings["output"] / "mask_weights.npz"
+    assert train(replace(config, mask_weights=str(copy)))["already_finished"]
+    other, _ = made(ids_store, tmp_path, power=1.0)
+    with pytest.raises(RunError, match=rf"mask_weights \(there {read_table(copy).name}, now {other.name}\)"):
+        train(replace(config, mask_weights=str(tmp_path / "table.npz")))
+    with pytest.raises(RunError, match=r"mask_weights \(there frequency .{16}, now not set\)"):
+        train(config)
+
+
+def test_settings_without_effect_do_not_name_a_run():
+    plain = StudentConfig(mask_rate_end=0.1)
+    assert not {"mask_weights", "mask_schedule", "mask_rate_steps"} & plain.identity().keys()
+    assert replace(plain, mask_rate_steps=(0.2,)).identity() == plain.identity()
+    steps = replace(plain, mask_schedule="steps", mask_rate_steps=(0.25, 0.5)).identity()
+    assert steps == plain.identity() | {"mask_schedule": "steps", "mask_rate_steps": [0.25, 0.5]}
+    for wrong in (
+        {"mask_schedule": "cosine"},
+        {"mask_weights": "domain"},
+        {"mask_rate_steps": ()},
+        {"mask_rate_steps": (0.5, 0.5)},
+        {"mask_rate_steps": (0.5, 1)},
+    ):
+        with pytest.raises(ValueError, match=f"^--{next(iter(wrong)).replace('_', '-')} "):
+            StudentConfig(**wrong)
+
+
+KILLED = """
+    import json, os, signal, sys
+    import torch
+    from student.config import StudentConfig
+    from student.trainer import train
+
+    torch.set_num_threads(1)
+
+    def kill_at_step_5(stage, done, total, *, step=0, **figures):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(StudentConfig(**json.loads(sys.argv[1])), kill_at_step_5)
+"""
+
+
+def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store, settings, tmp_path):
+    masks = {"mask_weights": "pmi", "mask_unit": "word", "mask_rate_end": 0.15, "mask_schedule": "cosine"}
+    common = settings | masks | {"store": lsp_store.path}
+    unbroken = StudentConfig(**common | {"output": tmp_path / "unbroken" / "run"})
+    train(unbroken)
+    killed = StudentConfig(**common)
+    child = run_python(
+        ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert child.returncode == -signal.SIGKILL
+    steps = []
+    train(killed, lambda *args, step, **figures: steps.append(step))
+    assert steps == [4, 5, 6, 7, 8]
+    logs = [log_of(config.output) for config in (unbroken, killed)]
+    for name in ("loss", "batch", "mask_rate", "held_out"):
+        ours, theirs = ([line.get(name) for line in log.values()] for log in logs)
+        assert ours == theirs
+    exports = [(config.output / "export" / "model.safetensors").read_bytes() for config in (unbroken, killed)]
+    assert exports[0] == exports[1]
+
+
+def test_from_the_command_line(tmp_path):
+    write_store(tmp_path / "runs" / "stores" / "ids-tiny", k=0)
+    table = run_command(["make-mask-weights", "--kind", "frequency", "--json"], cwd=tmp_path)
+    assert table.returncode == 0, table.stderr
+    found = json.loads(table.stdout)
+    words = ["--objective", "mlm", "--encoder", "bert-1x32", "--max-steps", "2", "--batch-windows", "8", "--json"]
+    for named in (found["mask_weights"], "frequency"):
+        run = run_command(["train-student", *words, "--mask-weights", named], cwd=tmp_path)
+        assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["already_finished"]  # both ways name one table
+    assert (
+        Store.open(tmp_path / "runs" / "stores" / "ids-tiny").plan_id
+        in read_table(tmp_path / found["mask_weights"]).origin
+    )
