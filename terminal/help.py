@@ -38,9 +38,9 @@ GROUPS = {
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
         activation_checkpointing gpu mfu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
-        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa target_temperature untied warmup
-        weight_decay decay_all grad_clip mask_rate_end mask_unit corruption checkpoints save_every keep_last eval_every
-        eval_windows log_every track limit per_paradigm mark_target limit_train""",
+        dictionary_batch tolerance solver_steps solver_backend retry_quarantine store_weights kappa target_temperature
+        untied warmup weight_decay decay_all grad_clip mask_rate_end mask_unit corruption checkpoints save_every
+        keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
 }
 TITLES = {
     "what": "what it works on and makes",
