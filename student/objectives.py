@@ -127,8 +127,8 @@ class HardMlsm(Mlsm):
 
     name = "hard-mlsm"
     learns = "predicting the most probable latent semantic property (LSP) of masked tokens"
-    loss_name, reference = "held-out loss", "the frequencies of LSPs as the largest one of a token"
-    reference_by_position = "their frequencies by position"
+    loss_name, reference = "held-out loss", "the frequencies of LSPs as a token's largest"
+    reference_by_position = "the frequencies of LSPs as a token's largest, by position"
     guess = "most frequent largest LSP"
     enough_mass = 0.0  # the largest entry is always kept
 
