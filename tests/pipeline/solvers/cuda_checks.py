@@ -462,7 +462,7 @@ def real_data():
 @gpu_check
 def hundreds_of_non_zeros():
     """Working sets that outgrow the first capacity, and shared memory."""
-    hidden, atoms = problem(40, 400, 900)
+    hidden, atoms = problem(16, 400, 900)
     codes = solve(hidden, atoms, 1e-3, tol=1e-4)
     assert np.diff(codes.indptr).min() > cuda_working_set.MEDIUM
     certify(hidden, atoms, codes, 1e-3, tol=1e-4)
