@@ -31,7 +31,7 @@ from shards.windows import WindowReader
 from student.mask_table import LONGEST, ngram_keys
 from student.masking import begins_run, maskable_positions
 
-ENTRIES = 8_000_000  # about 0.3 GB, and 1 GB while they are merged with those of further text
+ENTRIES = 8_000_000  # about 0.3 GB, and 1.2 GB while they are merged with those of further text
 TOKENS_AT_ONCE = 500_000
 SHARES = {2: 1 / 2, 3: 1 / 4, 4: 1 / 8, 5: 1 / 8}  # of the list
 

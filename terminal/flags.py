@@ -52,7 +52,7 @@ OTHER_NAMES = {
     "dataset_name": ["corpus", "store"],
     "train_file": ["corpus"],
     "lambda": ["lam"],
-    "alpha": ["lam"],
+    "alpha": ["lam", "power"],
     "n_components": ["k"],
     "tol": ["tolerance"],
     "fp16": ["dtype float16"],

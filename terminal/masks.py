@@ -18,5 +18,7 @@ def weights(result: dict, settings: MaskWeightsConfig) -> str:
     if result["collocations"]:
         examples = ", ".join(map(printable, result["examples"]))
         rows.append(("collocations", f"{result['collocations']:,}, first: {examples}"))
-    rows.append(("next", f"{program()} train-student --mask-weights {result['mask_weights']}"))
+    rows.append(
+        ("next", f"{program()} train-student --store {result['store']} --mask-weights {result['mask_weights']}")
+    )
     return "\n".join(["", table(rows)])
