@@ -109,7 +109,7 @@ def mask_later(store, config: StudentConfig) -> dict:
     found = {
         "layer": later.mask_later,
         "mask_rate": LATER_RATE,
-        "step_time_ratio": statistics.median(ratios),
+        "step_time_ratio": float(np.median(ratios)),
         "step_time_ratio_spread": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
         "flops_ratio": flops["later"] / flops["usual"],
         "seconds": {name: float(np.median(times)) for name, times in seconds.items()},
