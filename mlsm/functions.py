@@ -24,6 +24,7 @@ from mlsm.results import EncodedStore, Estimate, Exported, LearnedDictionary, Re
 if TYPE_CHECKING:
     from evaluation.comparison.config import CompareConfig
     from evaluation.inspection.lsps.config import LspConfig
+    from evaluation.inspection.machine import DoctorConfig
     from evaluation.studies.flops.config import CountFlopsConfig
     from evaluation.studies.protocol.config import StudyConfig
     from evaluation.studies.sweeps.config import SweepConfig
@@ -175,6 +176,11 @@ def match_entropy(
 def clean(config: "CleanConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Remove what killed processes left behind."""
     return Report.of(_run("clean", config, settings, None, progress))
+
+
+def doctor(config: "DoctorConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """What this machine has, and what that means for speed: doctor()["checks"]."""
+    return Report.of(_run("doctor", config, settings, None, progress))
 
 
 def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:

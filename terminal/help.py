@@ -51,6 +51,21 @@ TITLES = {
 }
 
 
+def greeting() -> str:
+    """Say where to begin, to somebody who typed the program's name alone."""
+    mlsm = program()
+    return (
+        f"Masked Latent Semantic Modeling: encode a corpus once, pre-train encoders from it many times.\n\n"
+        f"To try it in minutes, with all that comes with the package:\n"
+        f"  {mlsm} encode-lsp && {mlsm} train-student\n\n"
+        f"To pre-train on a corpus of your own (first how long it will take here):\n"
+        f"  {mlsm} encode-lsp --corpus 'wiki/*.txt' --teacher bert-base-cased --layer 10 --dry-run\n\n"
+        f"To compare pre-training objectives, from the corpus to a page of results:\n"
+        f"  {mlsm} study --recipe study-demo --dry-run\n\n"
+        f"What this machine can do: {mlsm} doctor. All commands: {mlsm} help"
+    )
+
+
 def overview(verbs: dict) -> str:
     """List all commands, for `mlsm --help`."""
     groups = [
