@@ -63,6 +63,14 @@ VERBS = {
         "pipeline.learn:learn_dictionary",
         "terminal.dictionaries:dictionaries",
     ),
+    "import-dictionary": Verb(
+        "a dictionary of the official code (or any .npy file of atoms) as one to encode with",
+        "pipeline.imported:ImportConfig",
+        "pipeline.imported:import_dictionary",
+        "terminal.dictionaries:imported",
+        recipes=False,
+        downloads=False,
+    ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
         "pipeline.config:TokenizerConfig",
@@ -119,6 +127,14 @@ VERBS = {
         "evaluation.tasks.blimp.evaluate:evaluate",
         "terminal.blimp:blimp",
         recipes=False,
+    ),
+    "prepare-data": Verb(
+        "evaluation data as published -> the layout that the evaluations read: blimp | wsd | glue | wic | conll",
+        "evaluation.preparation.config:PrepareDataConfig",
+        "evaluation.preparation.prepare:prepare",
+        "terminal.preparation:preparation",
+        recipes=False,
+        downloads=False,
     ),
     "finetune": Verb(
         "models on ten tasks, with paired heads: one record a task and seed",

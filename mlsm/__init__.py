@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from mlsm.functions import evaluate_blimp as evaluate_blimp
     from mlsm.functions import export_student as export_student
     from mlsm.functions import finetune as finetune
+    from mlsm.functions import import_dictionary as import_dictionary
     from mlsm.functions import learn_dictionary as learn_dictionary
     from mlsm.functions import match_entropy as match_entropy
+    from mlsm.functions import prepare_data as prepare_data
     from mlsm.functions import read_records as read_records
     from mlsm.functions import show_lsp as show_lsp
     from mlsm.functions import show_shards as show_shards
@@ -58,8 +60,9 @@ if TYPE_CHECKING:
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "doctor", "encode_ids", "encode_logits",
-    "encode_lsp", "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "match_entropy", "show_lsp",
-    "show_shards", "study", "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
+    "encode_lsp", "evaluate_blimp", "export_student", "finetune", "import_dictionary", "learn_dictionary",
+    "match_entropy", "prepare_data", "show_lsp", "show_shards", "study", "sweep", "train_probe", "train_student",
+    "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
     "BlimpConfig": "evaluation.tasks.blimp.config",

@@ -8,6 +8,7 @@ import pytest
 from tiny_store import write_store
 
 import cli
+from common.settings import flag_of
 from terminal.choice import load
 from terminal.flags import read_flags, settable
 from terminal.help import GROUPS, TITLES
@@ -128,6 +129,5 @@ def test_every_setting_is_in_one_group_and_described(verb, capsys):
     for field in settable(settings):
         assert field.name in grouped
         if field.name not in hidden and field.type is not bool:
-            name = f"--{field.name.replace('_', '-')}"
-            assert name in shown or field.name.upper() in shown
+            assert flag_of(field) in shown
     assert dataclasses.is_dataclass(settings)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from common.errors import describe
 from common.machine import cpu_model
@@ -69,7 +70,7 @@ def _processor():
     yield _check("cores", found, means, threads >= CPU_COUNT, cores=CPU_COUNT, threads=threads, model=cpu_model())
     means = "Every worker process holds a teacher of its own: 0.5 GB for BERT-base in float32, besides its batches."
     yield _check("memory", f"{MEMORY_LIMIT / 1e9:.0f} GB", means, bytes=MEMORY_LIMIT)
-    list_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
+    list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
     sets = [name for name in INSTRUCTION_SETS if list_capabilities().get(name)]
     torch_uses = torch.backends.cpu.get_cpu_capability()
     found = (
