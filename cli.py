@@ -18,7 +18,7 @@ from typing import NoReturn
 from common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
 from common.streams import guard_standard_streams, loss
 from terminal.flags import take_flag
-from terminal.help import overview, unknown_verb
+from terminal.help import greeting, overview, unknown_verb
 from terminal.process import (
     complain,
     end_on_signals,
@@ -70,6 +70,14 @@ VERBS = {
         "pipeline.config:LearnConfig",
         "pipeline.learn:learn_dictionary",
         "terminal.dictionaries:dictionaries",
+    ),
+    "import-dictionary": Verb(
+        "a dictionary of the official code (or any .npy file of atoms) as one to encode with",
+        "pipeline.imported:ImportConfig",
+        "pipeline.imported:import_dictionary",
+        "terminal.dictionaries:imported",
+        recipes=False,
+        downloads=False,
     ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
@@ -127,6 +135,14 @@ VERBS = {
         "evaluation.tasks.blimp.evaluate:evaluate",
         "terminal.blimp:blimp",
         recipes=False,
+    ),
+    "prepare-data": Verb(
+        "evaluation data as published -> the layout that the evaluations read: blimp | wsd | glue | wic | conll",
+        "evaluation.preparation.config:PrepareDataConfig",
+        "evaluation.preparation.prepare:prepare",
+        "terminal.preparation:preparation",
+        recipes=False,
+        downloads=False,
     ),
     "finetune": Verb(
         "models on ten tasks, with paired heads: one record a task and seed",
@@ -190,6 +206,14 @@ VERBS = {
         recipes=False,
         chooses="terminal.choice:stores",
     ),
+    "doctor": Verb(
+        "what this machine has (cores, GPU, libraries, disk), and what that means for speed",
+        "evaluation.inspection.machine:DoctorConfig",
+        "evaluation.inspection.machine:examine",
+        "terminal.doctor:examination",
+        recipes=False,
+        downloads=False,
+    ),
     "clean": Verb(
         "remove what killed processes left behind",
         "shards.config:CleanConfig",
@@ -231,7 +255,10 @@ def run(argv: list[str]) -> int:
     """Parse, run, show. Returns the exit code; raises what the command raises."""
     if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help VERB
         argv = [argv[1], "--help"]
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv:
+        print(greeting())
+        return 0
+    if argv[0] in ("-h", "--help", "help"):
         print(overview(VERBS))
         return 0
     if argv[0] in ("-V", "--version"):

@@ -53,8 +53,9 @@ def convert_field(field: dataclasses.Field, value: object, text: bool = False) -
 
 
 def flag_of(field: dataclasses.Field) -> str:
-    """What a field is called on the command line: --max-length, or STORE for a word without a flag."""
-    return field.name.upper() if is_word(field) else f"--{field.name.replace('_', '-')}"
+    """What a field is called on the command line: --max-length, --from of the field from_, or STORE for a word without
+    a flag."""
+    return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"
 
 
 def is_word(field: dataclasses.Field) -> bool:

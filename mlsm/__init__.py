@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from mlsm.functions import compare as compare
     from mlsm.functions import count_flops as count_flops
     from mlsm.functions import derive_shards as derive_shards
+    from mlsm.functions import doctor as doctor
     from mlsm.functions import encode_ids as encode_ids
     from mlsm.functions import encode_logits as encode_logits
     from mlsm.functions import encode_lsp as encode_lsp
     from mlsm.functions import evaluate_blimp as evaluate_blimp
     from mlsm.functions import export_student as export_student
     from mlsm.functions import finetune as finetune
+    from mlsm.functions import import_dictionary as import_dictionary
     from mlsm.functions import learn_dictionary as learn_dictionary
     from mlsm.functions import make_mask_weights as make_mask_weights
     from mlsm.functions import match_entropy as match_entropy
+    from mlsm.functions import prepare_data as prepare_data
     from mlsm.functions import read_records as read_records
     from mlsm.functions import show_lsp as show_lsp
     from mlsm.functions import show_shards as show_shards
@@ -57,9 +60,10 @@ if TYPE_CHECKING:
 
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
-    "choose_layer", "clean", "compare", "count_flops", "derive_shards", "encode_ids", "encode_logits", "encode_lsp",
-    "evaluate_blimp", "export_student", "finetune", "learn_dictionary", "make_mask_weights", "match_entropy",
-    "show_lsp", "show_shards", "study", "sweep", "train_probe", "train_student", "train_tokenizer", "verify_shards",
+    "choose_layer", "clean", "compare", "count_flops", "derive_shards", "doctor", "encode_ids", "encode_logits",
+    "encode_lsp", "evaluate_blimp", "export_student", "finetune", "import_dictionary", "learn_dictionary",
+    "make_mask_weights", "match_entropy", "prepare_data", "show_lsp", "show_shards", "study", "sweep",
+    "train_probe", "train_student", "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
     "BlimpConfig": "evaluation.tasks.blimp.config",

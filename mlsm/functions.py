@@ -24,6 +24,8 @@ from mlsm.results import EncodedStore, Estimate, Exported, LearnedDictionary, Re
 if TYPE_CHECKING:
     from evaluation.comparison.config import CompareConfig
     from evaluation.inspection.lsps.config import LspConfig
+    from evaluation.inspection.machine import DoctorConfig
+    from evaluation.preparation.config import PrepareDataConfig
     from evaluation.studies.flops.config import CountFlopsConfig
     from evaluation.studies.protocol.config import StudyConfig
     from evaluation.studies.sweeps.config import SweepConfig
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from evaluation.tasks.blimp.config import BlimpConfig
     from evaluation.tasks.finetuning.config import FinetuneConfig
     from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+    from pipeline.imported import ImportConfig
     from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
     from student.config import StudentConfig
     from student.export_config import ExportConfig
@@ -81,6 +84,11 @@ def learn_dictionary(
     """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
     reports = _run("learn-dictionary", config, settings, recipe, progress)
     return [LearnedDictionary.of(report) for report in reports]
+
+
+def import_dictionary(config: "ImportConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+    return Report.of(_run("import-dictionary", config, settings, None, progress))
 
 
 def train_tokenizer(
@@ -183,6 +191,16 @@ def match_entropy(
 def clean(config: "CleanConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Remove what killed processes left behind."""
     return Report.of(_run("clean", config, settings, None, progress))
+
+
+def prepare_data(config: "PrepareDataConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
+    return Report.of(_run("prepare-data", config, settings, None, progress))
+
+
+def doctor(config: "DoctorConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """What this machine has, and what that means for speed: doctor()["checks"]."""
+    return Report.of(_run("doctor", config, settings, None, progress))
 
 
 def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:

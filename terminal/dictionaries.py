@@ -1,9 +1,10 @@
-"""What learn-dictionary says when it is done."""
+"""What learn-dictionary and import-dictionary say when they are done."""
 
 import shlex
 
 from common.invocation import program
 from pipeline.config import LearnConfig
+from pipeline.imported import ImportConfig
 from terminal.tables import table
 
 
@@ -21,6 +22,22 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
         return "\n".join(lines)
     lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
     return "\n".join(lines)
+
+
+def imported(report: dict, settings: ImportConfig) -> str:
+    """Show the dictionary that was imported, and the command that encodes with it."""
+    zeros = f", {report['zero_atoms']:,} of them zero" if report["zero_atoms"] else ""
+    rows = [
+        ("dictionary", report["dictionary"]),
+        ("atoms", f"{report['k']:,} of width {report['width']}{zeros}; the {report['orientation']} of the file"),
+        ("numbers", f"{report['dtype']}, kept as float32; the largest norm is {report['largest_norm']:.6f}"),
+    ]
+    state = "was imported already" if report["finished_before"] else "is imported"
+    given = f"encode-lsp --dictionary {report['dictionary']}"
+    return (
+        f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
+        f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."
+    )
 
 
 def _encoding_with(report: dict, settings: LearnConfig) -> str:

@@ -122,9 +122,9 @@ def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **mor
     if is_word(field):
         parser.add_argument(field.name, nargs=several or "?", metavar=field.name.upper(), **more)
     elif hint is bool or get_args(hint) == (bool, type(None)):
-        parser.add_argument(flag_of(field), action=argparse.BooleanOptionalAction, **more)
+        parser.add_argument(flag_of(field), dest=field.name, action=argparse.BooleanOptionalAction, **more)
     else:
-        parser.add_argument(flag_of(field), nargs=several, metavar=_placeholder(hint), **more)
+        parser.add_argument(flag_of(field), dest=field.name, nargs=several, metavar=_placeholder(hint), **more)
 
 
 def _placeholder(hint):

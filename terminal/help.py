@@ -28,9 +28,10 @@ RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file
 
 # Every setting of every command, the usual ones first. A setting means the same in all commands that have it.
 GROUPS = {
-    "what": """recipe store models results run path corpus teacher tokenizer hidden layer k top_n dictionary atoms
-        objective encoder student continue_from probe_input vocab_size tasks seeds step checkpoint paradigms lsp word
-        text similar_to document window against split vocabulary windows length reuse steps""",
+    "what": """dataset from_ file orientation recipe store models results run path corpus teacher tokenizer hidden
+        layer k top_n dictionary atoms objective encoder student continue_from probe_input vocab_size tasks seeds step
+        checkpoint paradigms lsp word text similar_to document window against split vocabulary windows length reuse
+        steps""",
     "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub",
     "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
         packing document_boundary held_out_by kind power least_count general words coverage entropy full repair only
@@ -52,6 +53,21 @@ TITLES = {
     "resources": "resources",
     "rare": "rarely needed",
 }
+
+
+def greeting() -> str:
+    """Say where to begin, to somebody who typed the program's name alone."""
+    mlsm = program()
+    return (
+        f"Masked Latent Semantic Modeling: encode a corpus once, pre-train encoders from it many times.\n\n"
+        f"To try it in minutes, with all that comes with the package:\n"
+        f"  {mlsm} encode-lsp && {mlsm} train-student\n\n"
+        f"To pre-train on a corpus of your own (first how long it will take here):\n"
+        f"  {mlsm} encode-lsp --corpus 'wiki/*.txt' --teacher bert-base-cased --layer 10 --dry-run\n\n"
+        f"To compare pre-training objectives, from the corpus to a page of results:\n"
+        f"  {mlsm} study --recipe study-demo --dry-run\n\n"
+        f"What this machine can do: {mlsm} doctor. All commands: {mlsm} help"
+    )
 
 
 def overview(verbs: dict) -> str:

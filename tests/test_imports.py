@@ -37,6 +37,7 @@ FLOORS = (
     "sample",
     "kinds",
     "learn",
+    "imported",
     "estimate",
     "encode",
     "tokenizer",

@@ -1,0 +1,99 @@
+"""Files by name, in a directory and in the archives that lie there.
+
+    with Sources(Path("downloads")) as sources:
+        file = sources.find("CoLA/train.tsv")      # a File, or None
+        raw = file.read()
+
+A file is found by the end of its path, whatever directories or archives it lies in; an archive counts as a directory of
+its name. Archives within archives are not opened. Left out: what to look for (sets.py).
+"""
+
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Self
+
+from common.errors import DataError, describe
+
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+
+class File(NamedTuple):
+    """One file of a source."""
+
+    path: PurePosixPath
+    """its directories, archives among them, and its name"""
+    where: str
+    """what a message calls it"""
+    read: Callable[[], bytes]
+
+
+class Sources:
+    """All files below a directory, those in its archives included, or all files of one archive."""
+
+    def __init__(self, source: Path):
+        """Raises DataError where there is no such directory or archive, or an archive is damaged."""
+        if not source.exists():
+            raise DataError(f"--from {source} does not exist. Give the directory in which the published files lie.")
+        if not source.is_dir() and not source.name.lower().endswith((".zip", *TARS)):
+            raise DataError(f"--from {source} is neither a directory nor an archive (.zip, {', '.join(TARS)}).")
+        self._open = ExitStack()
+        self.files: list[File] = []
+        root = source.absolute().parent
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            name = PurePosixPath(path.absolute().relative_to(root))
+            if path.is_dir() or path.name.startswith("."):
+                continue
+            try:
+                if path.name.lower().endswith(".zip"):
+                    self._add_zip(path, name)
+                elif path.name.lower().endswith(TARS):
+                    self._add_tar(path, name)
+                else:
+                    self.files.append(File(name, str(path), path.read_bytes))
+            except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+                self._open.close()
+                raise DataError(f"{path} is damaged ({describe(error)}). Fetch it again.") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def find(self, *names: str) -> File | None:
+        """The file whose path ends with the first of the names that there is.
+
+        Raises  DataError where several differ in content
+        """
+        for name in names:
+            parts = PurePosixPath(name).parts
+            found = [file for file in self.files if file.path.parts[-len(parts) :] == parts]
+            if found:
+                first, *others = sorted(found, key=lambda file: (len(file.path.parts), file.path))
+                if other := next((file for file in others if file.read() != first.read()), None):
+                    raise DataError(
+                        f"{first.where} and {other.where} are both {name}, and differ. Name the directory of one."
+                    )
+                return first
+        return None
+
+    def _add_zip(self, path, name):
+        archive = self._open.enter_context(zipfile.ZipFile(path))
+        for member in archive.infolist():
+            if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
+                inner = name.with_suffix("") / member.filename
+                self.files.append(File(inner, f"{path}, {member.filename}", lambda m=member: archive.read(m)))
+
+    def _add_tar(self, path, name):
+        archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the others)
+
+        def reader(member):
+            return lambda: archive.extractfile(member).read()
+
+        for member in archive:
+            if member.isfile():
+                inner = name.with_name(name.name.partition(".tar")[0].removesuffix(".tgz")) / member.name
+                self.files.append(File(inner, f"{path}, {member.name}", reader(member)))

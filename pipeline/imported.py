@@ -1,0 +1,105 @@
+"""Dictionaries of other programs as ours: the .npy files of the official code, of SPAMS, of scikit-learn.
+
+    import_dictionary(ImportConfig(file=Path("layer_10_k_3000.npy")))    # {"dictionary": "runs/dictionaries/...", ...}
+
+The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom a column, in Fortran order.
+scikit-learn and this project have an atom a row. Left out: learning (learn.py), what encodes with a dictionary (encode.py).
+
+Shapes: d width, K atoms.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.errors import DictionaryError
+from common.invocation import program
+from common.progress import silent
+from common.settings import Positional, check
+
+ROUNDING = 1e-3  # by which the norm of an atom may miss 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Make a dictionary of ours of atoms that another program learned, such as the official MLSM code."""
+
+    file: Positional[Path | None] = None
+    """A .npy file of atoms, float16, float32 or float64; the official code has an atom a column."""
+    orientation: Literal["auto", "rows", "columns"] = "auto"
+    """Whether each row or each column is an atom. `auto` takes those that have norm 1, as learned atoms do, and asks
+    where that is true of both or of neither."""
+    output: Path = Path("runs")
+    """Directory whose `dictionaries` gets the dictionary."""
+
+    def __post_init__(self):
+        check(self)
+        if self.file is None:
+            raise ValueError("FILE is missing: the .npy file of a dictionary")
+
+
+def import_dictionary(config: ImportConfig, progress: Callable[..., None] = silent) -> dict:
+    """Import, or find, the dictionary of a file. Its atoms become float32 and are not changed otherwise.
+
+    Returns  dictionary (directory), k, width, orientation, dtype, largest_norm, zero_atoms, finished_before
+    Raises   ValueError on a file that holds no atoms; DictionaryError on atoms that are not finite or longer than 1, or
+             where rows and columns cannot be told apart
+    """
+    import numpy as np
+
+    from pipeline.dictionary import Dictionary
+    from pipeline.dictionary.vectors import FLOATS, file_digest, open_vectors
+    from pipeline.job import named_by_content, refuse_foreign_output
+
+    assert config.file is not None  # the settings refuse it
+    refuse_foreign_output(config.output)
+    found = open_vectors(config.file)
+    if found.ndim != 2 or 0 in found.shape or found.dtype.name not in FLOATS:
+        raise DictionaryError(
+            f"{config.file}: expected a matrix of {', '.join(FLOATS)}, found {found.dtype} of shape {found.shape}."
+        )
+    matrix = np.asarray(found, np.float64)
+    if not np.isfinite(matrix).all():
+        raise DictionaryError(f"{config.file}: NaN or infinity among the atoms. Learn or copy the dictionary again.")
+    orientation = config.orientation
+    if orientation == "auto":
+        norms = {name: np.linalg.norm(matrix, axis=axis) for name, axis in (("columns", 0), ("rows", 1))}
+        fitting = [name for name in norms if np.abs(norms[name] - 1).max() <= ROUNDING]
+        if len(fitting) != 1:
+            which = "both the rows and the columns" if fitting else "neither the rows nor the columns"
+            raise DictionaryError(
+                f"{config.file}, shape {matrix.shape}: {which} all have norm 1, so which of them are atoms must be "
+                "said: --orientation columns (the official code, SPAMS) or --orientation rows (scikit-learn)."
+            )
+        (orientation,) = fitting
+    atoms_Kd = matrix.T if orientation == "columns" else matrix
+    norms_K = np.linalg.norm(atoms_Kd, axis=1)
+    if norms_K.max() > 1 + ROUNDING:
+        raise DictionaryError(
+            f"{config.file}: atom {norms_K.argmax()} (of the {orientation}) has norm {norms_K.max():.4g}; expected at "
+            "most 1, as the penalty is stated for. Give the other --orientation, or divide the atoms by their norms."
+        )
+    source = {"file": config.file.name, "sha256": file_digest(config.file), "orientation": orientation}
+    dictionary = Dictionary(
+        np.ascontiguousarray(atoms_Kd, np.float32), [], "imported, not learned here", {"imported": source}
+    )
+    name = f"{config.file.stem}-k{len(atoms_Kd)}"
+    directory = named_by_content(config.output / "dictionaries", name, dictionary.fingerprint)
+    finished_before = directory.is_dir()
+    if not finished_before:
+        dictionary.save(directory)
+    elif Dictionary.load(directory).fingerprint != dictionary.fingerprint:
+        raise DictionaryError(
+            f"{directory} is another dictionary. Give another --output to  {program()} import-dictionary"
+        )
+    return {
+        "dictionary": str(directory),
+        "k": len(atoms_Kd),
+        "width": atoms_Kd.shape[1],
+        "orientation": orientation,
+        "dtype": found.dtype.name,
+        "largest_norm": float(norms_K.max()),
+        "zero_atoms": int((norms_K == 0).sum()),
+        "finished_before": finished_before,
+    }

@@ -1,0 +1,90 @@
+"""doctor: what it says agrees with the system's own answers, and what is amiss is marked."""
+
+import errno
+import os
+import shutil
+import time
+from importlib import metadata
+
+import pytest
+
+import cli
+from evaluation.inspection import machine
+from evaluation.inspection.machine import DoctorConfig, examine
+from terminal.choice import load
+from terminal.doctor import examination
+from terminal.flags import read_flags, take_value
+
+
+@pytest.fixture
+def look(monkeypatch, tmp_path):
+    """Examine the machine with little to write; returns the checks by name."""
+    monkeypatch.setattr(machine, "WRITTEN", 2**22)
+
+    def look():
+        report = examine(DoctorConfig(output=tmp_path / "runs" / "deep"))
+        assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+        return {check["name"]: check for check in report["checks"]}
+
+    return look
+
+
+def test_what_is_found_is_what_the_system_says(look, tmp_path):
+    checks = look()
+    assert checks["cores"]["values"]["cores"] <= len(os.sched_getaffinity(0))
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < checks["memory"]["values"]["bytes"] <= pages
+    free = shutil.disk_usage(tmp_path).free
+    assert checks["free disk"]["values"]["bytes"] == pytest.approx(free, rel=0.05)
+    assert checks["free disk"]["values"]["directory"] == str(tmp_path), "the nearest directory that exists"
+    versions = checks["versions"]["values"]["packages"]
+    assert {"torch", "numpy", "transformers"} <= versions.keys() and "pytest" not in versions, "extras are left out"
+    assert all(metadata.version(name) == version for name, version in versions.items())
+    assert all(check["means"].endswith((".", '"mlsm[gpu]"')) for check in checks.values())
+
+
+def test_packages_outside_of_their_ranges_are_named(look, monkeypatch):
+    stated = ["numpy>=99", "numba>=0.1", "no-such-package>=1", 'no-such-extra>=1; extra == "gpu"']
+    monkeypatch.setattr(metadata, "requires", lambda name: stated)
+    check = look()["versions"]
+    assert not check["ok"]
+    assert check["values"]["wrong"] == [
+        f"numpy {metadata.version('numpy')} is not >=99",
+        "no-such-package is missing",
+    ]
+
+
+def test_a_gpu_that_this_torch_cannot_use(look, monkeypatch):
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this torch is built for GPUs")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    check = look()["GPU"]
+    assert not check["ok"] and "torch built for CUDA" in check["means"]
+
+
+def test_a_slow_disk_and_one_without_hard_links(look, monkeypatch):
+    def refuse(*paths):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.6))
+    checks = look()
+    assert 1e6 < checks["disk speed"]["values"]["bytes_per_second"] < 2**22 / 0.6
+    assert not checks["disk speed"]["ok"] and not checks["hard links"]["ok"]
+    shown = examination({"checks": list(checks.values())}, DoctorConfig())
+    assert (
+        "! hard links  PermissionError" in shown and "Worth a look:" in shown and "hard links" in shown.splitlines()[-1]
+    )
+
+
+def test_the_program_alone_greets_with_three_ways_to_begin(capsys):
+    assert cli.run([]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(lines) == 3
+    for line in lines:
+        for command in line.split(" && "):
+            name, *words = command.removeprefix("mlsm ").replace("'", "").split()
+            if cli.VERBS[name].recipes:
+                take_value(words, "--recipe")
+            read_flags(load(cli.VERBS[name].settings), words)  # raises on a flag that does not exist
