@@ -3,7 +3,7 @@
     import_dictionary(ImportConfig(file=Path("layer_10_k_3000.npy")))    # {"dictionary": "runs/dictionaries/...", ...}
 
 The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom a column, in Fortran order.
-scikit-learn and this project have an atom a row. Left out: learning (learn.py), what encodes with a dictionary (encode.py).
+scikit-learn and this project have an atom a row. Left out: learning (learn.py), encoding with it (encode.py).
 
 Shapes: d width, K atoms.
 """

@@ -1,18 +1,15 @@
-"""Files for visitors and their tools: one version everywhere, workflows that lint as `make lint` does, scripts that parse
-and whose steps run here with a stand-in for what only a cluster has."""
+"""Files for visitors and their tools: one version everywhere, workflows that lint as `make lint` does, and scripts for
+Slurm whose steps run here with stand-ins for the programs of a cluster."""
 
 import configparser
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-
-from shards.reader import finished_stores
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -70,19 +67,23 @@ def write_programs(directory, **programs):
     return {"PATH": f"{directory}:{here}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.skipif(shutil.which("dask", path=Path(sys.executable).parent) is None, reason="no program dask")
-def test_the_steps_of_encoding_on_slurm(tmp_path, english_text, teacher_directory):
-    """`srun` runs its command here, as two tasks; the rest is the script's own: scheduler, address, workers, the end."""
-    programs = write_programs(
-        tmp_path / "bin", srun='shift; "$@" & "$@" & wait', mlsm=f'exec {sys.executable} -m mlsm "$@"'
+def test_the_steps_of_encoding_on_slurm(tmp_path):
+    """The script waits for the scheduler's address, and gives it to the workers and to the command."""
+    scheduler = (
+        """echo "$@"; test $1 = scheduler || exit 0; echo '{"address": "tcp://n1:1"}' > "${@: -1}"; exec sleep 60"""
     )
-    given = f"--teacher {teacher_directory} --layer 2 --k 24 --lam 0.1 --max-length 32 --max-tokens 4000"
-    given += f" --dictionary-tokens 1000 --dtype float32 --device cpu --corpus {english_text} --output {tmp_path}/runs"
-    command = ["bash", ROOT / "slurm/encode.sbatch", *given.split()]
-    environment = os.environ | programs | {"SLURM_CPUS_PER_TASK": "1", "TMPDIR": str(tmp_path)}
-    run = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=550)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert len(finished_stores(tmp_path / "runs" / "stores")) == 1
+    programs = write_programs(
+        tmp_path / "bin",
+        srun='shift; exec "$@"',
+        dask=scheduler,
+        mlsm='sleep 1; echo "mlsm $@"',
+        python="echo tcp://n1:1",
+    )
+    environment = os.environ | programs | {"SLURM_CPUS_PER_TASK": "8", "TMPDIR": str(tmp_path)}
+    command = ["bash", ROOT / "slurm/encode.sbatch", "--layer", "10"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
+    assert "worker tcp://n1:1 --nthreads 1 --no-dashboard\n" in run.stdout
+    assert "mlsm encode-lsp --dtype float16 --scheduler tcp://n1:1 --layer 10\n" in run.stdout
     assert not list(tmp_path.glob("tmp.*")), "the scheduler's file is gone"
 
 
