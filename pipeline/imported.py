@@ -62,7 +62,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
     matrix = np.asarray(found, np.float64)
     if not np.isfinite(matrix).all():
         raise DictionaryError(f"{config.file}: NaN or infinity among the atoms. Learn or copy the dictionary again.")
-    orientation = config.orientation
+    orientation: str = config.orientation
     if orientation == "auto":
         norms = {name: np.linalg.norm(matrix, axis=axis) for name, axis in (("columns", 0), ("rows", 1))}
         fitting = [name for name in norms if np.abs(norms[name] - 1).max() <= ROUNDING]

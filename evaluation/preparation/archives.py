@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
 
@@ -48,7 +49,11 @@ class Sources:
                 continue
             try:
                 if path.name.lower().endswith(".zip"):
-                    self._add_zip(path, name)
+                    archive = self._open.enter_context(zipfile.ZipFile(path))
+                    for member in archive.infolist():
+                        if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
+                            inner = name.with_suffix("") / member.filename
+                            self.files.append(File(inner, f"{path}, {member.filename}", partial(archive.read, member)))
                 elif path.name.lower().endswith(TARS):
                     self._add_tar(path, name)
                 else:
@@ -80,20 +85,15 @@ class Sources:
                 return first
         return None
 
-    def _add_zip(self, path, name):
-        archive = self._open.enter_context(zipfile.ZipFile(path))
-        for member in archive.infolist():
-            if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
-                inner = name.with_suffix("") / member.filename
-                self.files.append(File(inner, f"{path}, {member.filename}", lambda m=member: archive.read(m)))
-
     def _add_tar(self, path, name):
         archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the others)
 
-        def reader(member):
-            return lambda: archive.extractfile(member).read()
+        def read(member: tarfile.TarInfo) -> bytes:
+            file = archive.extractfile(member)
+            assert file is not None, "of a regular file there is one"
+            return file.read()
 
         for member in archive:
             if member.isfile():
                 inner = name.with_name(name.name.partition(".tar")[0].removesuffix(".tgz")) / member.name
-                self.files.append(File(inner, f"{path}, {member.name}", reader(member)))
+                self.files.append(File(inner, f"{path}, {member.name}", partial(read, member)))

@@ -39,7 +39,7 @@ def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent)
             if found is not None:
                 parts.append(_publish(part, found, settings.output))
             elif (settings.output / part.directory).is_dir():
-                counts = part.count(settings.output)
+                counts = part.count_examples(settings.output)
                 parts.append(_report(part, settings.output / part.directory, counts, True))
             else:
                 missing.append({"directory": part.directory, "lacks": lacks, "published": part.published})
@@ -75,7 +75,7 @@ def _publish(part, contents, output):
             path = staged / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(raw)
-        counts = part.count(Path(staging))
+        counts = part.count_examples(Path(staging))
         if not finished_before:
             publish_directory(final, lambda place: shutil.copytree(staged, place, dirs_exist_ok=True), replace=False)
     for name, raw in contents.items():

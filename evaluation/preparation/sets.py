@@ -35,7 +35,7 @@ class Part(NamedTuple):
     directory: str
     ways: tuple[Way, ...]
     """in order of preference"""
-    count: Callable[[Path], dict[str, int]]
+    count_examples: Callable[[Path], dict[str, int]]
     """from the directory that holds the layout: examples, read as the evaluation reads them; raises what that does"""
     expected: dict[str, int]
     """examples as published"""
