@@ -2,9 +2,10 @@
 #
 #   docker build --tag mlsm .
 #   docker build --tag mlsm:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=eval,gpu .
-#   docker run --volume "$PWD/runs:/work/runs" mlsm encode-lsp --layer 10
-#   docker run --gpus all --volume "$PWD/runs:/work/runs" mlsm:cuda doctor
+#   docker run --volume mlsm-runs:/work/runs mlsm encode-lsp --layer 10
+#   docker run --gpus all --volume mlsm-runs:/work/runs mlsm:cuda doctor
 #
+# A directory of the host in the place of the volume mlsm-runs has to be writable for the image's user (id 1000).
 # CUDA's libraries come with the wheels of torch and numba-cuda; the machine brings the driver and nvidia-container-toolkit.
 FROM python:3.11-slim
 
@@ -13,11 +14,12 @@ ARG EXTRAS=eval
 
 WORKDIR /opt/mlsm
 COPY constraints.txt ./
-RUN pip install --no-cache-dir --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+# torch alone: its index holds few versions of what torch requires, so that comes from PyPI with the rest
+RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch
 COPY . .
 RUN pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"
 
-RUN useradd --create-home mlsm && mkdir /work && chown mlsm /work
+RUN useradd --create-home --uid 1000 mlsm && mkdir --parents /work/runs && chown --recursive mlsm /work
 USER mlsm
 WORKDIR /work
 ENTRYPOINT ["mlsm"]

@@ -17,7 +17,7 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     if settings.hidden is not None:
         report = reports[0]
         lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
-        given = f"encode-lsp --dictionary {report['dictionary']}"
+        given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
         return "\n".join(lines)
     lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
@@ -33,7 +33,7 @@ def imported(report: dict, settings: ImportConfig) -> str:
         ("numbers", f"{report['dtype']}, kept as float32; the largest norm is {report['largest_norm']:.6f}"),
     ]
     state = "was imported already" if report["finished_before"] else "is imported"
-    given = f"encode-lsp --dictionary {report['dictionary']}"
+    given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
     return (
         f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
         f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."

@@ -1,5 +1,8 @@
 """What prepare-data says when it is done."""
 
+import shlex
+from pathlib import Path
+
 from common.invocation import program
 from evaluation.preparation.config import PrepareDataConfig
 
@@ -20,9 +23,9 @@ def preparation(report: dict, settings: PrepareDataConfig) -> str:
             lines.append(f"  {part['directory']} lacks {lacks}; published at {part['published']}")
         if report["dataset"] == "glue":
             lines.append("  finetune takes these from the Hub (needs datasets), or leave them out with --tasks.")
-    output = report["output"]
+    output = Path(report["output"])
     command = {
-        "blimp": f"evaluate-blimp MODEL --data-dir {output}/blimp",
-        "wsd": f"choose-layer --wsd-data {output}/wsd",
-    }.get(report["dataset"], f"finetune MODEL --data-dir {output}")
+        "blimp": f"evaluate-blimp MODEL --data-dir {shlex.quote(str(output / 'blimp'))}",
+        "wsd": f"choose-layer --wsd-data {shlex.quote(str(output / 'wsd'))}",
+    }.get(report["dataset"], f"finetune MODEL --data-dir {shlex.quote(str(output))}")
     return "\n".join([*lines, f"\nNext:  {program()} {command}"])

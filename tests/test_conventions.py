@@ -87,16 +87,33 @@ def test_the_steps_of_encoding_on_slurm(tmp_path):
     assert not list(tmp_path.glob("tmp.*")), "the scheduler's file is gone"
 
 
+def test_a_scheduler_that_cannot_start_ends_the_job(tmp_path):
+    """Instead of sixteen GPUs that wait for it until the wall time."""
+    programs = write_programs(tmp_path / "bin", dask="echo no address >&2; exit 1", mlsm="echo never")
+    environment = os.environ | programs | {"SLURM_CPUS_PER_TASK": "8", "TMPDIR": str(tmp_path)}
+    run = subprocess.run(
+        ["bash", ROOT / "slurm/encode.sbatch"], env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert run.returncode != 0 and "no address" in run.stderr and "never" not in run.stdout
+    assert not list(tmp_path.glob("tmp.*"))
+
+
 def test_the_steps_of_training_on_slurm(tmp_path):
     """What torchrun is told on two nodes of four GPUs; the training itself is test_distributed's."""
-    programs = write_programs(tmp_path / "bin", srun='exec "$@"', scontrol="printf 'n1\\nn2\\n'", torchrun='echo "$@"')
+    programs = write_programs(
+        tmp_path / "bin",
+        srun='echo "$SRUN_CPUS_PER_TASK cores"; exec "$@"',
+        scontrol="printf 'n1\\nn2\\n'",
+        torchrun='echo "$@"',
+    )
     slurm = {"JOB_NODELIST": "n[1-2]", "CPUS_PER_TASK": "32", "GPUS_ON_NODE": "4", "NNODES": "2", "JOB_ID": "7"}
     environment = os.environ | programs | {f"SLURM_{name}": value for name, value in slurm.items()}
     command = ["bash", ROOT / "slurm/train.sbatch", "--encoder", "bert-tiny"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "--nnodes 2 --nproc-per-node 4 --rdzv-id 7 --rdzv-backend c10d --rdzv-endpoint n1:29500" in run.stdout
+    assert run.stdout.startswith("32 cores\n"), "srun gets them by its own variable alone"
+    assert "--nnodes 2 --nproc-per-node 4 --rdzv-id 7 --rdzv-backend c10d --rdzv-endpoint n1:29507" in run.stdout
     assert run.stdout.rstrip().endswith("-m mlsm train-student --encoder bert-tiny")
     from torch.distributed.run import parse_args
 
-    parsed = parse_args(run.stdout.split())
+    parsed = parse_args(run.stdout.splitlines()[-1].split())
     assert (parsed.module, parsed.training_script) == (True, "mlsm")

@@ -45,7 +45,6 @@ def examine(settings: DoctorConfig, progress: Callable[..., None] = silent) -> d
     """Look at the machine.
 
     Returns  checks, a list of name, found (text), means (text), ok (False where something asks for action) and values
-    Raises   OSError where nothing can be written beside `output`
     """
     return {"checks": [*_processor(), *_gpu(), *_software(), *_packages(), *_disk(settings.output)]}
 
@@ -62,12 +61,13 @@ def _processor():
 
     from common.onednn import available, multiplies_bfloat16
 
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads()  # torch takes fewer by itself where two logical cores share a physical one
+    is_limited = threads < CPU_COUNT and "OMP_NUM_THREADS" in os.environ
     found = f"{CPU_COUNT} of {cpu_model()}; matrix products use {threads}"
-    means = "Encoding and training use them all; --workers N shares them among N processes."
-    if threads < CPU_COUNT and "OMP_NUM_THREADS" in os.environ:
+    means = "Encoding and training use them without being told; --workers N shares them among N processes."
+    if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
-    yield _check("cores", found, means, threads >= CPU_COUNT, cores=CPU_COUNT, threads=threads, model=cpu_model())
+    yield _check("cores", found, means, not is_limited, cores=CPU_COUNT, threads=threads, model=cpu_model())
     means = "Every worker process holds a teacher of its own: 0.5 GB for BERT-base in float32, besides its batches."
     yield _check("memory", f"{MEMORY_LIMIT / 1e9:.0f} GB", means, bytes=MEMORY_LIMIT)
     list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
@@ -183,13 +183,18 @@ def _disk(output):
     means = f"Room for about {free / BYTES_PER_TOKEN / 1e9:,.1f} billion tokens, at 70 bytes each."
     yield _check("free disk", f"{free / 1e9:,.0f} GB at {place}", means, free > 1e9, bytes=free, directory=str(place))
     chunk, written = os.urandom(2**22), 0  # random bytes, which no file system compresses
-    with tempfile.TemporaryFile(dir=place) as file:
-        began = time.perf_counter()
-        while written < min(WRITTEN, free // 4) and time.perf_counter() - began < SECONDS:
-            written += file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-        rate = written / (time.perf_counter() - began)
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            began = time.perf_counter()
+            while written < min(WRITTEN, free // 4) and time.perf_counter() - began < SECONDS:
+                written += file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())  # each time: what waits in memory could take a slow disk a minute at the end
+            rate = written / (time.perf_counter() - began)
+    except OSError as error:
+        means = "Nothing can be written there. Give --output a directory that you may write to, with room."
+        yield _check("disk speed", describe(error), means, False, bytes_per_second=None)
+        return
     means = "Far more than the 0.7 MB/s that encoding on two cores writes."
     if rate < 1e7:
         means = "Slow: several encoding processes may wait for it. Give --output a directory on a local disk."

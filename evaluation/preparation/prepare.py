@@ -47,7 +47,7 @@ def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent)
         lacking = missing[0]
         raise DataError(
             f"--from {settings.from_}: no {', '.join(lacking['lacks'][:3])} there, nor in an archive there. "
-            f"{settings.dataset} is published at {lacking['published']}."
+            f"{lacking['directory']} is published at {lacking['published']}."
         )
     return {"dataset": settings.dataset, "output": str(settings.output), "parts": parts, "missing": missing}
 

@@ -207,7 +207,7 @@ def _newton_step(gram_nWW, code_nW, excess_nW, of_support=False):
     count_n1 = active_nW.sum(1, keepdim=True)
     # scaled so that it always descends: no eigenvalue of a matrix with a diagonal of ones exceeds their number
     gradient_nW = torch.where(active_nW, excess_nW / (count_n1 * square_nW).clamp_min(1e-30), 0.0)
-    moves_nW = active_nW & (code_nW + gradient_nW > 0)
+    moves_nW = code_nW + gradient_nW > 0  # of the active ones alone: others have neither
     mask_nW = moves_nW.float()
     matrix_nWW = gram_nWW * mask_nW[:, :, None] * mask_nW[:, None, :]
     matrix_nWW.diagonal(dim1=1, dim2=2).add_(torch.where(moves_nW, RIDGE * count_n1 * square_nW, 1.0))

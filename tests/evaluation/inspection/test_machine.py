@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 import time
 from importlib import metadata
 
@@ -76,6 +77,28 @@ def test_a_slow_disk_and_one_without_hard_links(look, monkeypatch):
     assert (
         "! hard links  PermissionError" in shown and "Worth a look:" in shown and "hard links" in shown.splitlines()[-1]
     )
+
+
+def test_a_directory_that_cannot_be_written_to(look, monkeypatch):
+    """The rest of what was found is shown all the same."""
+
+    def refuse(**where):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    checks = look()
+    assert not checks["disk speed"]["ok"] and "Read-only" in checks["disk speed"]["found"]
+    assert "cores" in checks and "hard links" not in checks
+
+
+def test_idle_cores_are_the_fault_of_a_setting_alone(look, monkeypatch):
+    """Without one torch may take half of the logical cores on purpose."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert "OMP_NUM_THREADS=1 leaves some of them idle" in look()["cores"]["means"]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert look()["cores"]["ok"]
 
 
 def test_the_program_alone_greets_with_three_ways_to_begin(capsys):

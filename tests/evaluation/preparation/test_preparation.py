@@ -11,6 +11,7 @@ from data import data_path
 from tiny_senses import write_miniature
 
 from common.errors import DataError
+from evaluation.preparation import archives
 from evaluation.preparation.config import PrepareDataConfig
 from evaluation.preparation.prepare import prepare
 from evaluation.tasks.blimp.data import PARADIGMS
@@ -157,7 +158,7 @@ def test_what_cannot_be_used_is_said_and_leaves_nothing(places):
         run("wic", places)
     assert not output.exists() or contents(output) == {} and list(output.iterdir()) == []
     (source / "wic.zip").write_bytes((source / "wic.zip").read_bytes()[:200])
-    with pytest.raises(DataError, match="wic.zip is damaged .* Fetch it again"):
+    with pytest.raises(DataError, match="wic.zip cannot be read .* Fetch it again"):
         run("wic", places)
     (source / "wic.zip").unlink()
     write_zip(source / "one.zip", WIC)
@@ -171,6 +172,25 @@ def test_what_cannot_be_used_is_said_and_leaves_nothing(places):
     with pytest.raises(DataError, match=r"wic exists, and its dev/dev.gold.txt is not that of --from"):
         run("wic", places)
     assert (output / "wic/dev/dev.gold.txt").read_text() == "T\n"
+
+
+def test_damage_inside_of_an_archive_names_the_file(places):
+    """The directory of the archive is whole: only reading finds it out."""
+    with zipfile.ZipFile(places[0] / "wic.zip", "w", zipfile.ZIP_STORED) as archive:
+        for name, text in WIC.items():
+            archive.writestr(name, text)
+    whole = (places[0] / "wic.zip").read_bytes()
+    (places[0] / "wic.zip").write_bytes(whole.replace(b"Room and board", b"Room and bread"))
+    with pytest.raises(DataError, match=r"wic.zip, dev/dev.data.txt cannot be read \(BadZipFile: Bad CRC-32"):
+        run("wic", places)
+
+
+def test_a_file_of_any_size_is_not_read(places, monkeypatch):
+    monkeypatch.setattr(archives, "LARGEST", 40)
+    write_zip(places[0] / "wic.zip", WIC)
+    with pytest.raises(DataError, match=r"train/train.data.txt has 53 bytes, more than any published file"):
+        run("wic", places)
+    assert not (places[1] / "wic").exists()
 
 
 def test_an_id_of_no_pair(places):
