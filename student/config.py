@@ -127,7 +127,7 @@ class StudentConfig:
     (warm-up, stable, decay) stays at the peak and falls on a straight line at the end"""
 
     decay_share: float = 0.2
-    """wsd: share of max_steps in which the rate falls to zero"""
+    """wsd: share of max_steps in which the rate falls to zero, at most those behind the warm-up"""
 
     adam_beta1: float = 0.9
     """AdamW's decay of the mean of gradients"""

@@ -268,8 +268,9 @@ def learning_rate(config: ResolvedConfig, step: int) -> float:
     if config.schedule == "cosine":
         return config.lr * (1 - math.cos(math.pi * steps_left / falling_steps)) / 2
     if config.schedule == "wsd":
-        falling_steps = max(1, round(config.decay_share * config.max_steps))
-    return config.lr * min(1.0, steps_left / falling_steps)
+        falling_steps = min(falling_steps, max(1, round(config.decay_share * config.max_steps)))
+        return config.lr * min(1.0, steps_left / falling_steps)
+    return config.lr * steps_left / falling_steps  # in this order: the last bits of earlier versions
 
 
 def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:

@@ -399,6 +399,15 @@ def test_learning_rate_rises_and_falls_linearly():
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert rates[10:] == pytest.approx([(100 - i) / 90 for i in range(10, 100)])
     assert learning_rate(StudentConfig(max_steps=5, warmup=0.0, lr=1.0), 0) == 1.0
+    config = StudentConfig(max_steps=777, warmup=0.02, lr=3e-4)
+    for step in range(16, 777):
+        assert learning_rate(config, step) == 3e-4 * (777 - step) / 761, "the bits of the first version"
+
+
+def test_a_decay_that_would_begin_in_the_warm_up_begins_behind_it():
+    config = StudentConfig(max_steps=100, warmup=0.5, lr=1.0, schedule="wsd", decay_share=0.8)
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[49] == rates[50] == 1.0 and rates[50:] == pytest.approx([(100 - i) / 50 for i in range(50, 100)])
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
