@@ -97,9 +97,10 @@ def take_head(model: Student, directory: Path, token_columns: slice | None) -> N
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     model.head.dense.load_state_dict(dense.state_dict())
     model.head.norm.load_state_dict(norm.state_dict())
-    if token_columns is not None:
+    bias_V = stock.get_output_embeddings().bias
+    if token_columns is not None and bias_V is not None:  # a ModernBERT may have none
         with torch.no_grad():
-            model.output_bias_K[token_columns] = stock.get_output_embeddings().bias
+            model.output_bias_K[token_columns] = bias_V
 
 
 def _decoder_biases(stock, vocabulary: int):
