@@ -101,7 +101,7 @@ def test_many_blocks_take_little_memory(windows):
     """About a hundred bytes a block and three hundred a unit; as Python dicts a block alone took 1.3 kB."""
     records = windows.store.records() * 700
     tracemalloc.start()
-    reader = type(windows)(windows.store, iter(records))
+    reader = type(windows)(windows.store, iter(records), "train")
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert size / len(reader._table) < 600  # a unit has one block here
