@@ -35,7 +35,7 @@ OPERATIONAL = frozenset(
     + ["log_every", "track", "keep_last", "activation_checkpointing", "products"]
 )
 
-_BEFORE = {  # what runs did before they had the setting
+BEFORE = {  # what runs did before they had the setting
     "optimizer": "adamw",
     "schedule": "linear",
     "adam_beta1": 0.9,
@@ -314,7 +314,7 @@ class StudentConfig:
         unused = {"untied", "segments", "store_weights"}
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
-        unused |= {name for name, first in _BEFORE.items() if getattr(self, name) == first}
+        unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
         unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
+from student.config import BEFORE
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 
@@ -43,18 +44,7 @@ _SKIPPED = (
     "dictionary_settings",
 )
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
-    "run": {
-        "segments": False,
-        "target_temperature": 1.0,
-        "mask_later": 0,
-        "mask_weights": "uniform",
-        "mask_schedule": "linear",
-        "optimizer": "adamw",
-        "schedule": "linear",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "continue_head": False,
-    },
+    "run": BEFORE | {"segments": False, "mask_weights": "uniform"},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd", "dictionary atoms": "learned"},
     "logits": {"logits masked_passes": 0},
