@@ -8,7 +8,7 @@ Left out: dictionaries (learn.py), encoding (units.py), who does the work (execu
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, in summaries
 LISTED_FILES = 5
 PARAGRAPHS = 50  # documents of a text file, on average: above, they may be paragraphs of one text
+
+_scanned: dict[tuple, Plan] = {}  # the last scan of this process: all stores of a study have one plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ class Job:
 
 
 def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", progress: Callable[..., None]) -> Job:
-    """Scan the corpus of the settings.
+    """Scan the corpus of the settings; the plan of the last scan is taken again if its files and settings are the same.
 
     Raises  CorpusError, StoreError
     """
@@ -142,16 +144,22 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
     )
     sources = open_sources(config, progress)
     stamps = {source.name: source.stamp() for source in sources}
-    plan = planning.scan(
-        sources,
-        tokenizer,
-        specials,
-        rules,
-        unit_tokens=config.unit_tokens,
-        max_tokens=config.max_tokens,
-        selection=Selection.of(config),
-        progress=progress,
-    )
+    settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name not in ("seed", "output")]
+    asked = fingerprint(rules), repr(settings), repr(stamps)
+    plan = _scanned.get(asked)
+    if plan is None:
+        plan = planning.scan(
+            sources,
+            tokenizer,
+            specials,
+            rules,
+            unit_tokens=config.unit_tokens,
+            max_tokens=config.max_tokens,
+            selection=Selection.of(config),
+            progress=progress,
+        )
+        _scanned.clear()
+        _scanned[asked] = plan
     by_name = {source.name: source for source in sources}
     job = Job(config, tokenizer, specials, rules, plan, by_name, stamps, progress)
     job.check_sources()

@@ -14,6 +14,7 @@ import pytest
 from preloaded import Preloaded, run_python
 
 from common.errors import CorpusError, EncodeError, StoreError, TeacherError
+from pipeline import plan as planning
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_ids, encode_lsp
@@ -269,3 +270,23 @@ def test_training_works_when_the_pipeline_cannot_be_imported(report, tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)
+
+
+def test_two_stores_of_one_corpus_scan_it_once_and_a_changed_one_again(
+    english_text, teacher_directory, tmp_path, monkeypatch
+):
+    text = tmp_path / "text.txt"
+    text.write_bytes(english_text.read_bytes()[:100_000])
+    config = EncodeIdsConfig(
+        tokenizer=str(teacher_directory), corpus=(str(text),), max_length=32, output=tmp_path / "a"
+    )
+    scans, scan = [], planning.scan
+    monkeypatch.setattr(planning, "scan", lambda *given, **options: scans.append(1) or scan(*given, **options))
+    first, second = encode_ids(config)[0], encode_ids(replace(config, output=tmp_path / "b"))[0]
+    assert len(scans) == 1 and Store.open(first["store"]).plan.id == Store.open(second["store"]).plan.id
+    encode_ids(replace(config, max_length=64))
+    assert len(scans) == 2, "other windows are another plan"
+    with text.open("a") as file:
+        file.write("\n\nOne more document.\n")
+    other = encode_ids(replace(config, output=tmp_path / "c"))[0]
+    assert len(scans) == 3 and Store.open(other["store"]).plan.id != Store.open(first["store"]).plan.id
