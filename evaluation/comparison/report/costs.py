@@ -4,6 +4,7 @@ Seconds are those of a quiet machine (curves.py). Left out: all other tables (ta
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -59,19 +60,30 @@ def table_of_costs(
 
 
 def table_of_parts(parts: Sequence[Part]) -> Table:
-    """Predicted and measured costs of a study's parts."""
-    columns = ["part", "predicted", "measured", "disk, predicted"]
-    rows = [
-        [part.name, _duration(part.predicted_seconds), _duration(part.measured_seconds), _size(part.bytes)]
-        for part in parts
-    ]
+    """Predicted and measured costs of a study's parts: the seeds of an arm in one row, each part in the CSV file."""
+    columns = ["part", "seeds", "predicted", "measured", "disk, predicted"]
+    groups: dict[str, list[Part]] = {}
+    for part in parts:
+        if (part.predicted_seconds, part.measured_seconds, part.bytes) != (None, None, None):
+            groups.setdefault(re.sub(r"-seed\d+$", "", part.name), []).append(part)
+    rows = []
+    for name, found in groups.items():
+        predicted = _sum([part.predicted_seconds for part in found])
+        measured = _sum([part.measured_seconds for part in found])
+        size = _sum([part.bytes for part in found])
+        rows.append([name, str(len(found)), _duration(predicted), _duration(measured), _size(size)])
     header = ("part", "predicted_seconds", "measured_seconds", "bytes")
     data = [[part.name, part.predicted_seconds, part.measured_seconds, part.bytes] for part in parts]
     caption = (
         "What the parts of the study were expected to take, and what trainings took: steps × the step time of a quiet "
-        "machine. –: not estimated, or not measured."
+        "machine. Sums over seeds, as far as they were estimated or measured; – and not listed: none was."
     )
     return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -97,7 +109,7 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds:.3g} s"
 
 
-def _size(count: int | None) -> str:
+def _size(count: float | None) -> str:
     if count is None:
         return "–"
     for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

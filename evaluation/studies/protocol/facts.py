@@ -53,8 +53,7 @@ def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
     """
     named = {name for pair in (study.primary, *study.secondary) for name in pair}
     explored = [name for name in study.arms if name not in named]
-    missing = [part.name for part in planned.parts if not is_finished(part, planned.parts)]
-    not_run = [*planned.left_out, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]
+    not_run = [*planned.left_out, *_not_run(planned.parts)]
     arms = {  # an arm's students and their probes
         name: tuple(f"{probe}{name}-seed{seed}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
         for name, arm in study.arms.items()
@@ -75,6 +74,16 @@ def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
         warning=MINIATURE if any(part.values.get("smoke") for part in planned.parts) else "",
         not_run=tuple(not_run),
     )
+
+
+def _not_run(parts: list[Part]) -> list[str]:
+    """A sentence with the parts that can be run now and are not finished; of those that wait for these, the number."""
+    missing = {part.name: part for part in parts if not is_finished(part, parts)}
+    ready = [name for name, part in missing.items() if missing.keys().isdisjoint(part.needs)]
+    if not ready:
+        return []
+    waiting = len(missing) - len(ready)
+    return [f"Not run yet: {', '.join(ready)}{f'; and {waiting} parts that wait for these' if waiting else ''}."]
 
 
 def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:

@@ -25,6 +25,7 @@ from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.models import models_of
 from evaluation.comparison.report import Part, StudyFacts, drawings, write_report
 from evaluation.comparison.report.arms import find_arms
+from evaluation.comparison.report.costs import table_of_parts
 from evaluation.comparison.report.curves import read_courses
 from evaluation.comparison.report.tables import escape_latex
 from evaluation.tasks.finetuning.config import FinetuneConfig
@@ -407,3 +408,11 @@ def test_the_page_fits_a_phone_in_light_and_dark(reported, browser, scheme):
     assert browser.execute_script(style, "figure svg text", "fill") == ink != paper
     brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
     assert (brightness[0] > brightness[1]) == (scheme == "light")
+
+
+def test_seeds_of_an_arm_share_a_row_of_costs():
+    measured = [Part(name=f"train-student/mlm-seed{seed}", measured_seconds=60.0 + seed) for seed in (0, 10)]
+    guessed = Part(name="train-student/mlm-seed2", predicted_seconds=90.0, bytes=500)
+    table = table_of_parts((*measured, Part(name="finetune/mlm-seed0"), guessed))
+    assert table.rows == [["train-student/mlm", "3", "90 s", "2.17 min", "500 bytes"]]
+    assert len(table.data[1]) == 4, "the file has every part"

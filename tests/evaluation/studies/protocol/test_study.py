@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import shlex
 import subprocess
 import time
@@ -20,6 +21,7 @@ from evaluation import records
 from evaluation.studies.protocol.config import StudyConfig
 from evaluation.studies.protocol.costs import is_finished
 from evaluation.studies.protocol.description import SETTINGS, read_study
+from evaluation.studies.protocol.facts import facts_of
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
 from evaluation.studies.protocol.printing import command_line
 from evaluation.studies.protocol.study import study
@@ -299,6 +301,14 @@ def test_a_dry_run_says_what_is_left_and_makes_nothing(recipe, tmp_path):
     assert by_name["train-student/mlm-seed0"]["seconds"] > 0 and by_name["train-student/mlm-seed0"]["bytes"] > 0
     assert by_name["encode-lsp/lsp"]["bytes"] > 20_000 and not by_name["encode-lsp/lsp"]["finished"]
     assert "all that is left" in summary(result, settings)
+
+
+def test_what_was_not_run_is_what_can_be_run_next(recipe, tmp_path):
+    described = read_study(recipe)
+    facts = facts_of(described, plan(described, tmp_path, None), {})
+    (sentence,) = [text for text in facts.not_run if "Not run yet" in text]
+    assert "encode-lsp/lsp" in sentence and "train-student" not in sentence
+    assert int(re.search(r"and (\d+) parts that wait", sentence)[1]) >= 8
 
 
 def test_one_part_alone(recipe, finished, tmp_path):
