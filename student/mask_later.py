@@ -141,9 +141,10 @@ class MaskLater:
         if self._packing is None:
             return whole(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
         (places_WU, packed_masks, _), encoder = self._packing, self._encoder
-        if not isinstance(attention_mask, dict):
-            real_WL = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            attention_mask = padding_mask(encoder, real_WL)
+        if attention_mask is None:  # the same for all windows, and none for layers that see all of them
+            attention_mask = padding_mask(encoder, torch.ones_like(input_ids[:1])) | {"full_attention": None}
+        elif not isinstance(attention_mask, dict):
+            attention_mask = padding_mask(encoder, attention_mask)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         hidden_WLd, packed_WU = encoder.embeddings(input_ids=input_ids), position_ids.gather(1, places_WU)

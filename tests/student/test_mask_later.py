@@ -281,8 +281,10 @@ def test_batches_and_masks_are_those_of_every_other_run(lsp_store, settings):
                 assert few_shapes or micro.visible[1] == counts.max()
 
 
-def test_a_compiled_student_computes_the_same_from_few_shapes(lsp_store, settings):
-    config = StudentConfig(**settings | LATER | {"batch_windows": 24, "micro_batch": 24, "dropout": 0.0})
+@pytest.mark.parametrize("encoder", ["bert-3x32", "modernbert-3x64"])
+def test_a_compiled_student_computes_the_same_from_few_shapes(lsp_store, settings, encoder):
+    given = {"encoder": encoder, "batch_windows": 24, "micro_batch": 24, "dropout": 0.0}
+    config = StudentConfig(**settings | LATER | given)
     losses, shapes = [], set()
     for compiled in (False, True):
         objective = Mlsm(lsp_store)
