@@ -45,8 +45,9 @@ def attention_inputs(
     documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
                   document and positions begin anew with each, so that its hidden states are those of the document
                   alone. None: windows are read as one text
-    places_WL     int64 places of tokens in their window where some are left out, no two alike, by which distances are
-                  told; None: 0, 1, 2 and so on. Positions in documents are then of no use
+    places_WL     int64 places of the tokens in their windows where others of these are left out: ModernBERT's local
+                  attention goes by them. The positions returned then do not count what is left out. None: 0, 1, 2 and
+                  so on
     """
     if documents_WL is None:
         asks_device = attention_WL is not None and attention_WL.is_cuda
