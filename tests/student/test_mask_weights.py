@@ -8,7 +8,6 @@ import signal
 import textwrap
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,33 +253,28 @@ def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_
 
 def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path):
     """Each step has the batch of a run that keeps to the table whose turn it is, whatever the objective."""
-    few = settings | {"encoder": "bert-1x32", "checkpoints": (1,), "save_every": 0}
-    rows = sentences(store_for("mlm"))
-    common = Counter(id for row in rows for id in row).most_common(20)
-    words = "".join(f"w{id - len(SPECIAL)} 50\n" for id, _ in common)
-    (tmp_path / "words.txt").write_text(words)
-    made(store_for("mlm"), tmp_path, kind="domain", words=tmp_path / "words.txt")
-    file = str(tmp_path / "table.npz")
+    few = settings | {"encoder": "bert-1x32", "checkpoints": (1,), "save_every": 0, "mask_weight_steps": (0.2, 0.55)}
+    made(store_for("mlm"), tmp_path, kind="common", most_frequent=15)
+    common = str(tmp_path / "table.npz")
 
-    def batches(objective, weights):
-        output = tmp_path / "students" / f"{objective} {' '.join(Path(name).name for name in weights)}"
-        turns = {"mask_weights": weights, "mask_weight_steps": (0.2, 0.55)[: len(weights) - 1] or (0.5,)}
-        paths = {"store": store_for(objective).path, "output": output}
-        train(StudentConfig(**few | turns | paths | {"objective": objective}))
+    def batches(objective, *weights):
+        output = tmp_path / "students" / f"{objective} {len(weights)} {weights[0][-9:]}"
+        changes = {"objective": objective, "store": store_for(objective).path, "mask_weights": weights}
+        train(StudentConfig(**few | changes | {"output": output}))
         return output, [line["batch"] for line in log_of(output).values()]
 
-    alone = {name: batches("mlm", (name,))[1] for name in (file, "uniform", "frequency")}
-    assert len({alone[name][5] for name in alone}) == 3
-    output, mixed = batches("mlm", (file, "uniform", "frequency"))  # of 8 steps: from 1.6 and 4.4 on
-    assert mixed == [*alone[file][:2], *alone["uniform"][2:5], *alone["frequency"][5:]]
-    assert batches("mlsm", (file, "uniform", "frequency"))[1] == mixed
+    turns = (common, "uniform", "frequency")
+    alone = {name: batches("mlm", name)[1] for name in turns}
+    assert len({alone[name][5] for name in turns}) == 3
+    output, mixed = batches("mlm", *turns)  # of 8 steps: from 1.6 and 4.4 on
+    assert mixed == [*alone[common][:2], *alone["uniform"][2:5], *alone["frequency"][5:]]
+    assert batches("mlsm", *turns)[1] == mixed
     kept = {path.name: read_table(path).name for path in output.glob("*.npz")}
-    assert kept == {
-        "mask_weights-1.npz": read_table(tmp_path / "table.npz").name,
-        "mask_weights-3.npz": kept["mask_weights-3.npz"],
-    }
+    (frequency,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
+    names = [read_table(path).name for path in (tmp_path / "table.npz", frequency)]
+    assert kept == dict(zip(("mask_weights-1.npz", "mask_weights-3.npz"), names, strict=True))
     found = read_json(output / "config.json")["settings"]
-    assert found["mask_weights"] == [kept["mask_weights-1.npz"], "uniform", kept["mask_weights-3.npz"]]
+    assert found["mask_weights"] == [names[0], "uniform", names[1]]
     assert found["mask_weight_steps"] == [0.2, 0.55]
 
 
