@@ -34,7 +34,10 @@ KEEP_APART = (
 
 
 def attention_inputs(
-    encoder: "PreTrainedModel", attention_WL: torch.Tensor | None, documents_WL: torch.Tensor | None = None
+    encoder: "PreTrainedModel",
+    attention_WL: torch.Tensor | None,
+    documents_WL: torch.Tensor | None = None,
+    places_WL: torch.Tensor | None = None,
 ) -> dict:
     """Keyword arguments that say to the encoder which positions see each other.
 
@@ -42,6 +45,9 @@ def attention_inputs(
     documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
                   document and positions begin anew with each, so that its hidden states are those of the document
                   alone. None: windows are read as one text
+    places_WL     int64 places of the tokens in their windows where others of these are left out: ModernBERT's local
+                  attention goes by them. The positions returned then do not count what is left out. None: 0, 1, 2 and
+                  so on
     """
     if documents_WL is None:
         asks_device = attention_WL is not None and attention_WL.is_cuda
@@ -52,21 +58,25 @@ def attention_inputs(
     if config.model_type in ("deberta", "deberta-v2"):
         return {"attention_mask": same_WLL, "position_ids": positions_WL}
     if config.model_type == "modernbert":
-        return {"attention_mask": _masks_by_kind(encoder, same_WLL), "position_ids": positions_WL}
+        return {"attention_mask": _masks_by_kind(encoder, same_WLL, places_WL), "position_ids": positions_WL}
     positions_WL = positions_WL + first_position(encoder)
     return {"attention_mask": _pairwise_mask(encoder, same_WLL), "position_ids": positions_WL}
 
 
-def padding_mask(encoder: "PreTrainedModel", attention_WL: torch.Tensor) -> "torch.Tensor | dict[str, torch.Tensor]":
+def padding_mask(
+    encoder: "PreTrainedModel", attention_WL: torch.Tensor, places_WL: torch.Tensor | None = None
+) -> "torch.Tensor | dict[str, torch.Tensor]":
     """The attention mask that transformers would make of padding, without a question to the device.
 
     It looks into every mask whether nothing is padded, for which the host waits for a GPU.
+
+    places_WL  as of `attention_inputs`
     """
     if encoder.config.model_type in ("deberta", "deberta-v2"):
         return attention_WL  # these do not ask
     real_W1L = attention_WL[:, None].bool()
     if encoder.config.model_type == "modernbert":
-        return _masks_by_kind(encoder, real_W1L)
+        return _masks_by_kind(encoder, real_W1L, places_WL)
     return _pairwise_mask(encoder, real_W1L)
 
 
@@ -114,12 +124,13 @@ def positions_in_documents(documents_WL: torch.Tensor) -> torch.Tensor:
     return place_L - torch.where(begins_WL, place_L, 0).cummax(dim=1).values
 
 
-def _masks_by_kind(encoder, see_WLL):
+def _masks_by_kind(encoder, see_WLL, places_WL=None):
     """ModernBERT's two masks, for layers that see the whole window and for layers that see a part of it. Every position
     sees itself, padding too: no row is empty."""
-    place_L = torch.arange(see_WLL.shape[2], device=see_WLL.device)
-    distance_LL = (place_L[:, None] - place_L).abs()
-    near_WLL = (see_WLL | (distance_LL == 0)) & (distance_LL <= encoder.config.sliding_window)
+    if places_WL is None:
+        places_WL = torch.arange(see_WLL.shape[2], device=see_WLL.device)[None]
+    distance_WLL = (places_WL[:, :, None] - places_WL[:, None, :]).abs()
+    near_WLL = (see_WLL | (distance_WLL == 0)) & (distance_WLL <= encoder.config.sliding_window)
     masks = {"full_attention": see_WLL, "sliding_attention": near_WLL}
     return {kind: _pairwise_mask(encoder, mask_WLL) for kind, mask_WLL in masks.items()}
 

@@ -161,11 +161,14 @@ class StudentConfig:
     mask_rate_steps: tuple[float, ...] = (0.5,)
     """mask_schedule steps: shares of max_steps at which the mask rate changes"""
 
-    mask_weights: str | None = None
-    """draw what is hidden in proportion to weights of the tokens: a file of make-mask-weights, or `frequency` or `pmi`
-    for one that is made of this store with that command's defaults (pmi: collocations are hidden as one), or
-    `adaptive`, the loss of the student itself on each token so far. Unset: all tokens alike, as on held-out windows
-    always"""
+    mask_weights: str | tuple[str, ...] | None = None
+    """draw what is hidden in proportion to weights of the tokens: a file of make-mask-weights, or `frequency`, `common`
+    or `pmi` for one that is made of this store with that command's defaults (pmi: collocations are hidden as one), or
+    `adaptive`, the loss of the student itself on each token so far. Several, of which `uniform` may be one, take turns
+    at mask_weight_steps. Unset, or uniform alone: all tokens alike, as on held-out windows always"""
+
+    mask_weight_steps: tuple[float, ...] = (0.5,)
+    """several mask_weights: shares of max_steps at which the second, the third and so on take over"""
 
     mask_update_steps: int = 200
     """mask_weights adaptive: optimiser steps between two updates of the weights"""
@@ -181,7 +184,8 @@ class StudentConfig:
     mask_later: int = 0
     """layer, counted from 0, at which [MASK] enters the encoder (Liao et al. 2022). The layers below it see the other
     tokens alone and cost less by the share that is masked: worth it at a high mask_rate, such as 0.4. 0: the first
-    layer, as everywhere else. For BERT, RoBERTa, XLM-R, ELECTRA, DeBERTa, and DeBERTa-v2 without convolution"""
+    layer, as everywhere else. For BERT, RoBERTa, XLM-R, ELECTRA, ModernBERT, DeBERTa and DeBERTa-v2 without a
+    convolution"""
 
     seed: int = 42
     """decides weights, order, masks and dropout"""
@@ -300,6 +304,7 @@ class StudentConfig:
         unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
         unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"mask_update_steps"} if self.mask_weights != ADAPTIVE else set()
+        unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}

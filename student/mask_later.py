@@ -2,9 +2,9 @@
 
 The layers below m see the other tokens alone, packed closer together, and cost less by the share that is masked. On
 entry to layer m the masked positions join them, with the embeddings of [MASK], position and segment as the embedding
-layer returns them. Positions stay those of the window: embeddings are taken before tokens are packed, and DeBERTa's
-relative positions between places in the window. Rows of fewer tokens are filled up, and the fillers hidden; as windows
-are masked by an exact share, these are few.
+layer returns them. Positions stay those of the window: embeddings are taken before tokens are packed, DeBERTa's
+relative positions and ModernBERT's rotations and distances between places in the window. Rows of fewer tokens are
+filled up, and the fillers hidden; as windows are masked by an exact share, these are few.
 
 The encoder's config says so, and takes it along into every export:
 
@@ -12,8 +12,8 @@ The encoder's config says so, and takes it along into every export:
 
 Masked is what holds that token. So text without it, as in fine-tuning, is read as by the stock encoder. transformers
 itself does not look at the setting: it lets [MASK] enter at layer 0, and what feeds it [MASK] has to use `MaskLater`.
-The loop over the layers is replaced; outside of `run` the encoder is what it was. Left out: what is masked
-(masking.py), DeBERTa's attention between packed tokens (deberta.py).
+The loop over the layers is replaced, which is ModernBERT's whole forward pass; outside of `run` the encoder is what it
+was. Left out: what is masked (masking.py), DeBERTa's attention between packed tokens (deberta.py).
 
 Shapes: W windows, L positions, U the most visible tokens of a window, neither masked nor padding; d hidden width.
 """
@@ -25,14 +25,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
 from common.documents import attention_inputs, padding_mask
 from common.errors import RunError
 from shards.checked_json import find_problem, within
 from student.deberta import PackedPositions, adapt_deberta
 
-FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "roberta", "xlm-roberta")
+FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta", "xlm-roberta")
 
 Output = TypeVar("Output")
 
@@ -74,7 +74,10 @@ class MaskLater:
         if self.layer > 0:
             adapt_deberta(encoder)  # whose attention takes packed tokens
             self._encoder, self._mask_token_id = encoder, encoder.config.mask_later["mask_token_id"]
-            encoder.encoder.forward = partial(self._forward, encoder.encoder.forward)
+            if encoder.config.model_type == "modernbert":
+                encoder.forward = partial(self._forward_modernbert, encoder.forward)
+            else:
+                encoder.encoder.forward = partial(self._forward, encoder.encoder.forward)
 
     def run(
         self,
@@ -104,9 +107,9 @@ class MaskLater:
         real_WU, mask = visible_WL.gather(1, places_WU), None
         if documents_WL is not None:
             documents_WU = documents_WL.gather(1, places_WU).masked_fill(~real_WU, -1)
-            mask = attention_inputs(self._encoder, None, documents_WU)["attention_mask"]
-        elif fewest < most or _is_deberta(self._encoder):
-            mask = padding_mask(self._encoder, real_WU.long())
+            mask = attention_inputs(self._encoder, None, documents_WU, places_WU)["attention_mask"]
+        elif fewest < most or self._encoder.config.model_type in ("deberta", "deberta-v2", "modernbert"):
+            mask = padding_mask(self._encoder, real_WU.long(), places_WU)
         self._packing = places_WU, mask, visible_WL if fewest < most else None
         try:
             return encode()
@@ -116,42 +119,63 @@ class MaskLater:
     def _forward(self, whole, hidden_WLd, attention_mask=None, *args, **kwargs):
         if self._packing is None:
             return whole(hidden_WLd, attention_mask, *args, **kwargs)
-        places_WU, packed_mask, visible_WL = self._packing
-        inner, (windows, length, width) = self._encoder.encoder, hidden_WLd.shape
-        layers, config = list(inner.layer), self._encoder.config
+        places_WU, packed_mask, _ = self._packing
+        inner, config = self._encoder.encoder, self._encoder.config
         below, above = {"attention_mask": packed_mask}, {"attention_mask": attention_mask}
-        if _is_deberta(self._encoder):
+        if config.model_type in ("deberta", "deberta-v2"):
             rel_embeddings, relative_1LL = inner.get_rel_embedding(), inner.get_rel_pos(hidden_WLd)
             for inputs in (below, above):
                 inputs["attention_mask"] = inner.get_attention_mask(inputs["attention_mask"])
                 inputs |= {"rel_embeddings": rel_embeddings, "relative_pos": relative_1LL}
             if relative_1LL is not None:
                 relative_WUU = relative_1LL[0][places_WU[:, :, None], places_WU[:, None, :]]
-                below["relative_pos"] = PackedPositions(relative_WUU, length)
+                below["relative_pos"] = PackedPositions(relative_WUU, hidden_WLd.shape[1])
                 if (
                     config.model_type == "deberta-v2"
                 ):  # whose attention, transformers' own, takes them as (1, W H, U, U)
                     below["relative_pos"] = relative_WUU.repeat_interleave(config.num_attention_heads, dim=0)[None]
-        rows_N = (torch.arange(0, windows * length, length, device=places_WU.device)[:, None] + places_WU).flatten()
-        flat = hidden_WLd.flatten(0, 1)
-        packed_WUd = flat.index_select(0, rows_N).view(windows, -1, width)
-        packed_WUd = _run_layers(layers[: self.layer], packed_WUd, below)
-        joined_WLd = flat.index_copy(0, rows_N, packed_WUd.flatten(0, 1).to(flat.dtype)).view_as(hidden_WLd)
-        if visible_WL is not None:  # of fillers nothing stays
-            joined_WLd = torch.where(visible_WL[..., None], joined_WLd, hidden_WLd)
-        last = _run_layers(layers[self.layer :], joined_WLd, above)
+        last = self._run_layers(list(inner.layer), hidden_WLd, lambda layer: below, lambda layer: above)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last, hidden_states=(last,))
 
+    def _forward_modernbert(self, whole, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        if self._packing is None:
+            return whole(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
+        (places_WU, packed_masks, _), encoder = self._packing, self._encoder
+        if attention_mask is None:  # the same for all windows, and none for layers that see all of them
+            attention_mask = padding_mask(encoder, torch.ones_like(input_ids[:1])) | {"full_attention": None}
+        elif not isinstance(attention_mask, dict):
+            attention_mask = padding_mask(encoder, attention_mask)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        hidden_WLd, packed_WU = encoder.embeddings(input_ids=input_ids), position_ids.gather(1, places_WU)
 
-def _run_layers(layers, states, inputs):
-    for layer in layers:
-        states = layer(states, **inputs)
-        states = states[0] if isinstance(states, tuple) else states  # DeBERTa's return attention, too
-    return states
+        def inputs(masks, positions):  # of every kind of layer
+            turned = {kind: encoder.rotary_emb(hidden_WLd, positions, kind) for kind in set(encoder.config.layer_types)}
+            return lambda layer: {
+                "attention_mask": masks[layer.attention_type],
+                "position_embeddings": turned[layer.attention_type],
+            }
 
+        below, above = inputs(packed_masks, packed_WU), inputs(attention_mask, position_ids)
+        last = self._run_layers(list(encoder.layers), hidden_WLd, below, above)
+        return BaseModelOutput(last_hidden_state=encoder.final_norm(last))
 
-def _is_deberta(encoder) -> bool:
-    return encoder.config.model_type in ("deberta", "deberta-v2")
+    def _run_layers(self, layers, embedded_WLd, below, above):
+        """Hidden states (W, L, d) behind the last layer. What a layer is given beside its states, `below` says for the
+        layers that packed tokens go through, and `above` for the others."""
+        assert self._packing is not None, "it is what is run here"
+        (places_WU, _, visible_WL), (windows, length, width) = self._packing, embedded_WLd.shape
+        rows_N = (torch.arange(0, windows * length, length, device=places_WU.device)[:, None] + places_WU).flatten()
+        flat = embedded_WLd.flatten(0, 1)
+        states = flat.index_select(0, rows_N).view(windows, -1, width)
+        for number, layer in enumerate(layers):
+            if number == self.layer:
+                states = flat.index_copy(0, rows_N, states.flatten(0, 1).to(flat.dtype)).view_as(embedded_WLd)
+                if visible_WL is not None:  # of fillers nothing stays
+                    states = torch.where(visible_WL[..., None], states, embedded_WLd)
+            states = layer(states, **(below if number < self.layer else above)(layer))
+            states = states[0] if isinstance(states, tuple) else states  # DeBERTa's return attention, too
+        return states
 
 
 def _find_problem(hf_config) -> str | None:

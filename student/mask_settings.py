@@ -6,13 +6,17 @@ Left out: the settings themselves (config.py), whether a table of weights goes w
 from typing import TYPE_CHECKING
 
 from common.settings import require
+from student.mask_weights_config import ADAPTIVE, UNIFORM
 
 if TYPE_CHECKING:
     from student.config import StudentConfig
 
 
 def check_masks(config: "StudentConfig") -> None:
-    """Raise ValueError where a setting of the masks is out of its range, or two of them contradict each other."""
+    """Raise ValueError where a setting of the masks is out of its range, or two of them contradict each other.
+
+    A list of one table of weights becomes that table, and uniform weights become none.
+    """
     for name in ("mask_rate", "mask_rate_end"):
         require(config, name, lambda value: 0 < value < 1, "a share between 0 and 1")
     if config.mask_schedule != "linear" and config.mask_rate_end is None:
@@ -21,7 +25,23 @@ def check_masks(config: "StudentConfig") -> None:
             f" it, or leave the schedule out."
         )
     require(config, "mask_rate_steps", rise, "rising shares of the steps between 0 and 1")
-    if config.mask_weights == "domain":
+    weights = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
+    if len(weights) == 1:
+        object.__setattr__(config, "mask_weights", None if weights[0] == UNIFORM else weights[0])
+    elif not weights:
+        raise ValueError("--mask-weights needs a value.")
+    elif ADAPTIVE in weights:
+        raise ValueError(
+            f"--mask-weights {' '.join(weights)}: adaptive weights are those of a whole run, and take no turns with"
+            f" others. Give adaptive alone, or leave it out."
+        )
+    elif len(config.mask_weight_steps) != len(weights) - 1:
+        raise ValueError(
+            f"--mask-weight-steps takes a share of the steps for each of the --mask-weights but the first:"
+            f" {len(weights) - 1} for {len(weights)}, found {len(config.mask_weight_steps)}."
+        )
+    require(config, "mask_weight_steps", rise, "rising shares of the steps between 0 and 1")
+    if "domain" in weights:
         raise ValueError(
             "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
             " words. Make the file first (make-mask-weights --kind domain), and give its path."

@@ -32,7 +32,7 @@ _NO_TOKEN = -1  # behind a collocation that is shorter
 class MaskTable:
     """Weights and collocations for one vocabulary.
 
-    kind             how they were made: frequency, domain or pmi
+    kind             how they were made: frequency, common, domain, pmi or adaptive
     vocabulary       fingerprint of the tokens and their ids
     weights_V        float32, finite, from 0; of such numbers the mean of a few equal ones is exact
     collocations_C5  int32 ids, two to five in a row, then -1
@@ -131,8 +131,8 @@ def read_table(path: Path) -> MaskTable:
         found = read_npz(path)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"--mask-weights: {path} cannot be read ({error}). Expected a file of make-mask-weights, frequency or pmi;"
-            f" a run keeps a copy of its own in mask_weights.npz."
+            f"--mask-weights: {path} cannot be read ({error}). Expected a file of make-mask-weights, frequency, common,"
+            f" pmi or uniform; a run keeps a copy of its own in mask_weights.npz."
         ) from None
     weights_V, collocations_C5 = found.get("weights"), found.get("collocations")
     texts = [found.get(name) for name in ("kind", "vocabulary", "origin")]

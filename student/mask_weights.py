@@ -1,16 +1,18 @@
 """Tables of mask weights from the text of a store: `make-mask-weights`, and what `--mask-weights` names.
 
     frequency  w = max(count, least_count)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
+    common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
+               words, so that no list of a language is needed
     domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
                ratio where r is large, stays above 0 where r is small, and is equal for all tokens of equal corpora. Or
                weights from a list of words
     pmi        w = 1, and collocations (collocations.py)
 
-Counts are those that a store keeps of its training split, so frequency and domain take seconds; pmi reads the text
-once. Frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that the
-same request finds the finished one. Left out: informative relevance (InforMask, Sadeq et al. 2022), which depends on
-the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be given as a
-list of words.
+Counts are those that a store keeps of its training split, so all but pmi take seconds; pmi reads the text once.
+For domain, frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that
+the same request finds the finished one. Left out: informative relevance (InforMask, Sadeq et al. 2022), which depends
+on the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be given
+as a list of words.
 
 Shapes: V vocabulary, C collocations.
 """
@@ -31,13 +33,20 @@ from shards.reader import Store
 from student.collocations import collocations, count_ngrams
 from student.config import StudentConfig
 from student.mask_table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
-from student.mask_weights_config import ADAPTIVE, KINDS, MaskWeightsConfig, WeightsKind
+from student.mask_weights_config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
+from student.words import continuation_flags
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path("runs/mask-weights")
 EXAMPLES = 8  # tokens and collocations in a report
-_USED = {"frequency": ("power", "least_count"), "domain": (), "pmi": ("least_count", "coverage")}
+_EXTREMES = {"heaviest": -1, "lightest": 1}  # and the sign of the weights that sorts them to the front
+_USED = {
+    "frequency": ("power", "least_count"),
+    "domain": (),
+    "common": ("most_frequent", "weight"),
+    "pmi": ("least_count", "coverage"),
+}
 
 
 def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] = silent) -> dict:
@@ -45,8 +54,8 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
 
     progress  called as progress(stage, done, total, unit=...)
     Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
-              heaviest and lightest ([token, weight], of tokens that occur; absent where all are equal), collocations
-              (how many), examples (of them), already_finished
+              heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
+              where all are equal), collocations (how many), examples (of them), already_finished
     Raises    RunError where the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
@@ -54,9 +63,9 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     path, already_finished = _make(config, store, ROOT, progress)
     table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()
     seen = np.flatnonzero(counts_V)
-    order = seen[np.argsort(-table.weights_V[seen], kind="stable")]
-    differ = len(order) > 0 and table.weights_V[order[0]] > table.weights_V[order[-1]]
-    shown = {"heaviest": order[:EXAMPLES], "lightest": order[::-1][:EXAMPLES]} if differ else {}
+    orders = {name: np.lexsort((-counts_V[seen], sign * table.weights_V[seen])) for name, sign in _EXTREMES.items()}
+    differ = len(np.unique(table.weights_V[seen])) > 1
+    shown = {name: seen[order[:EXAMPLES]] for name, order in orders.items()} if differ else {}
     return {
         "mask_weights": str(path),
         "name": table.name,
@@ -75,24 +84,29 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     }
 
 
-def table_of(config: StudentConfig, store: Store) -> MaskTable | None:
-    """The table that the settings of a run name, made of its store where they name a kind; None without weights, and
-    where they are the student's own to learn (adaptive_masks.py).
+def tables_of(config: StudentConfig, store: Store) -> list[MaskTable | None]:
+    """The tables that take turns in a run, as its settings name them, made of its store where they name a kind. A
+    table is None where all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
 
-    Raises RunError where it cannot be read, is of another vocabulary, or does not go with the masking unit
+    Raises RunError where one cannot be read, is of another vocabulary, or does not go with the masking unit
     """
-    if config.mask_weights in (None, ADAPTIVE):
+    named = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
+    return [_table_of(name, config, store) for name in named]
+
+
+def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTable | None:
+    if name in (None, ADAPTIVE, UNIFORM):
         return None
-    path = Path(config.mask_weights)
-    if config.mask_weights in KINDS:
+    path = Path(name)
+    if name in KINDS:
         place = Path(config.root) if config.output is None else config.output
-        kind = cast(WeightsKind, config.mask_weights)
+        kind = cast(WeightsKind, name)
         path, _ = _make(MaskWeightsConfig(kind=kind), store, place.parent / ROOT.name, silent)
     table = read_table(path)
     table.check_fits(store)
     if len(table.collocations_C5) and config.mask_unit == "span":
         raise RunError(
-            f"--mask-weights {config.mask_weights} holds {len(table.collocations_C5):,} collocations, each masked as"
+            f"--mask-weights {name} holds {len(table.collocations_C5):,} collocations, each masked as"
             f" one, and --mask-unit span masks stretches of random length. Take --mask-unit token or word."
         )
     return table
@@ -129,6 +143,8 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
         weights_V = listed_V
     elif general is not None:
         weights_V = np.log1p(_frequencies(store) / _frequencies(general))
+    elif config.kind == "common":
+        weights_V = np.where(_common(store, config.most_frequent), config.weight, 1.0)
     elif config.kind == "frequency":
         counts_V = _ordinary_counts(store)
         weights_V = np.maximum(counts_V, config.least_count) ** -config.power
@@ -169,6 +185,26 @@ def _ordinary_counts(store):
 def _frequencies(store):
     counts_V = _ordinary_counts(store) + 1
     return counts_V / counts_V.sum()
+
+
+def _common(store, most_frequent):
+    """Which tokens are those of the most frequent words, bool (V). A token counts as a word where it begins one and has
+    a letter, together with those that differ from it in capitals alone."""
+    try:
+        continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
+    except RunError:
+        raise RunError(
+            f"--kind common: where words begin cannot be told from the vocabulary of {store.path}, and so not which of"
+            f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
+        ) from None
+    counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
+    ids_of: dict[str, list[int]] = {}
+    for id in np.flatnonzero(counts_V * ~continues_V).tolist():
+        word = tokenizer.decode([id]).strip().casefold()
+        if any(map(str.isalpha, word)):
+            ids_of.setdefault(word, []).append(id)
+    common = sorted(ids_of, key=lambda word: -counts_V[ids_of[word]].sum())[:most_frequent]
+    return np.isin(np.arange(store.vocab_size), [id for word in common for id in ids_of[word]])
 
 
 def _listed(path, store):

@@ -154,6 +154,13 @@ class Masking:
         return input_WL
 
 
+def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Callable[[int], MaskTable | None]:
+    """Optimiser step, counted from 0 -> the table whose turn it is. All but the first begin theirs at a share of the
+    steps, at the very step at which a mask rate would change that moves by steps."""
+    shares = config.mask_weight_steps if len(tables) > 1 else ()
+    return lambda step: tables[sum(step >= share * config.max_steps for share in shares)]
+
+
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:

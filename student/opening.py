@@ -13,7 +13,8 @@ from common.invocation import program
 from shards.reader import Store
 from student.arithmetic import Arithmetic, choose_arithmetic
 from student.config import StudentConfig
-from student.mask_weights import table_of
+from student.mask_weights import tables_of
+from student.mask_weights_config import UNIFORM
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve
 from student.run import Run
@@ -36,13 +37,16 @@ def open_run(
     resolved = resolve(config, store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
-    table = table_of(resolved.config, store)
-    settings = task.settings(resolved.config) | ({} if table is None else {"mask_weights": table.name})
+    tables = tables_of(resolved.config, store)
+    names = [UNIFORM if table is None else table.name for table in tables]
+    settings = task.settings(resolved.config)
+    if any(tables):  # their content counts, and not their places
+        settings["mask_weights"] = names if len(names) > 1 else names[0]
 
     def arithmetic() -> Arithmetic:
         return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
-    run = Run(resolved.config, store, task.architecture, settings, table, create=ranks.is_first, arithmetic=arithmetic)
+    run = Run(resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, arithmetic=arithmetic)
     if ranks.is_first and run.arithmetic.contradicts(resolved.config, ranks.device):
         logger.warning(
             "--products %s is not taken: the run in %s began with other products and keeps them to its end. "

@@ -9,7 +9,8 @@
     result.json    the summary; its presence means finished
     log.damaged    lines of the log that could not be read when the run was resumed
     mask_weights.npz    a copy of the table of mask weights, of a run that has one (mask_table.py); of a finished run
-                   with adaptive masks the last one, which another run may be given
+                   with adaptive masks the last one, which another run may be given; of several that take turns
+                   mask_weights-1.npz, mask_weights-2.npz and so on
 
 As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
 damaged lines, the summary from the last checkpoint, a table that is still where it was given, config.json if the
@@ -21,7 +22,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Run:
 
     architecture  what decides what is built, beside the settings (task.py)
     settings      those that decide what is trained (task.py); by default the configuration's
-    table         of mask weights, whose name the settings hold; the run keeps a copy
+    tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
     create        whether to create it: only the first of several processes does
     arithmetic    called for the arithmetic of a run that begins; one that is resumed keeps its own
     Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
@@ -69,17 +70,20 @@ class Run:
         store: Store,
         architecture: dict,
         settings: dict | None = None,
-        table: MaskTable | None = None,
+        tables: Sequence[MaskTable | None] = (None,),
         create: bool = True,
         arithmetic: Callable[[], Arithmetic] = Arithmetic,
     ):
-        self.table = table
+        self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
         self.directory = Path(config.output or default_directory(config, identity, architecture))
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
-        self.table_file = self.directory / "mask_weights.npz"
+        self.table_file = self.directory / "mask_weights.npz"  # of a run with one table
+        turns = [self.directory / f"mask_weights-{turn + 1}.npz" for turn in range(len(tables))]
+        files = turns if len(tables) > 1 else [self.table_file]
+        own_tables = [(file, table) for file, table in zip(files, tables, strict=True) if table is not None]
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.output is None else self.directory
@@ -89,9 +93,10 @@ class Run:
             # As config.json says: with its spelling of the settings, and the arithmetic that the run was begun with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
             self.arithmetic = Arithmetic.of(found)
-            if create and table is not None and not holds_table(self.table_file, table.name):
-                logger.warning("%s was damaged or lost: written anew", self.table_file)
-                self.keep_table(table)
+            for file, table in own_tables:
+                if create and not holds_table(file, table.name):
+                    logger.warning("%s was damaged or lost: written anew", file)
+                    self.keep_table(file, table)
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
         newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
@@ -115,15 +120,15 @@ class Run:
             self.arithmetic = arithmetic()
             self.directory.mkdir(parents=True, exist_ok=True)
         kept = {"operational": _operational(config), "architecture": architecture}
-        if table is not None:
-            self.keep_table(table)
+        for file, table in own_tables:
+            self.keep_table(file, table)
         with _replacing(self.config_file):
             replace_json(self.config_file, identity | kept | self.arithmetic.to_json(), allow_nan=True)
 
-    def keep_table(self, table: MaskTable) -> None:
+    def keep_table(self, file: Path, table: MaskTable) -> None:
         """Write a table of mask weights into the run's directory."""
-        with _replacing(self.table_file):
-            write_table(self.table_file, table)
+        with _replacing(file):
+            write_table(file, table)
 
     def check_place(self) -> None:
         """RunError where checkpoints would be written, and older ones removed, in another place."""
@@ -249,7 +254,7 @@ def _operational(config: StudentConfig) -> dict:
 def _check_unused(directory: Path) -> None:
     if not directory.exists():
         return
-    leftover = re.compile(r"\..*\.tmp|mask_weights\.npz")  # of a process killed before it wrote config.json
+    leftover = re.compile(r"\..*\.tmp|mask_weights(-\d+)?\.npz")  # of a process killed before it wrote config.json
     if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "

@@ -34,7 +34,7 @@ from student.encoders import weights_fingerprint
 from student.held_out import HeldOut
 from student.mask_later import mask_later_of
 from student.mask_weights_config import ADAPTIVE
-from student.masking import build_masking
+from student.masking import build_masking, take_turns
 from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, share_of_baseline
 from student.opening import open_run
@@ -130,7 +130,8 @@ class Trainer:
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
-        masking = build_masking(config, store, self.adaptive.table_at if self.adaptive else lambda step: run.table)
+        table_at = self.adaptive.table_at if self.adaptive else take_turns(run.tables, config)
+        masking = build_masking(config, store, table_at)
         reading: dict[str, Any] = {"masking": masking, "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
@@ -370,7 +371,7 @@ class Trainer:
         """Export the student and write the summary."""
         self._check_weights()
         if self.adaptive is not None and (table := self.adaptive.table_at(self.steps)) is not None:
-            self.run.keep_table(table)
+            self.run.keep_table(self.run.table_file, table)
         publish_directory(self.run.export_directory, self._export)
         result = summary(self)
         self.run.finish(result)

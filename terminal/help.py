@@ -34,8 +34,8 @@ GROUPS = {
         document window against split vocabulary windows length reuse steps""",
     "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",
     "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
-        packing document_boundary held_out_by kind power least_count general words coverage entropy matching kept_from
-        matched_from full repair only
+        packing document_boundary held_out_by kind power least_count general words most_frequent weight coverage entropy
+        matching kept_from matched_from full repair only
         print_commands dry_run metric paper smoke overwrite top tokens samples all masked private solver center seed
         json""",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
@@ -43,8 +43,8 @@ GROUPS = {
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
         dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa target_temperature untied
         continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all grad_clip
-        mask_rate_end mask_schedule mask_rate_steps mask_weights mask_update_steps mask_unit corruption
-        mask_later checkpoints store_weights save_every keep_last eval_every eval_windows log_every track
+        mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps mask_update_steps mask_unit
+        corruption mask_later checkpoints store_weights save_every keep_last eval_every eval_windows log_every track
         limit per_paradigm mark_target limit_train""",
 }
 TITLES = {

@@ -62,6 +62,7 @@ SIZE = {
     "type_vocab_size": 2,
 }
 RELATIVE = SIZE | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+TURNED = {name: value for name, value in SIZE.items() if name != "type_vocab_size"} | {"global_attn_every_n_layers": 2}
 FAMILIES = {
     "bert": BertConfig(**SIZE),
     "roberta": RobertaConfig(**SIZE),
@@ -74,6 +75,8 @@ FAMILIES = {
     "deberta-v2, buckets": DebertaV2Config(
         **RELATIVE, share_att_key=True, position_buckets=4, norm_rel_ebd="layer_norm"
     ),
+    "modernbert": ModernBertConfig(**TURNED, local_attention=128),
+    "modernbert, near layers": ModernBertConfig(**TURNED, local_attention=8),
 }
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11 + [2] * 4, [0] * 13 + [1] * 5 + [-1] * 6, [0] * 2 + [1] * 22])
 HIDDEN = {  # masked positions of every window
@@ -109,6 +112,8 @@ def dense(config, weights, layer, ids, attention, documents=None, segments=None)
         given["position_ids"] = positions_in_documents(documents) + first_position(encoder)
     elif encoder.config.model_type in ("roberta", "xlm-roberta"):
         given["position_ids"] = (torch.arange(LENGTH) + 2).expand(ids.shape)
+    if encoder.config.model_type == "modernbert":
+        return encoder, dense_modernbert(encoder, layer, ids, see, given.get("position_ids"))
     embedded = encoder.embeddings(**given)
     embedded = encoder.embeddings_project(embedded) if hasattr(encoder, "embeddings_project") else embedded
     masked, inner, states, extra = ids == MASK, encoder.encoder, embedded, {}
@@ -121,6 +126,22 @@ def dense(config, weights, layer, ids, attention, documents=None, segments=None)
         states = module(states, attention_mask=seen[:, None], **extra)
         states = states[0] if isinstance(states, tuple) else states
     return encoder, states
+
+
+def dense_modernbert(encoder, layer, ids, see, positions):
+    """The same for its loop, whose layers see the whole window or a part of it. Each position sees itself at least."""
+    places, masked, itself = torch.arange(ids.shape[1]), ids == MASK, torch.eye(ids.shape[1], dtype=torch.bool)
+    positions = places.expand(ids.shape) if positions is None else positions
+    near = (places[:, None] - places).abs() <= encoder.config.local_attention // 2
+    states = embedded = encoder.embeddings(input_ids=ids)
+    for number, module in enumerate(encoder.layers):
+        kind = encoder.config.layer_types[number]
+        states = torch.where(masked[..., None], embedded, states) if number == layer else states
+        seen = (see & ~masked[:, None, :] if number < layer else see) | itself
+        seen = seen & near if kind == "sliding_attention" else seen
+        turned = encoder.rotary_emb(states, positions, kind)
+        states = module(states, attention_mask=seen[:, None], position_embeddings=turned)
+    return encoder.final_norm(states)
 
 
 def logits_and_gradients(student, encoder, logits):
@@ -166,7 +187,7 @@ def test_segments_of_pairs_go_along(name):
     assert_same(config, 3, *batch(), segments=segments)
 
 
-@pytest.mark.parametrize("name", ["bert", "deberta"])
+@pytest.mark.parametrize("name", ["bert", "deberta", "modernbert, near layers"])
 @pytest.mark.parametrize("way", ["eager attention", "activations computed twice", "numbers rounded up"])
 def test_other_ways_to_compute_it_are_equal(name, way):
     config, (ids, attention) = copy.deepcopy(FAMILIES[name]), batch()
@@ -207,7 +228,7 @@ def test_without_a_mask_it_is_the_stock_encoder(name):
 def test_bfloat16_is_close_to_float32():
     ids, attention = batch()
     where = (ids == MASK).flatten().nonzero().flatten()
-    for name in ("bert", "deberta", "deberta-v2"):
+    for name in ("bert", "deberta", "deberta-v2", "modernbert, near layers"):
         student = student_of(FAMILIES[name], 2)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             rough = student(ids, attention, where)
@@ -260,8 +281,10 @@ def test_batches_and_masks_are_those_of_every_other_run(lsp_store, settings):
                 assert few_shapes or micro.visible[1] == counts.max()
 
 
-def test_a_compiled_student_computes_the_same_from_few_shapes(lsp_store, settings):
-    config = StudentConfig(**settings | LATER | {"batch_windows": 24, "micro_batch": 24, "dropout": 0.0})
+@pytest.mark.parametrize("encoder", ["bert-3x32", "modernbert-3x64"])
+def test_a_compiled_student_computes_the_same_from_few_shapes(lsp_store, settings, encoder):
+    given = {"encoder": encoder, "batch_windows": 24, "micro_batch": 24, "dropout": 0.0}
+    config = StudentConfig(**settings | LATER | given)
     losses, shapes = [], set()
     for compiled in (False, True):
         objective = Mlsm(lsp_store)
@@ -344,7 +367,7 @@ def of_masked_tokens(export, words):
 SENTENCES = ["w1 w2 w3", "w1 w9 w3", "w4", "w7 w8 w9 w10 w11 w7 w3"]
 
 
-@pytest.fixture(params=["bert", "deberta"])
+@pytest.fixture(params=["bert", "deberta", "modernbert, near layers"])
 def encoder(request, tmp_path):
     FAMILIES[request.param].save_pretrained(tmp_path / "encoder")
     return str(tmp_path / "encoder" / "config.json")
@@ -354,11 +377,12 @@ def encoder(request, tmp_path):
 def test_blimp_lets_masks_enter_where_they_did_in_training(encoder, ids_store, tmp_path):
     _, export = exported(ids_store, Mlm(ids_store), tmp_path / "export", encoder=encoder)
     stock = AutoModelForMaskedLM.from_pretrained(export).eval()
+    head = stock.cls if hasattr(stock, "cls") else torch.nn.Sequential(stock.head, stock.decoder)
     model, tokenizer = load(export, torch.device("cpu"))
     found = Scorer(model.twin(), tokenizer).score(SENTENCES)  # a twin, as the other threads have
     for sentence, scores in zip(SENTENCES, found, strict=True):
         states, tokens = of_masked_tokens(export, sentence)
-        expected = stock.cls(states[None])[0].log_softmax(1)[torch.arange(len(tokens)), tokens]
+        expected = head(states[None])[0].log_softmax(1)[torch.arange(len(tokens)), tokens]
         assert torch.allclose(torch.from_numpy(scores), expected, atol=1e-4)
 
 
@@ -434,7 +458,6 @@ def test_settings_that_do_not_go_together_are_refused():
         (BertConfig(**SIZE), 4, "field layer: expected a whole number from 1 to 3, found 4"),
         (BertConfig(**SIZE | {"num_hidden_layers": 1}), 1, "has one layer"),
         (DistilBertConfig(), 2, "a distilbert encoder later is not known here, but for bert, deberta"),
-        (ModernBertConfig(), 2, "a modernbert encoder later is not known"),
         (DebertaV2Config(**RELATIVE, conv_kernel_size=3), 2, "convolution over neighbours"),
         (DebertaConfig(**RELATIVE, talking_head=True), 2, "talking heads"),
     ],

@@ -81,6 +81,34 @@ def test_a_list_of_words_gives_its_weights_to_their_tokens(ids_store, tmp_path):
             made(ids_store, tmp_path / "wrong", kind="domain", words=tmp_path / "words.txt")
 
 
+def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor_punctuation(tmp_path):
+    store = write_store(tmp_path / "store", k=0)
+    file = store.tokenizer_dir / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    renamed = {"w1": "W0", "w2": "##x", "w3": ",", "w4": "7"}
+    vocabulary = {renamed.get(token, token): id for token, id in tokenizer["model"]["vocab"].items()}
+    tokenizer["model"] = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocabulary}
+    tokenizer["model"] |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    file.write_text(json.dumps(tokenizer))
+    counts = Counter(id for row in sentences(store) for id in row)
+    token_of = {id: token for token, id in vocabulary.items() if id >= len(SPECIAL)}
+    by_word = Counter()
+    for id, token in token_of.items():
+        if token not in ("##x", ",", "7"):
+            by_word[token.lower()] += counts[id]
+    table, report = made(Store.open(store.path), tmp_path, kind="common", most_frequent=9, weight=4)
+    common = {token_of[id] for id in token_of if table.weights_V[id] == 4}
+    assert {token.lower() for token in common} == {word for word, _ in by_word.most_common(9)}
+    assert set(table.weights_V.tolist()) == {1, 4} and not {"##x", ",", "7"} & common
+    assert by_word["w0"] == counts[5] + counts[6] and ("w0" in common) == ("W0" in common)
+    shown = [counts[vocabulary[token]] for token, _ in report["heaviest"]]
+    assert shown == sorted((counts[vocabulary[token]] for token in common), reverse=True)[:8]
+    tokenizer["model"] = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(RunError, match="^--kind common: where words begin .*--kind domain --words FILE"):
+        made(Store.open(store.path), tmp_path / "unknown", kind="common")
+
+
 def brute_pmi(ngram, counts, tokens):
     """The loosest of all segmentations, one by one."""
     found = []
@@ -179,7 +207,15 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
     with pytest.raises(RunError, match="nowhere.npz cannot be read"):
         train(StudentConfig(store=ids_store.path, **settings | common | {"mask_weights": "nowhere.npz"}))
     assert not settings["output"].exists()
-    for wrong in ({"kind": "domain"}, {"words": "list.txt"}, {"power": -1}, {"least_count": 0}, {"coverage": 0}):
+    for wrong in (
+        {"kind": "domain"},
+        {"words": "list.txt"},
+        {"power": -1},
+        {"least_count": 0},
+        {"coverage": 0},
+        {"most_frequent": 0},
+        {"weight": -1},
+    ):
         with pytest.raises(ValueError, match="^--"):
             MaskWeightsConfig(store="x", **wrong)
 
@@ -215,6 +251,53 @@ def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_
         train(config)
 
 
+def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path):
+    """Each step has the batch of a run that keeps to the table whose turn it is, whatever the objective."""
+    few = settings | {"encoder": "bert-1x32", "checkpoints": (1,), "save_every": 0, "mask_weight_steps": (0.2, 0.55)}
+    made(store_for("mlm"), tmp_path, kind="common", most_frequent=15)
+    common = str(tmp_path / "table.npz")
+
+    def batches(objective, *weights):
+        output = tmp_path / "students" / f"{objective} {len(weights)} {weights[0][-9:]}"
+        changes = {"objective": objective, "store": store_for(objective).path, "mask_weights": weights}
+        train(StudentConfig(**few | changes | {"output": output}))
+        return output, [line["batch"] for line in log_of(output).values()]
+
+    turns = (common, "uniform", "frequency")
+    alone = {name: batches("mlm", name)[1] for name in turns}
+    assert len({alone[name][5] for name in turns}) == 3
+    output, mixed = batches("mlm", *turns)  # of 8 steps: from 1.6 and 4.4 on
+    assert mixed == [*alone[common][:2], *alone["uniform"][2:5], *alone["frequency"][5:]]
+    assert batches("mlsm", *turns)[1] == mixed
+    kept = {path.name: read_table(path).name for path in output.glob("*.npz")}
+    (frequency,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
+    names = [read_table(path).name for path in (tmp_path / "table.npz", frequency)]
+    assert kept == dict(zip(("mask_weights-1.npz", "mask_weights-3.npz"), names, strict=True))
+    found = read_json(output / "config.json")["settings"]
+    assert found["mask_weights"] == [names[0], "uniform", names[1]]
+    assert found["mask_weight_steps"] == [0.2, 0.55]
+
+
+def test_lists_of_weights_name_a_run_and_are_checked():
+    plain = StudentConfig()
+    assert StudentConfig(mask_weights="uniform") == StudentConfig(mask_weights=["uniform"]) == plain
+    assert (
+        StudentConfig(mask_weights=["pmi"], mask_weight_steps=(0.1, 0.2)).identity()
+        == replace(plain, mask_weights="pmi").identity()
+    )
+    turns = StudentConfig(mask_weights=["common", "uniform"]).identity()
+    assert turns == plain.identity() | {"mask_weights": ["common", "uniform"], "mask_weight_steps": [0.5]}
+    for wrong in (
+        {"mask_weights": ("pmi", "adaptive")},
+        {"mask_weights": ("pmi", "domain")},
+        {"mask_weights": ()},
+        {"mask_weight_steps": (0.2, 0.4), "mask_weights": ("pmi", "uniform")},
+        {"mask_weight_steps": (0.4, 0.2), "mask_weights": ("pmi", "uniform", "pmi")},
+    ):
+        with pytest.raises(ValueError, match=f"^--{next(iter(wrong)).replace('_', '-')} "):
+            StudentConfig(**wrong)
+
+
 def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(ids_store, settings, tmp_path, caplog):
     settings["output"].mkdir()
     copy = settings["output"] / "mask_weights.npz"
@@ -229,6 +312,16 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
         caplog.clear()
         assert train(config)["already_finished"]
         assert read_table(copy).name == table.name and "mask_weights.npz was damaged or lost" in caplog.text
+    several = tmp_path / "several"
+    several.mkdir()
+    write_table(several / "mask_weights-2.npz", table)  # of a killed process, too
+    turns = replace(config, mask_weights=("uniform", config.mask_weights), output=several)
+    train(turns)
+    (several / "mask_weights-2.npz").unlink()
+    assert train(turns)["already_finished"]
+    assert (
+        read_table(several / "mask_weights-2.npz").name == table.name and not (several / "mask_weights-1.npz").exists()
+    )
 
 
 @pytest.mark.parametrize("power", [100, 500])
@@ -272,8 +365,11 @@ KILLED = """
 """
 
 
-def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store, settings, tmp_path):
-    masks = {"mask_weights": "pmi", "mask_unit": "word", "mask_rate_end": 0.15, "mask_schedule": "cosine"}
+@pytest.mark.parametrize("weights", ["pmi", ("pmi", "frequency", "uniform")], ids=["one", "in turns"])
+def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store, settings, tmp_path, weights):
+    """Turns begin at steps 3 and 6, counted from 0: before the kill, and after the steps that are done again."""
+    masks = {"mask_weights": weights, "mask_weight_steps": (0.3, 0.7)}
+    masks |= {"mask_unit": "word", "mask_rate_end": 0.15, "mask_schedule": "cosine"}
     common = settings | masks | {"store": lsp_store.path}
     unbroken = StudentConfig(**common | {"output": tmp_path / "unbroken" / "run"})
     train(unbroken)

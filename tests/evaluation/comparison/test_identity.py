@@ -95,6 +95,12 @@ def test_weights_of_masks_are_named_by_their_kind_and_content():
     found = named(none=identity(), **{name: identity(mask_weights=table) for name, table in tables.items()})
     assert found.sentence({"mask_weights"}) == "The models differ in mask_weights alone."
     assert found.settings["mask_weights"] == {"uniform": ["none"], tables["a"]: ["a"], tables["b"]: ["b"]}
+    turns = {"mask_weights": ["common 0123456789abcdef", "uniform"], "mask_weight_steps": [0.3]}
+    found = named(none=identity(), turns=identity(**turns))
+    assert list(found.settings) == ["mask_weights"]  # only tables that take turns have steps at which they do
+    assert list(found.settings["mask_weights"].values()) == [["none"], ["turns"]]
+    later = identity(**turns | {"mask_weight_steps": [0.5]})
+    assert list(named(a=identity(**turns), b=later).settings) == ["mask_weight_steps"]
 
 
 def test_masks_that_follow_the_model_are_named_as_unpaired(tmp_path):
