@@ -135,6 +135,31 @@ def _weights(lsps):
     return "  ".join(f"{lsp}:{weight:.3f}" for lsp, weight in lsps) or "no code"
 
 
+def _intruders(result):
+    rows = [*_facts(result), *_judgement(result, "")]
+    if other := result.get("against"):
+        p = f"p = {other['p']:.2g} (Mann-Whitney, LSPs of both)" if other["p"] is not None else "no comparison"
+        rows += [("against", other["store"]), *_judgement(other, "its "), ("difference", p)]
+    lines = ["", table(rows)]
+    known = sorted((row for row in result["lsps"] if row["auc"] is not None), key=lambda row: -row["auc"])
+    for title, shown in (("easiest to tell", known[: result["shown"]]), ("hardest", known[-result["shown"] :])):
+        cells = [
+            (row["lsp"], f"{row['auc']:.2f}", "{:.2f} to {:.2f}".format(*row["interval"]), " · ".join(row["words"]))
+            for row in shown
+        ]
+        lines += [f"\nIntruders {title}:", *(columns(("LSP", "AUC", "95 %", "words"), cells) if cells else ["  none"])]
+    return "\n".join(lines)
+
+
+def _judgement(judged, whose):
+    if not judged["judged"]:
+        return [(f"{whose}intruders", "no LSP has enough words that can be matched. Read more --samples")]
+    interval = "{:.3f} to {:.3f}".format(*judged["interval"])
+    figures = f"detected with an AUC of {judged['auc']:.3f} ({interval}), the mean of {judged['judged']:,} LSPs"
+    blind = f"{judged['by_frequency']:.3f} by frequency alone, {judged['by_length']:.3f} by length alone"
+    return [(f"{whose}intruders", figures), (f"{whose}controls", blind)]
+
+
 def _similar(result):
     own = [f"  {lsp:>5}  {weight:.3f}  {words}" for lsp, weight, words in result["lsps"]]
     found = [_context(context, "cosine") for context in result["similar"]]
@@ -245,6 +270,7 @@ _VIEWS = {
     "lsps": _lsps,
     "word": _word,
     "similar": _similar,
+    "intruders": _intruders,
     "text": _text,
     "edit": _edit,
     "pages": _pages,
