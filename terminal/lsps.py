@@ -136,7 +136,8 @@ def _weights(lsps):
 
 
 def _intruders(result):
-    rows = [*_facts(result), *_judgement(result, "")]
+    judge = result["judge"] or "the teacher's input embeddings"
+    rows = [*_facts(result), ("judge", judge), *_judgement(result, "")]
     if other := result.get("against"):
         p = f"p = {other['p']:.2g} (Mann-Whitney, LSPs of both)" if other["p"] is not None else "no comparison"
         rows += [("against", other["store"]), *_judgement(other, "its "), ("difference", p)]
@@ -156,7 +157,7 @@ def _judgement(judged, whose):
         return [(f"{whose}intruders", "no LSP has enough words that can be matched. Read more --samples")]
     interval = "{:.3f} to {:.3f}".format(*judged["interval"])
     figures = f"detected with an AUC of {judged['auc']:.3f} ({interval}), the mean of {judged['judged']:,} LSPs"
-    blind = f"{judged['by_frequency']:.3f} by frequency alone, {judged['by_length']:.3f} by length alone"
+    blind = f"{judged['by_frequency']:.3f} by frequency alone, {judged['by_spelling']:.3f} by spelling alone"
     return [(f"{whose}intruders", figures), (f"{whose}controls", blind)]
 
 

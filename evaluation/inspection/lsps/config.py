@@ -36,6 +36,9 @@ class LspConfig:
     intruders: bool = False
     """Judge how interpretable the LSPs are: can words that do not belong to an LSP be told from those where it is
     heaviest, by the teacher's word embeddings?"""
+    judge: str | None = None
+    """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
+    sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
     against: str | None = None
     """With --intruders: another store of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
     similar_to: str | None = None
@@ -71,8 +74,10 @@ class LspConfig:
                 '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
                 " --teacher nor --similar-to"
             )
-        if self.against and not self.intruders:
-            raise ValueError("--against is for the judgement of LSPs. Add --intruders")
+        if (self.against or self.judge) and not self.intruders:
+            raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
+        if self.judge and self.teacher:
+            raise ValueError("--judge takes the place of the teacher's embeddings. Give --judge or --teacher")
         if self.samples < 1:
             raise ValueError(f"--samples must be at least one token, found {self.samples}")
 

@@ -15,14 +15,18 @@ So that nothing else gives the intruder away, it is matched to the member whose 
 there are NEAR intruders that are a little more frequent and NEAR that are a little less, all within a factor of
 MOST_APART; a member without them stays among the others, but is not taken out. Intruders are entries on which the LSP
 is weaker, on average, than on all tokens. The judge sees the entry alone: neither its position nor its context. If an
-LSP's tokens were drawn at random, member and intruder would be exchangeable and the AUC 0.5; two judges that see only
-the frequency or the length of an entry are reported beside, and should be near 0.5.
+LSP's tokens were drawn at random, member and intruder would be exchangeable and the AUC 0.5.
+
+Two simple judges are reported beside. One sees only the frequency of an entry, and should be near 0.5. The other sees
+only its spelling (the cosine of its character n-grams, one to three of them with the word's ends, weighted by tf-idf):
+it says what LSPs reach by endings and capitals alone.
 
 An AUC above 0.5 alone does not show that learning helped. Hidden states of like words are alike, so random directions
 have it too, and the figure is to be compared with that of such a dictionary (docs/sparse-coding.md, Controls). Left
 out: what an LSP says of a word in one context and not in another; a judge that is not an embedding.
 
-Shapes: N sampled tokens, V vocabulary, d width of the embeddings, K LSPs, M members, T members taken out, I intruders.
+Shapes: N sampled tokens, V vocabulary, d width of the embeddings, K LSPs, M members, T members taken out, I intruders,
+U entries that are members or intruders.
 """
 
 from typing import NamedTuple
@@ -46,14 +50,14 @@ class Judged(NamedTuple):
 
     auc           detection AUC; None for an LSP with too few members
     interval      2.5 and 97.5 per cent of its bootstrap over the members that were taken out; None without one
-    by_frequency, by_length  the AUC of judges that see only that; None without one
+    by_frequency, by_spelling  the AUC of judges that see only that; None without one
     members       ids, the one with the heaviest token first
     """
 
     auc: float | None
     interval: tuple[float, float] | None
     by_frequency: float | None
-    by_length: float | None
+    by_spelling: float | None
     members: list[int]
 
 
@@ -64,6 +68,8 @@ class IntruderTest:
     """
 
     def __init__(self, sample: Sample, entries: Entries, vocabulary: Vocabulary, embeddings_Vd: np.ndarray):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
         size = len(vocabulary.texts)
         self._sample, self._entries = sample, entries
         self._counts_V = np.bincount(sample.ids_N, minlength=size)
@@ -74,7 +80,8 @@ class IntruderTest:
         centred = embeddings_Vd - embeddings_Vd[self._takes_part_V].mean(0)
         self._units_Vd = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
         self._log_counts_V = np.log(np.maximum(self._counts_V, 1))
-        self._lengths_V = np.array([len(text) for text in vocabulary.texts], np.float64)
+        by_ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3), lowercase=False, dtype=np.float32)
+        self._spelling_VG = by_ngrams.fit_transform(vocabulary.texts)
 
     def lsp(self, lsp: int) -> Judged:
         """Judge one LSP."""
@@ -95,16 +102,17 @@ class IntruderTest:
         if len(places) < LEAST_TAKEN_OUT:
             return Judged(None, None, None, None, members_M.tolist())
         place_T, intruder_TI = np.array(places), np.array(intruders)
-        vectors_Vd = self._units_Vd
-        won_T = _share_won(members_M, place_T, intruder_TI, lambda a, b: (vectors_Vd[a] * vectors_Vd[b]).sum(-1))
+        ids_U, at = np.unique(np.concatenate([members_M, intruder_TI.ravel()]), return_inverse=True)
+        at_M, at_TI = at[: len(members_M)], at[len(members_M) :].reshape(intruder_TI.shape)
+        units_Ud, spelling_UG, log_counts_U = self._units_Vd[ids_U], self._spelling_VG[ids_U], self._log_counts_V[ids_U]
+        won_T = _share_won(units_Ud @ units_Ud.T, at_M, place_T, at_TI)
+        by_frequency_T = _share_won(-np.abs(log_counts_U[:, None] - log_counts_U), at_M, place_T, at_TI)
+        by_spelling_T = _share_won((spelling_UG @ spelling_UG.T).toarray(), at_M, place_T, at_TI)
         rng = np.random.default_rng([SEED, lsp])
         means = rng.choice(won_T, (RESAMPLES, len(won_T))).mean(1)
-        low, high = np.quantile(means, [0.025, 0.975])
-        controls = []
-        for seen_V in (self._log_counts_V, self._lengths_V):
-            won = _share_won(members_M, place_T, intruder_TI, lambda a, b, of=seen_V: -np.abs(of[a] - of[b]))
-            controls.append(float(won.mean()))
-        return Judged(float(won_T.mean()), (float(low), float(high)), *controls, members_M.tolist())
+        low, high = (float(bound) for bound in np.quantile(means, [0.025, 0.975]))
+        controls = float(by_frequency_T.mean()), float(by_spelling_T.mean())
+        return Judged(float(won_T.mean()), (low, high), *controls, members_M.tolist())
 
     def _match(self, member, allowed_V):
         """The intruders for a member, int64 (2 NEAR); none where too few are as frequent."""
@@ -130,12 +138,11 @@ def _classes(sample, vocabulary, counts_V):
     return class_V
 
 
-def _share_won(members_M, place_T, intruder_TI, similarity):
+def _share_won(likeness_UU, members_M, place_T, intruder_TI):
     """For each member that is taken out, the share of its intruders that are less like the other members."""
     others_TM = np.arange(len(members_M)) != place_T[:, None]
-    own_T = np.where(others_TM, similarity(members_M[place_T, None], members_M[None]), 0).sum(1)
-    foreign_TIM = similarity(intruder_TI[:, :, None], members_M[None, None])
-    foreign_TI = np.where(others_TM[:, None], foreign_TIM, 0).sum(2)
+    own_T = np.where(others_TM, likeness_UU[members_M[place_T, None], members_M], 0).sum(1)
+    foreign_TI = np.where(others_TM[:, None], likeness_UU[intruder_TI[:, :, None], members_M], 0).sum(2)
     return ((own_T[:, None] > foreign_TI) + 0.5 * (own_T[:, None] == foreign_TI)).mean(1)
 
 
@@ -143,12 +150,12 @@ def summarise(judged: list[Judged]) -> dict:
     """Means over the judged LSPs, that of the AUC with a bootstrap interval over LSPs; None where none is judged."""
     aucs = np.array([one.auc for one in judged if one.auc is not None])
     if not len(aucs):
-        return {"judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_length": None}
+        return {"judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_spelling": None}
     rng = np.random.default_rng(SEED)
     means = [rng.choice(aucs, len(aucs)).mean() for _ in range(RESAMPLES)]
     controls = {
         name: float(np.mean([getattr(one, name) for one in judged if one.auc is not None]))
-        for name in ("by_frequency", "by_length")
+        for name in ("by_frequency", "by_spelling")
     }
     interval = np.quantile(means, [0.025, 0.975]).tolist()
     return {"judged": len(aucs), "auc": float(aucs.mean()), "interval": interval, **controls}

@@ -92,9 +92,12 @@ def _intruders(settings, view, progress):
                 " store of the same tokenizer"
             )
         others.append(StoreView(other, settings.samples, None, progress))
-    embeddings_Vd = texts.load_store_teacher(store, settings.teacher).embeddings_Vd
+    if settings.judge is None:
+        embeddings_Vd = texts.load_store_teacher(store, settings.teacher).embeddings_Vd
+    else:
+        embeddings_Vd = texts.embed(settings.judge, view.vocabulary.texts)
     judged = [one.judge(embeddings_Vd) for one in others]
-    found = {**view.facts(), **judged[0], "shown": INTRUDER_ROWS}
+    found = {**view.facts(), "judge": settings.judge, **judged[0], "shown": INTRUDER_ROWS}
     if settings.against is not None:
         aucs = [[row["auc"] for row in one["lsps"] if row["auc"] is not None] for one in judged]
         p = float(mannwhitneyu(*aucs).pvalue) if all(aucs) else None

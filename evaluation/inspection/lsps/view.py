@@ -268,7 +268,7 @@ class StoreView:
                 "auc": one.auc,
                 "interval": one.interval and list(one.interval),
                 "by_frequency": one.by_frequency,
-                "by_length": one.by_length,
+                "by_spelling": one.by_spelling,
                 "words": [self.vocabulary.texts[member] for member in one.members],
             }
             for lsp, one in enumerate(judged)

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from common.errors import InspectionError
 from common.progress import silent
@@ -12,6 +14,7 @@ from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
 from evaluation.inspection.lsps.sample import Sample, by_lsp
 from evaluation.inspection.lsps.show import show
+from evaluation.inspection.lsps.texts import embed
 from terminal.lsps import summary
 
 TOKENS, ENTRIES, TOPICS, WIDTH = 40_000, 600, 12, 24
@@ -88,11 +91,32 @@ def test_lsps_without_enough_words_are_not_judged(language):
     found = judge(language, fires_NK, vectors(language))
     assert [one.auc for one in found] == [None, None] and [one.members for one in found] == [[], [7]]
     assert summarise(found) == {
-        "judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_length": None
+        "judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_spelling": None
     }  # fmt: skip
 
 
-def test_the_view_of_a_store(coded_store, hostile_store, monkeypatch):
+def test_spelling_alone_finds_lsps_that_are_endings(language):
+    ids_N, _, vocabulary = language
+    rng = np.random.default_rng(5)
+    ending_V = rng.integers(0, TOPICS, ENTRIES)
+    texts = ["".join(rng.choice(list("abcdefgh"), 4)) + f"-{'klmnopqrstuv'[ending]}" for ending in ending_V]
+    spelt = ids_N, ending_V, SimpleNamespace(**vars(vocabulary) | {"texts": texts})
+    of_ending_NK = (ending_V[ids_N][:, None] == np.arange(TOPICS)) & (rng.random((TOKENS, TOPICS)) < 0.5)
+    found = summarise(judge(spelt, of_ending_NK, rng.normal(size=(ENTRIES, WIDTH))))
+    assert found["by_spelling"] > 0.9 and abs(found["auc"] - 0.5) < 0.1
+
+
+def test_a_judge_reads_each_text_alone(teacher_directory):
+    """Against transformers, one text at a time."""
+    model = AutoModel.from_pretrained(teacher_directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(teacher_directory)
+    texts = ["the", "a longer text of words", "bank"]
+    with torch.inference_mode():
+        expected = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+    np.testing.assert_allclose(embed(str(teacher_directory), texts), np.stack(expected), atol=1e-5)
+
+
+def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monkeypatch):
     monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
     monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
     settings = LspConfig(store=str(coded_store.path), intruders=True, against=str(coded_store.path))
@@ -102,6 +126,8 @@ def test_the_view_of_a_store(coded_store, hostile_store, monkeypatch):
     assert result["against"]["auc"] == result["auc"] and result["against"]["p"] > 0.9
     text = summary(result, settings)
     assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
+    by_another = show(LspConfig(store=settings.store, intruders=True, judge=str(teacher_directory)), silent)
+    assert by_another["auc"] != result["auc"] and by_another["by_spelling"] == result["by_spelling"]
     with pytest.raises(InspectionError, match="has another tokenizer"):
         show(LspConfig(store=str(coded_store.path), intruders=True, against=str(hostile_store.path)), silent)
 
@@ -109,5 +135,7 @@ def test_the_view_of_a_store(coded_store, hostile_store, monkeypatch):
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="Add --intruders"):
         LspConfig(against="b")
+    with pytest.raises(ValueError, match="Give --judge or --teacher"):
+        LspConfig(intruders=True, judge="b", teacher="c")
     with pytest.raises(ValueError, match="are different things to show"):
         LspConfig(intruders=True, word="bank")
