@@ -200,8 +200,11 @@ def _edit(result):
             f"  edited  {edited}",
         ]
         for name in ("before", "after", "gain", "lose"):
-            words = (f"{word} {' → '.join(f'{p:.3f}' for p in found)}" for word, *found in position[name])
-            lines.append(f"  {name:<7} {'  '.join(words) or '–'}")
+            words = [(word, [f"{p:.3f}" for p in found]) for word, *found in position[name]]
+            visible = [
+                f"{word} {' → '.join(found)}" for word, found in words if len(found) == 1 or found[0] != found[1]
+            ]
+            lines.append(f"  {name:<7} {'  '.join(visible) or 'none in three digits'}")
     if "names" in result:
         lines += _names(result)
     return "\n".join(lines)
