@@ -135,6 +135,32 @@ def _weights(lsps):
     return "  ".join(f"{lsp}:{weight:.3f}" for lsp, weight in lsps) or "no code"
 
 
+def _intruders(result):
+    judge = result["judge"] or "the teacher's input embeddings"
+    rows = [*_facts(result), ("judge", judge), *_judgement(result, "")]
+    if other := result.get("against"):
+        p = f"p = {other['p']:.2g} (Mann-Whitney, LSPs of both)" if other["p"] is not None else "no comparison"
+        rows += [("against", other["store"]), *_judgement(other, "its "), ("difference", p)]
+    lines = ["", table(rows)]
+    known = sorted((row for row in result["lsps"] if row["auc"] is not None), key=lambda row: -row["auc"])
+    for title, shown in (("easiest to tell", known[: result["shown"]]), ("hardest", known[-result["shown"] :])):
+        cells = [
+            (row["lsp"], f"{row['auc']:.2f}", "{:.2f} to {:.2f}".format(*row["interval"]), " · ".join(row["words"]))
+            for row in shown
+        ]
+        lines += [f"\nIntruders {title}:", *(columns(("LSP", "AUC", "95 %", "words"), cells) if cells else ["  none"])]
+    return "\n".join(lines)
+
+
+def _judgement(judged, whose):
+    if not judged["judged"]:
+        return [(f"{whose}intruders", "no LSP has enough words that can be matched. Read more --samples")]
+    interval = "{:.3f} to {:.3f}".format(*judged["interval"])
+    figures = f"detected with an AUC of {judged['auc']:.3f} ({interval}), the mean of {judged['judged']:,} LSPs"
+    blind = f"{judged['by_frequency']:.3f} by frequency alone, {judged['by_spelling']:.3f} by spelling alone"
+    return [(f"{whose}intruders", figures), (f"{whose}controls", blind)]
+
+
 def _similar(result):
     own = [f"  {lsp:>5}  {weight:.3f}  {words}" for lsp, weight, words in result["lsps"]]
     found = [_context(context, "cosine") for context in result["similar"]]
@@ -174,8 +200,11 @@ def _edit(result):
             f"  edited  {edited}",
         ]
         for name in ("before", "after", "gain", "lose"):
-            words = (f"{word} {' → '.join(f'{p:.3f}' for p in found)}" for word, *found in position[name])
-            lines.append(f"  {name:<7} {'  '.join(words) or '–'}")
+            words = [(word, [f"{p:.3f}" for p in found]) for word, *found in position[name]]
+            visible = [
+                f"{word} {' → '.join(found)}" for word, found in words if len(found) == 1 or found[0] != found[1]
+            ]
+            lines.append(f"  {name:<7} {'  '.join(visible) or 'none in three digits'}")
     if "names" in result:
         lines += _names(result)
     return "\n".join(lines)
@@ -245,6 +274,7 @@ _VIEWS = {
     "lsps": _lsps,
     "word": _word,
     "similar": _similar,
+    "intruders": _intruders,
     "text": _text,
     "edit": _edit,
     "pages": _pages,

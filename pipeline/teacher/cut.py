@@ -28,6 +28,7 @@ from pipeline.teacher.location import fingerprint, locate, require_weight_files
 from pipeline.teacher.tokenizer import quiet_transformers
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Families for which a test compares every layer of the cut model with the full one.
@@ -128,6 +129,11 @@ class Teacher:
 
     def _is_served(self) -> bool:
         return self.device.type == "cpu" and self.dtype == torch.float32
+
+    @property
+    def embeddings_Vd(self) -> "np.ndarray":
+        """Its input embedding of every entry of the vocabulary, float32, on the host."""
+        return self._model.get_input_embeddings().weight.detach().float().cpu().numpy()
 
     def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._model.modules()

@@ -32,7 +32,15 @@ class LspConfig:
     amplify: tuple[str, ...] = ()
     """The same for LSPs whose probability is multiplied, such as 230=3: LSP 230 by three. Below 1 it is weakened."""
     teacher: str | None = None
-    """Where the store's teacher lies now, with --text; where the store says by default."""
+    """Where the store's teacher lies now, with --text or --intruders; where the store says by default."""
+    intruders: bool = False
+    """Judge how interpretable the LSPs are: can words that do not belong to an LSP be told from those where it is
+    heaviest, by the teacher's word embeddings?"""
+    judge: str | None = None
+    """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
+    sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
+    against: str | None = None
+    """With --intruders: another store of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
@@ -52,19 +60,24 @@ class LspConfig:
         views = {
             "--lsp": bool(self.lsp),
             "--word": self.word is not None,
+            "--intruders": self.intruders,
             "--html": self.html is not None,
             "--text or --similar-to": self.text is not None or self.similar_to is not None,
         }
         if sum(views.values()) > 1:
             given = ", ".join(name for name, wanted in views.items() if wanted)
             raise ValueError(f"{given} are different things to show. Give one of them")
-        if (self.student or self.teacher) and self.text is None:
+        if (self.student or (self.teacher and not self.intruders)) and self.text is None:
             raise ValueError('--student and --teacher are for a text. Add --text "..."')
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
                 '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
                 " --teacher nor --similar-to"
             )
+        if (self.against or self.judge) and not self.intruders:
+            raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
+        if self.judge and self.teacher:
+            raise ValueError("--judge takes the place of the teacher's embeddings. Give --judge or --teacher")
         if self.samples < 1:
             raise ValueError(f"--samples must be at least one token, found {self.samples}")
 

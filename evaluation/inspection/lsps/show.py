@@ -27,6 +27,7 @@ OVERVIEW_ROWS = 16
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
+INTRUDER_ROWS = 8  # that are shown of the best and of the worst LSPs
 
 
 def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
@@ -67,6 +68,8 @@ def _store(settings, progress):
         return {"view": "pages", **pages.write(view, settings.html)}
     if settings.lsp:
         return {"view": "lsps", **view.facts(), "lsps": [view.lsp(lsp) for lsp in settings.lsp]}
+    if settings.intruders:
+        return {"view": "intruders", **_intruders(settings, view, progress)}
     if settings.word is not None:
         return {"view": "word", **view.word(settings.word)}
     if settings.text is not None:
@@ -74,6 +77,32 @@ def _store(settings, progress):
     if settings.similar_to is not None:
         return {"view": "similar", **view.similar_to_stored(settings.similar_to)}
     return {"view": "overview", **view.overview(OVERVIEW_ROWS)}
+
+
+def _intruders(settings, view, progress):
+    from scipy.stats import mannwhitneyu
+
+    store, others = view.store, [view]
+    if settings.against is not None:
+        other = Store.open(settings.against)
+        windowings = [one.settings.get("windowing", {}) for one in (store, other)]
+        if other.vocab_size != store.vocab_size or windowings[0].get("tokenizer") != windowings[1].get("tokenizer"):
+            raise InspectionError(
+                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give a"
+                " store of the same tokenizer"
+            )
+        others.append(StoreView(other, settings.samples, None, progress))
+    if settings.judge is None:
+        embeddings_Vd = texts.load_store_teacher(store, settings.teacher).embeddings_Vd
+    else:
+        embeddings_Vd = texts.embed(settings.judge, view.vocabulary.texts)
+    judged = [one.judge(embeddings_Vd) for one in others]
+    found = {**view.facts(), "judge": settings.judge, **judged[0], "shown": INTRUDER_ROWS}
+    if settings.against is not None:
+        aucs = [[row["auc"] for row in one["lsps"] if row["auc"] is not None] for one in judged]
+        p = float(mannwhitneyu(*aucs).pvalue) if all(aucs) else None
+        found["against"] = {"store": str(others[1].store.path), **judged[1], "p": p}
+    return found
 
 
 def _text(settings, store, progress):
@@ -128,7 +157,7 @@ def _similar_to_text(settings, view):
 
 
 def _dictionary(settings):
-    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html"))
+    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html", "intruders"))
     dictionary, path = Dictionary.load(settings.store), Path(settings.store)
     place = settings.diagnostic or path.resolve().parent.parent
     labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
@@ -178,7 +207,7 @@ def _atom(lsp, near, norms_K, labels):
 
 
 def _student(settings):
-    _refuse(settings, "a student", ("word", "similar_to", "html", "student", "teacher", "diagnostic"))
+    _refuse(settings, "a student", ("word", "similar_to", "html", "student", "teacher", "diagnostic", "intruders"))
     if settings.factors:
         from evaluation.inspection.lsps.editing import edit
 
@@ -206,6 +235,6 @@ def _student(settings):
 
 
 def _refuse(settings, what, names):
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(settings, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(settings, name) not in (None, False)]
     if given:
         raise InspectionError(f"{settings.store} is {what}, which cannot answer {given[0]}. Give a store for that.")

@@ -21,6 +21,8 @@ from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
 from shards.reader import Store
 
+EMBEDDED_AT_ONCE = 256
+
 if TYPE_CHECKING:
     from pipeline.coding.distributions import Distributions
     from pipeline.teacher import Teacher
@@ -103,6 +105,24 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
             f"{settings['teacher'][:12]}. Say where that one lies with --teacher."
         )
     return teacher
+
+
+def embed(place: str, texts: list[str]) -> np.ndarray:
+    """A vector for every text, read alone: the mean of the last hidden states of an encoder, float32 (texts, d).
+
+    So do sentence encoders such as MiniLM. Special tokens count, padding does not. Raises TeacherError
+    """
+    from pipeline.teacher import Teacher, load_tokenizer, locate, read_config
+
+    tokenizer = load_tokenizer(place)
+    encoder = Teacher.load(place, read_config(locate(place), place).num_hidden_layers)
+    parts = []
+    for start in range(0, len(texts), EMBEDDED_AT_ONCE):
+        read = tokenizer(texts[start : start + EMBEDDED_AT_ONCE], padding=True, return_tensors="pt")
+        is_real_WL = read["attention_mask"].bool()
+        hidden_WLd = encoder(read["input_ids"], is_real_WL).masked_fill(~is_real_WL[:, :, None], 0)
+        parts.append((hidden_WLd.sum(1) / is_real_WL.sum(1, keepdim=True)).numpy())
+    return np.concatenate(parts)
 
 
 def _spread_over_all(rows, coded_T):

@@ -20,6 +20,7 @@ from common.errors import InspectionError
 from common.progress import silent
 from evaluation.inspection.lsps import statistics, words
 from evaluation.inspection.lsps.contexts import context, lsp_contexts
+from evaluation.inspection.lsps.intruders import IntruderTest, summarise
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
 from evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
@@ -251,6 +252,28 @@ class StoreView:
             {**context(self.sample, self.vocabulary, int(token)), "lsps": largest(*self.sample.row(token))}
             for token in tokens[first]
         ]
+
+    def judge(self, embeddings_Vd: np.ndarray) -> dict:
+        """How interpretable the LSPs are by a test of intruders (intruders.py), each and all together.
+
+        embeddings_Vd  the judge's vector of every entry of the vocabulary
+        """
+        test, judged = IntruderTest(self.sample, self.entries, self.vocabulary, embeddings_Vd), []
+        for lsp in range(self.sample.k):
+            judged.append(test.lsp(lsp))
+            self.progress("intruders", lsp + 1, self.sample.k, unit="LSPs")
+        rows = [
+            {
+                "lsp": lsp,
+                "auc": one.auc,
+                "interval": one.interval and list(one.interval),
+                "by_frequency": one.by_frequency,
+                "by_spelling": one.by_spelling,
+                "words": [self.vocabulary.texts[member] for member in one.members],
+            }
+            for lsp, one in enumerate(judged)
+        ]
+        return {**summarise(judged), "lsps": rows}
 
     # -- tokens by their profile --------------------------------------------------------------------------
 

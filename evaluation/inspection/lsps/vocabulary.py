@@ -26,6 +26,7 @@ class Vocabulary:
     """The texts of a store's tokens.
 
     texts        list (V) of str, without the mark of a word's beginning or continuation
+    continues_V  bool: continues the word before it
     is_symbol_V  bool: no letter, no digit
     """
 
@@ -33,16 +34,16 @@ class Vocabulary:
         self.texts = _texts(Path(tokenizer_dir), vocab_size)
         self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
         try:
-            self._continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
+            self.continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
         except RunError:  # nobody knows where its words begin: every token is one
-            self._continues_V = np.zeros(vocab_size, bool)
-        self._tight_V = self._continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
+            self.continues_V = np.zeros(vocab_size, bool)
+        self._tight_V = self.continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
     def begins_word(self, ids_T: np.ndarray) -> np.ndarray:
         """Which tokens of a running text begin a word, bool (T); the first does."""
         alone_T = self.is_symbol_V[ids_T]
-        begins_T = ~self._continues_V[ids_T] | alone_T
+        begins_T = ~self.continues_V[ids_T] | alone_T
         begins_T[1:] |= alone_T[:-1]
         begins_T[:1] = True
         return begins_T

@@ -111,6 +111,8 @@ def test_the_view_names_the_lsps_and_takes_the_newest_probe(coded_store, probe, 
     settings = LspConfig(store=str(probe), text="The list", without=(3,))
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result and "The, probability" in summary(result, settings)
+    unseen = LspConfig(store=str(probe), text="The list", amplify=("3=1.000001",))
+    assert "gain    none in three digits" in summary(show(unseen, silent), unseen)
 
 
 def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, monkeypatch):

@@ -1,0 +1,141 @@
+"""The test of intruders: it finds LSPs that mean something, and is not fooled by what any dictionary would show."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from common.errors import InspectionError
+from common.progress import silent
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
+from evaluation.inspection.lsps.sample import Sample, by_lsp
+from evaluation.inspection.lsps.show import show
+from evaluation.inspection.lsps.texts import embed
+from terminal.lsps import summary
+
+TOKENS, ENTRIES, TOPICS, WIDTH = 40_000, 600, 12, 24
+
+
+@pytest.fixture(scope="module")
+def language():
+    """Ids by a law of Zipf; a topic for every entry, and every third entry continues a word."""
+    rng = np.random.default_rng(0)
+    ids_N = rng.choice(ENTRIES, TOKENS, p=(share := 1 / (20 + np.arange(ENTRIES))) / share.sum())
+    topic_V, continues_V = rng.integers(0, TOPICS, ENTRIES), np.arange(ENTRIES) % 3 == 0
+    vocabulary = SimpleNamespace(
+        texts=[f"w{number}" for number in range(ENTRIES)],
+        continues_V=continues_V,
+        is_symbol_V=np.zeros(ENTRIES, bool),
+        begins_word=lambda ids: ~continues_V[ids],
+    )
+    return ids_N, topic_V, vocabulary
+
+
+def judge(language, fires_NK, embeddings_Vd):
+    """Every LSP judged that fires where the bool matrix says, with random weights."""
+    ids_N, _, vocabulary = language
+    rng, none_N = np.random.default_rng(1), np.zeros(TOKENS, np.int32)
+    token_E, lsp_E = np.nonzero(fires_NK)
+    indptr = np.concatenate(([0], np.cumsum(fires_NK.sum(1))))
+    rows = (indptr, lsp_E.astype(np.uint16), rng.random(len(lsp_E)).astype(np.float32) + 0.1)
+    places = (np.arange(TOKENS, dtype=np.int32) // 100, none_N, none_N.astype(np.int64))
+    sample = Sample(ids_N.astype(np.int32), *places, *rows, k=fires_NK.shape[1], of=TOKENS)
+    test = IntruderTest(sample, by_lsp(sample), vocabulary, embeddings_Vd)
+    return [test.lsp(lsp) for lsp in range(sample.k)]
+
+
+def vectors(language, seed=2):
+    """A direction for each topic, and noise."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(TOPICS, WIDTH))[language[1]] + 0.7 * rng.normal(size=(ENTRIES, WIDTH))
+
+
+def test_lsps_of_a_topic_are_told_from_lsps_of_nothing(language):
+    ids_N, topic_V, _ = language
+    rng, of_topic_NK = np.random.default_rng(3), topic_V[ids_N][:, None] == np.arange(TOPICS)
+    half_NK = of_topic_NK & (rng.random(of_topic_NK.shape) < 0.5)
+    nothing_NK = rng.random((TOKENS, 120)) < 0.03
+    found = judge(language, np.concatenate([half_NK, nothing_NK], axis=1), vectors(language))
+    meant, by_chance = summarise(found[:TOPICS]), summarise(found[TOPICS:])
+    assert meant["judged"] == TOPICS and meant["auc"] > 0.9
+    assert by_chance["judged"] > 110 and abs(by_chance["auc"] - 0.5) < 0.05
+    assert by_chance["interval"][1] < 0.6 < meant["interval"][0]
+    assert all(len(set(one.members)) == TOP for one in found)
+    for one in found[:TOPICS]:
+        assert {int(topic_V[member]) for member in one.members} == {int(topic_V[one.members[0]])}
+        assert one.interval[0] <= one.auc <= one.interval[1]
+
+
+@pytest.mark.parametrize("tell", ["frequency", "continuation"])
+def test_frequency_and_pieces_do_not_give_intruders_away(language, tell):
+    """LSPs of some of the frequent entries, or of the continuations, and embeddings that say little else."""
+    ids_N, _, vocabulary = language
+    rng, counts_V = np.random.default_rng(4), np.bincount(ids_N, minlength=ENTRIES)
+    property_V = np.log(counts_V + 1.0) if tell == "frequency" else vocabulary.continues_V.astype(float)
+    has_V = counts_V > 60 if tell == "frequency" else vocabulary.continues_V
+    fires_NK = (has_V[:, None] & (rng.random((ENTRIES, 80)) < 0.4))[ids_N]
+    shown = 5 * np.outer(property_V - property_V.mean(), rng.normal(size=WIDTH))
+    embeddings_Vd = shown / property_V.std() + rng.normal(size=(ENTRIES, WIDTH))
+    found = summarise(judge(language, fires_NK, embeddings_Vd))
+    assert found["judged"] > 60 and abs(found["auc"] - 0.5) < 0.06
+    assert abs(found["by_frequency"] - 0.5) < 0.06
+
+
+def test_lsps_without_enough_words_are_not_judged(language):
+    ids_N, _, _ = language
+    fires_NK = np.stack([np.zeros(TOKENS, bool), ids_N == 7], axis=1)
+    found = judge(language, fires_NK, vectors(language))
+    assert [one.auc for one in found] == [None, None] and [one.members for one in found] == [[], [7]]
+    assert summarise(found) == {
+        "judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_spelling": None
+    }  # fmt: skip
+
+
+def test_spelling_alone_finds_lsps_that_are_endings(language):
+    ids_N, _, vocabulary = language
+    rng = np.random.default_rng(5)
+    ending_V = rng.integers(0, TOPICS, ENTRIES)
+    texts = ["".join(rng.choice(list("abcdefgh"), 4)) + f"-{'klmnopqrstuv'[ending]}" for ending in ending_V]
+    spelt = ids_N, ending_V, SimpleNamespace(**vars(vocabulary) | {"texts": texts})
+    of_ending_NK = (ending_V[ids_N][:, None] == np.arange(TOPICS)) & (rng.random((TOKENS, TOPICS)) < 0.5)
+    found = summarise(judge(spelt, of_ending_NK, rng.normal(size=(ENTRIES, WIDTH))))
+    assert found["by_spelling"] > 0.9 and abs(found["auc"] - 0.5) < 0.1
+
+
+def test_a_judge_reads_each_text_alone(teacher_directory):
+    """Against transformers, one text at a time."""
+    model = AutoModel.from_pretrained(teacher_directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(teacher_directory)
+    texts = ["the", "a longer text of words", "bank"]
+    with torch.inference_mode():
+        expected = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+    np.testing.assert_allclose(embed(str(teacher_directory), texts), np.stack(expected), atol=1e-5)
+
+
+def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monkeypatch):
+    monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
+    monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
+    settings = LspConfig(store=str(coded_store.path), intruders=True, against=str(coded_store.path))
+    result = show(settings, silent)
+    assert json.loads(json.dumps(result)) == result and len(result["lsps"]) == 48
+    assert result["judged"] > 10 and 0 < result["auc"] < 1
+    assert result["against"]["auc"] == result["auc"] and result["against"]["p"] > 0.9
+    text = summary(result, settings)
+    assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
+    by_another = show(LspConfig(store=settings.store, intruders=True, judge=str(teacher_directory)), silent)
+    assert by_another["auc"] != result["auc"] and by_another["by_spelling"] == result["by_spelling"]
+    with pytest.raises(InspectionError, match="has another tokenizer"):
+        show(LspConfig(store=str(coded_store.path), intruders=True, against=str(hostile_store.path)), silent)
+
+
+def test_settings_that_do_not_go_together():
+    with pytest.raises(ValueError, match="Add --intruders"):
+        LspConfig(against="b")
+    with pytest.raises(ValueError, match="Give --judge or --teacher"):
+        LspConfig(intruders=True, judge="b", teacher="c")
+    with pytest.raises(ValueError, match="are different things to show"):
+        LspConfig(intruders=True, word="bank")
