@@ -1,9 +1,10 @@
-"""What learn-dictionary and import-dictionary say when they are done."""
+"""What learn-dictionary, import-dictionary and encode-images say when they are done."""
 
 import shlex
 
 from common.invocation import program
 from pipeline.config import LearnConfig
+from pipeline.images import ImagesConfig
 from pipeline.imported import ImportConfig
 from terminal.tables import table
 
@@ -38,6 +39,20 @@ def imported(report: dict, settings: ImportConfig) -> str:
         f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
         f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."
     )
+
+
+def image_vectors(report: dict, settings: ImagesConfig) -> str:
+    """Show the vectors of images, and the commands that learn visual LSPs from them and show these."""
+    state = "were there already" if report["finished_before"] else "are written"
+    rows, columns = report["grid"]
+    facts = [
+        ("vectors", report["vectors"]),
+        ("images", f"{report['images']:,}, {rows} × {columns} patches each"),
+        ("width", report["width"]),
+    ]
+    learn = f"{program()} learn-dictionary --hidden {shlex.quote(report['file'])} --k 256"
+    show = f"{program()} show-lsp DICTIONARY --vectors {shlex.quote(report['vectors'])} --html lsps"
+    return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}\n  {show}"
 
 
 def _encoding_with(report: dict, settings: LearnConfig) -> str:

@@ -36,6 +36,9 @@ class LspConfig:
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
+    vectors: Path | None = None
+    """With a dictionary: show its LSPs in these vectors, a directory that encode-images made, whose patches of images
+    are shown, or any .npy file, of which row numbers are. Goes with --lsp and --html."""
     html: Path | None = None
     """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
     there is replaced."""
