@@ -62,7 +62,7 @@ class ImagesConfig:
 def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) -> dict:
     """Vectors of the patches of images, or those that are there already.
 
-    Returns  vectors (directory), file (its vectors.npy), images, grid, width, finished_before
+    Returns  vectors (the file), images (their number), grid, width, finished_before
     Raises   EncodeError where there are no images, one cannot be read, or they have patches in different numbers;
              TeacherError where the encoder cannot be loaded, or has no such layer or not one vector a patch
     """
@@ -93,8 +93,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
         publish_directory(place, lambda new: _write(new, *parts), replace=False)
     index = json.loads((place / INDEX_FILE).read_text(encoding="utf-8"))
     return {
-        "vectors": str(place),
-        "file": str(place / VECTORS_FILE),
+        "vectors": str(place / VECTORS_FILE),
         "images": len(index["images"]),
         "grid": index["grid"],
         "width": index["width"],
@@ -105,10 +104,11 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
 def _find_images(patterns):
     found: list[Path] = []
     for pattern in patterns:
-        paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
-        files = [path for path in paths if path.is_file()]
-        for directory in (path for path in paths if path.is_dir()):
-            files += sorted(path for path in directory.rglob("*") if path.suffix.lower() in ENDINGS)
+        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        files = [path for path in map(Path, paths) if path.is_file()]
+        for directory in (path for path in map(Path, paths) if path.is_dir()):
+            below = sorted(path for path in directory.rglob("*") if path.is_file())
+            files += [path for path in below if path.suffix.lower() in ENDINGS]
         if not files:
             raise EncodeError(f"--images {pattern}: no image found. Expected a file, a glob or a directory of images.")
         found += files
@@ -124,7 +124,7 @@ def _load(config):
     from transformers import AutoImageProcessor, AutoModel
 
     try:
-        processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
         model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
         raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error

@@ -20,6 +20,8 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
         lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
         given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
+        shown = f"show-lsp {shlex.quote(report['dictionary'])} --vectors {shlex.quote(str(settings.hidden))}"
+        lines.append(f"\nTo see on which of the vectors its LSPs are heaviest:\n  {program()} {shown} --html lsps")
         return "\n".join(lines)
     lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
     return "\n".join(lines)
@@ -50,9 +52,8 @@ def image_vectors(report: dict, settings: ImagesConfig) -> str:
         ("images", f"{report['images']:,}, {rows} × {columns} patches each"),
         ("width", report["width"]),
     ]
-    learn = f"{program()} learn-dictionary --hidden {shlex.quote(report['file'])} --k 256"
-    show = f"{program()} show-lsp DICTIONARY --vectors {shlex.quote(report['vectors'])} --html lsps"
-    return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}\n  {show}"
+    learn = f"{program()} learn-dictionary --hidden {shlex.quote(report['vectors'])} --k 256"
+    return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}"
 
 
 def _encoding_with(report: dict, settings: LearnConfig) -> str:

@@ -200,19 +200,21 @@ def _pages(result):
 
 
 def _vectors(result):
-    images = [("images", f"{result['images']:,}, {' × '.join(map(str, result['grid']))} patches each")]
-    read = f"{result['sampled']:,} of {result['of']:,} vectors read, {result['coded']:,} with a code"
-    dead = f"{result['k']:,}, {result['dead']:,} of them not in the sample"
-    images = images if result["images"] else []
-    facts = table([("vectors", result["vectors"]), *images, ("LSPs", dead), ("sample", read)])
+    facts = [
+        ("vectors", result["vectors"]),
+        ("LSPs", f"{result['k']:,}, {result['dead']:,} of them not in the sample"),
+        ("sample", f"{result['sampled']:,} of {result['of']:,} vectors read, {result['coded']:,} with a code"),
+    ]
+    if result["images"] is not None:
+        facts.append(("images", f"{result['images']:,}, {' × '.join(map(str, result['grid']))} patches each"))
     if "html" in result:
-        return f"\nThe pages are written.\n{facts}\n\nOpen:  {result['html']}/index.html"
+        return f"\nThe pages are written.\n{table(facts)}\n\nOpen:  {result['html']}/index.html"
+    where = "image:row,column" if result["images"] is not None else "row of the file"
     rows = [
         (row["lsp"], f"{row['density']:.2%}", f"{row['mean_weight']:.3f}", "  ".join(map(_vector, row["top"])))
         for row in result["rows"]
     ]
-    names = ("LSP", "density", "weight", "heaviest, as row of the file or image:row,column")
-    lines = ["", facts, "", *_columns(names, rows)]
+    lines = ["", table(facts), "", *columns(("LSP", "density", "weight", f"heaviest: {where}, weight"), rows)]
     for row in (row for row in result["rows"] if "nearest" in row):
         lines += [f"\nLSP {row['lsp']}", *_co_firing(row["co_firing"], "vectors"), *_nearest(row["nearest"])]
     return "\n".join(lines)

@@ -37,13 +37,13 @@ class LspConfig:
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
     vectors: Path | None = None
-    """With a dictionary: show its LSPs in these vectors, a directory that encode-images made, whose patches of images
-    are shown, or any .npy file, of which row numbers are. Goes with --lsp and --html."""
+    """With a dictionary: show its LSPs in the vectors of this .npy file. Of one that encode-images made, patches of
+    images are shown; of any other, the numbers of its rows. Goes with --lsp and --html."""
     html: Path | None = None
     """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
     there is replaced."""
     samples: int = 2_000_000
-    """Most tokens to read of the store's training split, in windows spread over it."""
+    """Most tokens to read of the store's training split, in windows spread over it; of --vectors, most vectors."""
     diagnostic: Path | None = None
     """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
     when the store lies in DIR/stores."""
@@ -69,7 +69,7 @@ class LspConfig:
                 " --teacher nor --similar-to"
             )
         if self.samples < 1:
-            raise ValueError(f"--samples must be at least one token, found {self.samples}")
+            raise ValueError(f"--samples must be at least one, found {self.samples}")
 
     @property
     def factors(self) -> dict[int, float]:

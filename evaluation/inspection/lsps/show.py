@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InspectionError
+from common.invocation import program
 from evaluation.inspection.lsps import pages, texts, vector_pages
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
@@ -40,7 +41,7 @@ def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
     if kind == "dictionary":
         return _dictionary(settings, progress)
     if settings.vectors is not None:
-        raise InspectionError(f"--vectors are shown by a dictionary, found {settings.store}. Give that they belong to.")
+        raise InspectionError(f"--vectors goes with a dictionary:  {program()} show-lsp DICTIONARY --vectors FILE")
     return _student(settings) if kind == "student" else _store(settings, progress)
 
 

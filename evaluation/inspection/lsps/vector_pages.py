@@ -26,33 +26,32 @@ def write(view: VectorView, directory: Path) -> dict:
     pictures = [f"{PICTURES}/{number}.jpg" for number in range(facts["images"] or 0)]
 
     def fill(new):
-        shown = set()
-        found = templates()
+        found, shown = templates(), set()
         rows = [view.row(lsp, PATCHES) for lsp in range(k) if view.entries.counts[lsp]]
-        name = printable(view.place.name)
-        index = found.get_template("vectors.html").render(name=name, facts=facts, rows=rows, grid=facts["grid"])
-        (new / "index.html").write_text(index, encoding="utf-8", errors="backslashreplace")
+        name = printable(view.file.name if view.names is None else view.file.parent.name)
+        index = found.get_template("vectors.html").render(name=name, facts=facts, rows=rows, grid=view.grid)
+        (new / "index.html").write_text(index, encoding="utf-8")
         shared = {
             "k": k,
             "coded": facts["coded"],
             "counted": view.counted_together,
-            "grid": facts["grid"],
-            "grid_known": facts["images"] is not None,
+            "grid": view.grid,
+            "of_images": view.names is not None,
             "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
             "cosine": lambda other: f"{other['cosine']:.2f}",
         }
         (new / "lsp").mkdir()
         for lsp in range(k):
             figures = view.lsp(lsp)
-            heaviest = max([vector["weight"] for vector in figures["top"]], default=1.0)
-            page = found.get_template("vector_lsp.html").render(**shared, **figures, heaviest=heaviest)
-            (new / "lsp" / f"{lsp}.html").write_text(page, encoding="utf-8", errors="backslashreplace")
             tenths = [vector for tenth in figures["quantiles"] for vector in tenth["samples"]]
+            heaviest = max((vector["weight"] for vector in figures["top"]), default=1.0)
+            page = found.get_template("vector_lsp.html").render(**shared, **figures, heaviest=heaviest)
+            (new / "lsp" / f"{lsp}.html").write_text(page, encoding="utf-8")
             shown |= {vector.get("image") for vector in [*figures["top"], *figures["heaviest_images"], *tenths]}
             view.progress("pages", lsp + 1, k, unit="LSPs")
         if pictures:
             (new / PICTURES).mkdir()
             for image in sorted(shown):
-                shutil.copyfile(view.place / PICTURES / f"{image}.jpg", new / PICTURES / f"{image}.jpg")
+                shutil.copyfile(view.file.parent / PICTURES / f"{image}.jpg", new / PICTURES / f"{image}.jpg")
 
     return {"html": str(directory), **facts, **publish(directory, lsp_pages(k) + pictures, fill)}

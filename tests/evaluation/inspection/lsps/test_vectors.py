@@ -1,14 +1,15 @@
 """Visual LSPs: patches of scikit-learn's images through a tiny ViT, and vectors of a .npy file, against dense NumPy."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from sklearn.datasets import load_digits, load_sample_images
-from sklearn.linear_model import Lasso
 
 from common.errors import EncodeError, InspectionError, TeacherError
 from common.progress import silent
@@ -16,11 +17,13 @@ from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.show import show
 from evaluation.inspection.lsps.vectors import VectorView
 from pipeline.dictionary import Dictionary
+from pipeline.dictionary.centering import Center
 from pipeline.images import ImagesConfig, encode_images
 from terminal.lsps import summary
 
 Image = pytest.importorskip("PIL.Image")
-GRID, WIDTH, K, LAM = 4, 32, 12, 0.1
+ROWS, COLUMNS, WIDTH, K, LAM = 4, 6, 32, 12, 0.1
+PATCHES = ROWS * COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +37,21 @@ def pictures(tmp_path_factory):
     return directory
 
 
+SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def save_encoder(model, directory):
+    """A model that is initialised at random, with a processor for images of 32 x 48 pixels."""
+    model.save_pretrained(directory)
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 48}).save_pretrained(directory)
+    return directory
+
+
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
-    from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
-
-    directory = tmp_path_factory.mktemp("vit")
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8
-    )
-    ViTModel(config).save_pretrained(directory)
-    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(directory)
-    return directory
+    config = transformers.ViTConfig(**SMALL, image_size=(32, 48), patch_size=8)
+    return save_encoder(transformers.ViTModel(config), tmp_path_factory.mktemp("vit"))
 
 
 @pytest.fixture(scope="module")
@@ -65,34 +71,70 @@ def dictionary(tmp_path_factory):
     return directory
 
 
+def hidden_states(vision_model, directory, file, layer, before):
+    """Unit-length vectors of the patches by the whole model, behind a layer that is not its last."""
+    inputs = transformers.ViTImageProcessorPil.from_pretrained(directory)(
+        Image.open(file).convert("RGB"), return_tensors="pt"
+    )
+    with torch.no_grad():
+        outputs = vision_model.eval()(**inputs, output_hidden_states=True)
+    hidden = outputs.hidden_states[layer][0, before:].numpy()
+    return hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+
+
 def test_vectors_are_the_whole_models_hidden_states_of_the_patches(encoded, pictures, vit):
-    from transformers import ViTImageProcessorPil, ViTModel
-
     settings, report = encoded
-    assert report["images"] == 22 and report["grid"] == [GRID, GRID] and not report["finished_before"]
-    vectors = np.load(report["file"]).reshape(22, GRID * GRID, WIDTH)
-    names = json.loads((settings.output / "vectors").glob("*/vectors.json").__next__().read_text())["images"]
+    assert (report["images"], report["grid"], report["finished_before"]) == (22, [ROWS, COLUMNS], False)
+    place = Path(report["vectors"]).parent
+    vectors = np.load(report["vectors"]).reshape(22, PATCHES, WIDTH)
+    names = json.loads((place / "vectors.json").read_text())["images"]
     assert names == sorted(str(path) for path in pictures.iterdir())
-    model, processor = ViTModel.from_pretrained(vit).eval(), ViTImageProcessorPil.from_pretrained(vit)
+    model = transformers.ViTModel.from_pretrained(vit)
     for number in (0, 7, 21):
-        inputs = processor(Image.open(names[number]).convert("RGB"), return_tensors="pt")
-        with torch.no_grad():
-            hidden = model(**inputs, output_hidden_states=True).hidden_states[2][0, 1:].numpy()
-        expected = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
-        assert np.abs(vectors[number] - expected).max() < 1e-3
-        seen = np.asarray(Image.open(f"{report['vectors']}/pictures/{number}.jpg"), float)
-        shown = np.asarray(Image.open(names[number]).convert("RGB").resize((32, 32), Image.Resampling.BILINEAR), float)
-        assert np.abs(seen - shown).mean() < 12  # JPEG, and another way of resizing
+        assert np.abs(vectors[number] - hidden_states(model, vit, names[number], 2, 1)).max() < 1e-3
+        seen = np.asarray(Image.open(place / "pictures" / f"{number}.jpg"), float)
+        shown = np.asarray(Image.open(names[number]).convert("RGB").resize((48, 32), Image.Resampling.BILINEAR), float)
+        assert np.abs(seen - shown).mean() < 12  # JPEG
     assert encode_images(settings)["finished_before"]
+    assert encode_images(replace(settings, layer=1))["vectors"] != report["vectors"]
 
 
-def test_lsps_of_patches_are_those_of_another_solver(encoded, dictionary):
+def test_other_encoders(pictures, tmp_path):
+    """CLIP without its half for text; registers beside the class token; an encoder whose
+    patches are merged is refused."""
+    torch.manual_seed(0)
+    vision = SMALL | {"image_size": 32, "patch_size": 8}
+    text = SMALL | {"vocab_size": 99}
+    dino_settings = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(vision_config=vision, text_config=text))
+    dino = transformers.Dinov2WithRegistersModel(
+        transformers.Dinov2WithRegistersConfig(**dino_settings, image_size=32, patch_size=8, num_register_tokens=4)
+    )
+    swin = transformers.SwinModel(
+        transformers.SwinConfig(
+            image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 1], window_size=4
+        )
+    )
+    usual = {"images": (str(pictures / "flower.jpg"),), "device": "cpu", "output": tmp_path / "runs"}
+    for name, model, whole, before in (("clip", clip, clip.vision_model, 1), ("dino", dino, dino, 5)):
+        directory = save_encoder(model, tmp_path / name)
+        transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(directory)
+        report = encode_images(ImagesConfig(teacher=str(directory), layer=2, **usual))
+        expected = hidden_states(whole, directory, pictures / "flower.jpg", 2, before)
+        assert report["grid"] == [4, 4] and np.abs(np.load(report["vectors"]) - expected).max() < 1e-3
+    with pytest.raises(TeacherError, match="one vector a patch"):
+        encode_images(ImagesConfig(teacher=str(save_encoder(swin, tmp_path / "swin")), layer=1, **usual))
+
+
+def test_lsps_of_patches_are_those_of_plain_projected_gradient(encoded, dictionary):
     _, report = encoded
     view = VectorView(found := Dictionary.load(dictionary), Path(report["vectors"]), 10**6, silent)
-    vectors = np.load(report["file"]).astype(np.float64)
+    vectors = np.load(report["vectors"]).astype(np.float64)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    solver = Lasso(alpha=LAM / WIDTH, positive=True, fit_intercept=False, tol=1e-9, max_iter=10**5)
-    codes = np.stack([solver.fit(found.atoms_Kd.T.astype(np.float64), row).coef_ for row in vectors])
+    atoms, codes = found.atoms_Kd.astype(np.float64), np.zeros((len(vectors), K))
+    step = 1 / np.linalg.norm(atoms, 2) ** 2
+    for _ in range(5000):  # projected gradient, to convergence
+        codes = np.maximum(0, codes - step * ((codes @ atoms - vectors) @ atoms.T + LAM))
     dense_NK = codes / np.maximum(codes.sum(1, keepdims=True), 1e-30)
     for lsp in range(K):
         figures = view.lsp(lsp)
@@ -101,7 +143,7 @@ def test_lsps_of_patches_are_those_of_another_solver(encoded, dictionary):
             sorted(best[best > 1e-3], reverse=True)[:20], abs=5e-3
         )
         for vector in figures["top"]:
-            row = vector["image"] * GRID**2 + vector["at"][0] * GRID + vector["at"][1]
+            row = vector["image"] * PATCHES + vector["at"][0] * COLUMNS + vector["at"][1]
             assert row == vector["row"] and dense_NK[row, lsp] == pytest.approx(vector["weight"], abs=5e-3)
         means = dense_NK[:, lsp].reshape(22, -1).mean(1)
         for image in figures["heaviest_images"]:
@@ -144,20 +186,39 @@ def test_pages_show_pictures_that_are_there(encoded, dictionary, tmp_path):
 
 def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
     vectors = np.random.default_rng(1).normal(size=(300, WIDTH)).astype(np.float32)
+    vectors[164] = 7 * Dictionary.load(dictionary).atoms_Kd[3]  # nothing else has as much of LSP 3
+    vectors[20] = 0
     np.save(tmp_path / "audio.npy", vectors)
-    usual = {"store": str(dictionary), "vectors": tmp_path / "audio.npy"}
+    usual = LspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy")
     for more in ({}, {"lsp": (3,)}, {"html": tmp_path / "lsps"}):
-        settings = LspConfig(**usual, **more)
+        settings = replace(usual, **more)
         result = show(settings, silent)
         assert json.loads(json.dumps(result)) == result
         assert "300 of 300 vectors" in summary(result, settings)
-    best = show(LspConfig(**usual, lsp=(3,)), silent)["rows"][0]["top"][0]["row"]
-    assert f"row {best}<" in (tmp_path / "lsps" / "lsp" / "3.html").read_text()
-    np.save(tmp_path / "other.npy", vectors[:, 1:])
-    with pytest.raises(InspectionError, match="width 31"):
-        show(LspConfig(store=str(dictionary), vectors=tmp_path / "other.npy"), silent)
-    with pytest.raises(InspectionError, match="Expected what encode-images made"):
-        show(LspConfig(store=str(dictionary), vectors=tmp_path), silent)
+    best = show(replace(usual, lsp=(3,)), silent)["rows"][0]
+    assert best["top"][0] == {"row": 164, "weight": 1.0} and best["heaviest_images"] == []
+    page = (tmp_path / "lsps" / "lsp" / "3.html").read_text()
+    assert page.index("<li>row 164 <small>1.000") < page.index("<li>row ", page.index("row 164"))
+    assert show(replace(usual, samples=100), silent)["sampled"] == 100
+
+
+def test_what_does_not_fit_is_refused(dictionary, tmp_path):
+    found = Dictionary.load(dictionary)
+    vectors = np.random.default_rng(1).normal(size=(30, WIDTH)).astype(np.float32)
+    for name, array in (("right", vectors), ("narrow", vectors[:, 1:]), ("none", vectors[:0])):
+        np.save(tmp_path / f"{name}.npy", array)
+    record = {"kind": "mean", "tokens": 30}
+    replace(found, center=Center(np.zeros((1, WIDTH), np.float32), record)).save(tmp_path / "centred")
+    for store, file, message in (
+        (dictionary, "narrow.npy", "width 31"),
+        (dictionary, "none.npy", "holds no vector"),
+        (dictionary, "missing.npy", "is not a file"),
+        (tmp_path / "centred", "right.npy", "--center mean"),
+    ):
+        with pytest.raises((InspectionError, ValueError), match=message):
+            show(LspConfig(store=str(store), vectors=tmp_path / file), silent)
+    with pytest.raises(InspectionError, match="cannot answer --word"):
+        show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
 
 
 def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path):
