@@ -31,7 +31,7 @@ from common.settings import check
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
-VECTORS_FILE, INDEX_FILE, PICTURES = "vectors.npy", "vectors.json", "pictures"
+INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,11 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     if not finished_before:
         encoder = encoder.to(device)
         parts = (config, files, processor, encoder, last_layer, progress)
-        publish_directory(place, lambda new: _write(new, *parts), replace=False)
-    index = json.loads((place / INDEX_FILE).read_text(encoding="utf-8"))
+        publish_directory(place, lambda new: _write(new / f"{name}.npy", *parts), replace=False)
+    (vectors,) = place.glob("*.npy")  # under the name that the encoder had when they were written
+    index = json.loads(vectors.with_suffix(INDEX).read_text(encoding="utf-8"))
     return {
-        "vectors": str(place / VECTORS_FILE),
+        "vectors": str(vectors),
         "images": len(index["images"]),
         "grid": index["grid"],
         "width": index["width"],
@@ -123,9 +124,12 @@ def _load(config):
         raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
     from transformers import AutoImageProcessor, AutoModel
 
+    from pipeline.teacher.tokenizer import quiet_transformers
+
     try:
-        processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
-        model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
+        with quiet_transformers():
+            processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
+            model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
         raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error
     encoder = getattr(model, "vision_model", model).float().eval()  # of CLIP without the half that reads text
@@ -150,8 +154,8 @@ def _layers(encoder):
     )
 
 
-def _write(place, config, files, processor, encoder, last_layer, progress):
-    """Fill the directory of the result."""
+def _write(vectors, config, files, processor, encoder, last_layer, progress):
+    """Write the .npy file, and beside it the index and the pictures."""
     import numpy as np
     import torch
 
@@ -165,8 +169,9 @@ def _write(place, config, files, processor, encoder, last_layer, progress):
     patches, hidden_size = grid[0] * grid[1], encoder.config.hidden_size
     taken: list = []  # by a hook: behind the last layer, hidden_states holds what the encoder's final norm gives
     hook = last_layer.register_forward_hook(lambda module, inputs, outputs: taken.append(outputs))
-    (place / PICTURES).mkdir()
-    with growing_rows(place / VECTORS_FILE, (len(files) * patches, hidden_size), np.float16) as add:
+    pictures = vectors.with_name(PICTURES)
+    pictures.mkdir()
+    with growing_rows(vectors, (len(files) * patches, hidden_size), np.float16) as add:
         for start in range(0, len(files), IMAGES_AT_ONCE):
             batch = []
             for number, file in enumerate(files[start : start + IMAGES_AT_ONCE], start):
@@ -176,7 +181,7 @@ def _write(place, config, files, processor, encoder, last_layer, progress):
                         f"{file}: the encoder reads it as {batch[-1].shape}, {files[0]} as {size}, so they have "
                         "patches in different numbers. Give images of one shape, or an encoder that crops them to one."
                     )
-                _picture(processor, batch[-1]).save(place / PICTURES / f"{number}.jpg", quality=90)
+                _picture(processor, batch[-1]).save(pictures / f"{number}.jpg", quality=90)
             taken.clear()
             with torch.inference_mode():
                 encoder(pixel_values=torch.from_numpy(np.stack(batch)).to(encoder.device))
@@ -198,7 +203,7 @@ def _write(place, config, files, processor, encoder, last_layer, progress):
         "width": hidden_size,
         "images": [str(file) for file in files],
     }
-    (place / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    vectors.with_suffix(INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def _pixels(processor, file):

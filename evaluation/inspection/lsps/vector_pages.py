@@ -28,7 +28,7 @@ def write(view: VectorView, directory: Path) -> dict:
     def fill(new):
         found, shown = templates(), set()
         rows = [view.row(lsp, PATCHES) for lsp in range(k) if view.entries.counts[lsp]]
-        name = printable(view.file.name if view.names is None else view.file.parent.name)
+        name = printable(view.file.name)
         index = found.get_template("vectors.html").render(name=name, facts=facts, rows=rows, grid=view.grid)
         (new / "index.html").write_text(index, encoding="utf-8")
         shared = {

@@ -25,7 +25,7 @@ from evaluation.inspection.lsps.sample import Entries, Sample, by_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.vectors import open_vectors, refuse_unusable, unit_length
-from pipeline.images import INDEX_FILE, VECTORS_FILE
+from pipeline.images import INDEX
 
 NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 HEAVIEST_IMAGES = 8
@@ -45,8 +45,8 @@ class VectorView:
     def __init__(self, dictionary: Dictionary, file: Path, most: int, progress: Callable[..., None]):
         self.dictionary, self.file, self.progress = dictionary, file, progress
         self.grid, self.names = (1, 1), None
-        if file.name == VECTORS_FILE and (file.parent / INDEX_FILE).is_file():
-            index = json.loads((file.parent / INDEX_FILE).read_text(encoding="utf-8"))
+        if (index_file := file.with_suffix(INDEX)).is_file():
+            index = json.loads(index_file.read_text(encoding="utf-8"))
             self.grid = tuple(index["grid"])
             self.names = [printable("/".join(Path(image).parts[-2:])) for image in index["images"]]
         vectors_Nd = open_vectors(file)

@@ -87,7 +87,7 @@ def test_vectors_are_the_whole_models_hidden_states_of_the_patches(encoded, pict
     assert (report["images"], report["grid"], report["finished_before"]) == (22, [ROWS, COLUMNS], False)
     place = Path(report["vectors"]).parent
     vectors = np.load(report["vectors"]).reshape(22, PATCHES, WIDTH)
-    names = json.loads((place / "vectors.json").read_text())["images"]
+    names = json.loads((place / f"{vit.name}-l2.images.json").read_text())["images"]
     assert names == sorted(str(path) for path in pictures.iterdir())
     model = transformers.ViTModel.from_pretrained(vit)
     for number in (0, 7, 21):
