@@ -36,7 +36,7 @@ def write(view: VectorView, directory: Path) -> dict:
             "coded": facts["coded"],
             "counted": view.counted_together,
             "grid": view.grid,
-            "of_images": view.names is not None,
+            "of_images": bool(view.names),
             "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
             "cosine": lambda other: f"{other['cosine']:.2f}",
         }

@@ -5,7 +5,7 @@
 
 The vectors are coded with the dictionary, at the λ that it was learned with and as exactly as encode-lsp codes tokens,
 and each code is divided by its sum. All that is said of LSPs follows from that sample: a patch takes the place of a
-token, an image that of a window and of its document. Left out: the pages (vector_pages.py).
+token and an image that of its document. Left out: the pages (vector_pages.py).
 
 Shapes: N sampled vectors, K LSPs, d width.
 """
@@ -38,13 +38,13 @@ class VectorView:
     file   a .npy file of vectors; beside one that encode-images made lies its index of the images
     most   vectors to read, in whole images (at least one) evenly over all
     grid   rows and columns of patches of an image
-    names  of the images, the last two parts of their paths; None where rows are known by their numbers alone
+    names  of the images, the last two parts of their paths; none where rows are known by their numbers alone
     Raises InspectionError where the vectors do not fit the dictionary; ValueError where they are no numbers
     """
 
     def __init__(self, dictionary: Dictionary, file: Path, most: int, progress: Callable[..., None]):
         self.dictionary, self.file, self.progress = dictionary, file, progress
-        self.grid, self.names = (1, 1), None
+        self.grid, self.names = (1, 1), list[str]()
         if (index_file := file.with_suffix(INDEX)).is_file():
             index = json.loads(index_file.read_text(encoding="utf-8"))
             self.grid = tuple(index["grid"])
@@ -84,7 +84,7 @@ class VectorView:
         sums_N = np.bincount(np.repeat(np.arange(len(rows)), nnz), weights, len(rows))
         return Sample(
             ids_N=rows,  # all different: no two vectors are shown as the same context
-            window_N=rows // patches,
+            window_N=rows,
             position_N=rows % patches,
             document_N=rows // patches,
             indptr=np.concatenate(([0], np.cumsum(nnz))),
@@ -100,7 +100,7 @@ class VectorView:
         return by_lsp(self.sample)
 
     @cached_property
-    def _together(self):
+    def _together(self) -> tuple[np.ndarray, int]:
         return statistics.count_together(self.sample)
 
     @property
@@ -121,13 +121,14 @@ class VectorView:
             "sampled": len(self.sample),
             "coded": self.sample.coded,
             "of": self.sample.of,
-            "images": None if self.names is None else len(self.names),
+            "images": len(self.names) or None,
             "grid": list(self.grid),
             "dead": int((self.entries.counts == 0).sum()),
         }
 
     def row(self, lsp: int, count: int) -> dict:
-        """An LSP in one line of a table, with the vectors on which it is heaviest, one of an image."""
+        """An LSP in one line of a table, with the vectors on which it is heaviest, one of an image or, where images
+        are few, more."""
         tokens, _ = self.entries.heaviest_first(lsp)
         return {
             "lsp": lsp,
@@ -173,23 +174,23 @@ class VectorView:
         """A sampled vector: its row of the file and weight; of a patch also its image and its place in the grid."""
         lsps, weights = self.sample.row(token)
         found = {"row": int(self.sample.ids_N[token]), "weight": round(float(weights[lsps == lsp][0]), 4)}
-        if self.names is None:
+        if not self.names:
             return found
-        image = int(self.sample.window_N[token])
+        image = int(self.sample.document_N[token])
         at = list(divmod(int(self.sample.position_N[token]), self.grid[1]))
         return {**found, "image": image, "name": self.names[image], "at": at}
 
     def _patches(self, image, lsp):
         """[row, column, weight] of every patch of an image that has an LSP."""
         tokens, weights = self.entries.tokens(lsp), self.entries.weights(lsp)
-        inside = slice(*np.searchsorted(self.sample.window_N[tokens], [image, image + 1]))  # both rise
+        inside = slice(*np.searchsorted(self.sample.document_N[tokens], [image, image + 1]))  # both rise
         places = np.divmod(self.sample.position_N[tokens[inside]], self.grid[1])
         return [[int(r), int(c), round(float(w), 4)] for r, c, w in zip(*places, weights[inside], strict=True)]
 
     def _heaviest_images(self, lsp):
         """The images with the largest mean weight over all their patches."""
         tokens, weights = self.entries.tokens(lsp), self.entries.weights(lsp)
-        mass = np.bincount(self.sample.window_N[tokens], weights, len(self.names)) / (self.grid[0] * self.grid[1])
+        mass = np.bincount(self.sample.document_N[tokens], weights, len(self.names)) / (self.grid[0] * self.grid[1])
         return [
             {
                 "image": int(image),
