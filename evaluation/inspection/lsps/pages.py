@@ -142,9 +142,9 @@ def _carry(old, new, names):
     check_replaceable(old, names)  # they may have come while the pages were written
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
-            (new / name).mkdir()
+            (new / name).mkdir(parents=True)  # perhaps in a folder of views that this one does not have
             continue
-        (new / name).parent.mkdir(exist_ok=True)  # a folder of views that this one does not have
+        (new / name).parent.mkdir(exist_ok=True)
         try:
             os.link(old / name, new / name, follow_symlinks=False)
         except OSError:  # a file system without links
