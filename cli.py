@@ -72,6 +72,13 @@ VERBS = {
         recipes=False,
         downloads=False,
     ),
+    "encode-images": Verb(
+        "images -> vectors of their patches: learn-dictionary --hidden, then show-lsp --vectors, for visual LSPs",
+        "pipeline.images:ImagesConfig",
+        "pipeline.images:encode_images",
+        "terminal.dictionaries:image_vectors",
+        recipes=False,
+    ),
     "train-tokenizer": Verb(
         "train a cased WordPiece tokenizer on a corpus",
         "pipeline.config:TokenizerConfig",

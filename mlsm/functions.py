@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from evaluation.tasks.finetuning.config import FinetuneConfig
     from evaluation.tasks.scoring.config import ScoreTextConfig
     from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+    from pipeline.images import ImagesConfig
     from pipeline.imported import ImportConfig
     from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
     from student.config import StudentConfig
@@ -92,6 +93,11 @@ def learn_dictionary(
 def import_dictionary(config: "ImportConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
     return Report.of(_run("import-dictionary", config, settings, None, progress))
+
+
+def encode_images(config: "ImagesConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Write the vectors of the patches of images, for learn_dictionary and show_lsp."""
+    return Report.of(_run("encode-images", config, settings, None, progress))
 
 
 def train_tokenizer(

@@ -1,9 +1,10 @@
-"""What learn-dictionary and import-dictionary say when they are done."""
+"""What learn-dictionary, import-dictionary and encode-images say when they are done."""
 
 import shlex
 
 from common.invocation import program
 from pipeline.config import LearnConfig
+from pipeline.images import ImagesConfig
 from pipeline.imported import ImportConfig
 from terminal.tables import table
 
@@ -19,6 +20,8 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
         lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
         given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
+        shown = f"show-lsp {shlex.quote(report['dictionary'])} --vectors {shlex.quote(str(settings.hidden))}"
+        lines.append(f"\nTo see on which of the vectors its LSPs are heaviest:\n  {program()} {shown} --html lsps")
         return "\n".join(lines)
     lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
     return "\n".join(lines)
@@ -38,6 +41,19 @@ def imported(report: dict, settings: ImportConfig) -> str:
         f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
         f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."
     )
+
+
+def image_vectors(report: dict, settings: ImagesConfig) -> str:
+    """Show the vectors of images, and the commands that learn visual LSPs from them and show these."""
+    state = "were there already" if report["finished_before"] else "are written"
+    rows, columns = report["grid"]
+    facts = [
+        ("vectors", report["vectors"]),
+        ("images", f"{report['images']:,}, {rows} × {columns} patches each"),
+        ("width", report["width"]),
+    ]
+    learn = f"{program()} learn-dictionary --hidden {shlex.quote(report['vectors'])} --k 256"
+    return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}"
 
 
 def _encoding_with(report: dict, settings: LearnConfig) -> str:

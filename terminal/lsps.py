@@ -81,14 +81,7 @@ def _lsp(lsp):
         ("information", f"{lsp['information']:.4f} nats a token by the word"),
     ]
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
-    lines += [
-        "\nFires together with:",
-        *(
-            f"  {other['lsp']:>5}  NPMI {other['npmi']:.2f}  {other['support']:>7,} tokens  {other['words']}"
-            for other in lsp["co_firing"]
-        ),
-    ]
-    lines += _nearest(lsp["nearest"])
+    lines += _co_firing(lsp["co_firing"], "tokens") + _nearest(lsp["nearest"])
     lines.append("\nFrom every tenth of its weights:")
     return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
 
@@ -102,6 +95,16 @@ def _senses(senses):
     ]
     files = ", ".join(f"{name} {share:.0%}" for name, share in senses["lexnames"])
     return ["\nWord senses:", *columns(None, rows), f"  lexicographer files: {files}"]
+
+
+def _co_firing(rows, what):
+    return [
+        "\nFires together with:",
+        *(
+            f"  {row['lsp']:>5}  NPMI {row['npmi']:.2f}  {row['support']:>7,} {what}  {row.get('words', '')}".rstrip()
+            for row in rows
+        ),
+    ]
 
 
 def _nearest(rows):
@@ -225,6 +228,32 @@ def _pages(result):
     return "\n".join(["\nThe pages are written.", table(rows), f"\nOpen:  {result['html']}/index.html"])
 
 
+def _vectors(result):
+    facts = [
+        ("vectors", result["vectors"]),
+        ("LSPs", f"{result['k']:,}, {result['dead']:,} of them not in the sample"),
+        ("sample", f"{result['sampled']:,} of {result['of']:,} vectors read, {result['coded']:,} with a code"),
+    ]
+    if result["images"] is not None:
+        facts.append(("images", f"{result['images']:,}, {' × '.join(map(str, result['grid']))} patches each"))
+    if "html" in result:
+        return f"\nThe pages are written.\n{table(facts)}\n\nOpen:  {result['html']}/index.html"
+    where = "image:row,column" if result["images"] is not None else "row of the file"
+    rows = [
+        (row["lsp"], f"{row['density']:.2%}", f"{row['mean_weight']:.3f}", "  ".join(map(_vector, row["top"])))
+        for row in result["rows"]
+    ]
+    lines = ["", table(facts), "", *columns(("LSP", "density", "weight", f"heaviest: {where}, weight"), rows)]
+    for row in (row for row in result["rows"] if "nearest" in row):
+        lines += [f"\nLSP {row['lsp']}", *_co_firing(row["co_firing"], "vectors"), *_nearest(row["nearest"])]
+    return "\n".join(lines)
+
+
+def _vector(vector):
+    place = f"{vector['name']}:{vector['at'][0]},{vector['at'][1]}" if "at" in vector else vector["row"]
+    return f"{place} {vector['weight']:.3f}"
+
+
 def _dictionary(result):
     rows = [("dictionary", result["dictionary"]), ("atoms", f"{result['k']:,} of width {result['width']}")]
     names = ("objective", "explained_variance", "nnz", "dead_atoms", "vectors", "stopped")
@@ -278,6 +307,7 @@ _VIEWS = {
     "text": _text,
     "edit": _edit,
     "pages": _pages,
+    "vectors": _vectors,
     "dictionary": _dictionary,
     "student": _student,
 }

@@ -38,6 +38,7 @@ FLOORS = (
     "kinds",
     "learn",
     "imported",
+    "images",
     "estimate",
     "encode",
     "tokenizer",
@@ -47,6 +48,7 @@ SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shard
 SHARDS_USERS |= {"masked"}  # which hides tokens by counted randomness
 SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
 SHARDS_USERS |= {"distributions"}  # which a GPU quantises as the codec does
+SHARDS_USERS |= {"images"}  # which names vectors by a fingerprint
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 SOLVER_LIBRARIES |= {"common"}  # oneDNN

@@ -44,11 +44,14 @@ class LspConfig:
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
+    vectors: Path | None = None
+    """With a dictionary: show its LSPs in the vectors of this .npy file. Of one that encode-images made, patches of
+    images are shown; of any other, the numbers of its rows. Goes with --lsp and --html."""
     html: Path | None = None
     """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
     there is replaced."""
     samples: int = 2_000_000
-    """Most tokens to read of the store's training split, in windows spread over it."""
+    """Most tokens to read of the store's training split, in windows spread over it; of --vectors, most vectors."""
     diagnostic: Path | None = None
     """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
     when the store lies in DIR/stores."""
@@ -79,7 +82,7 @@ class LspConfig:
         if self.judge and self.teacher:
             raise ValueError("--judge takes the place of the teacher's embeddings. Give --judge or --teacher")
         if self.samples < 1:
-            raise ValueError(f"--samples must be at least one token, found {self.samples}")
+            raise ValueError(f"--samples must be at least one, found {self.samples}")
 
     @property
     def factors(self) -> dict[int, float]:

@@ -17,7 +17,9 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.disk import file_sha256
 from common.durable import publish_directory
@@ -27,6 +29,9 @@ from evaluation.inspection.lsps import words
 from evaluation.inspection.lsps.labels import shorten
 from evaluation.inspection.lsps.view import StoreView
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 TEMPLATES = Path(__file__).parent / "templates"
 MARK = {"made_by": "mlsm show-lsp", "format": 2}
 MOST_WORDS = 20_000
@@ -34,11 +39,13 @@ LEAST_COUNT = 3  # occurrences of a word that is listed
 WORD_LSPS = 8
 FIXED = {"index.html", "style.css", "view.js", "view.json", "data/lsps.js", "data/words.js"}
 # Only files of these names can be ours, whatever view.json says.
-_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html"]))
+_PAGE = re.compile("|".join([*map(re.escape, sorted(FIXED)), r"lsp/\d+\.html", r"pictures/\d+\.jpg"]))
+_FOLDERS = {"data", "lsp", "pictures"}
 
 
-def check_replaceable(directory: Path, k: int = 0) -> None:
-    """Raise InspectionError if a view of k LSPs at the path would replace anything that show-lsp has not written.
+def check_replaceable(directory: Path, names: Collection[str] = ()) -> None:
+    """Raise InspectionError if a view at the path would replace anything that show-lsp has not written; `names` are
+    those of its pages and pictures.
 
     That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
     the name of a page.
@@ -47,8 +54,7 @@ def check_replaceable(directory: Path, k: int = 0) -> None:
         return
     if not directory.is_dir() or _read_hashes(directory) is None:
         raise InspectionError(f"--html {directory} exists and is no view of show-lsp. Give another directory.")
-    pages = FIXED | {"data", "lsp"} | {f"lsp/{lsp}.html" for lsp in range(k)}
-    if taken := _foreign(directory) & pages:
+    if taken := _foreign(directory) & {*FIXED, *_FOLDERS, *names}:
         raise InspectionError(
             f"--html {directory}: {printable(min(taken), keep='')} is not as show-lsp wrote it, so it is kept. Nothing"
             f" was changed. Move it elsewhere, or give another directory."
@@ -80,7 +86,7 @@ def _foreign(directory):
     for path in directory.rglob("*"):
         name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
         if stat.S_ISDIR(mode):
-            ours = name in ("data", "lsp")
+            ours = name in _FOLDERS
         else:
             is_page = stat.S_ISREG(mode) and _PAGE.fullmatch(name) is not None
             digest = written.get(name, "")
@@ -92,14 +98,34 @@ def _foreign(directory):
 
 def write(view: StoreView, directory: Path) -> dict:
     """Write the pages of a StoreView; they appear together. Returns what was written."""
-    check_replaceable(directory, view.sample.k)
-    facts, written = view.facts(), {}
+    facts = view.facts()
 
     def fill(new):
-        for name in ("style.css", "view.js"):
-            shutil.copyfile(TEMPLATES / name, new / name)
+        shutil.copyfile(TEMPLATES / "view.js", new / "view.js")
         _write_lists(view, new / "data")
         _write_pages(view, new, facts)
+
+    return {"html": str(directory), **facts, **publish(directory, lsp_pages(facts["k"]), fill)}
+
+
+def lsp_pages(k: int) -> list[str]:
+    """Names of the pages of k LSPs."""
+    return [f"lsp/{lsp}.html" for lsp in range(k)]
+
+
+def publish(directory: Path, names: Collection[str], fill: Callable[[Path], object]) -> dict[str, int]:
+    """Let a view appear as a whole: what `fill(new)` writes into a new directory, the style, and view.json.
+
+    names    of its pages and pictures, below the directory
+    Returns  {"files", "bytes"}
+    Raises   InspectionError as of `check_replaceable`
+    """
+    check_replaceable(directory, names)
+    written = {}
+
+    def fill_and_mark(new):
+        shutil.copyfile(TEMPLATES / "style.css", new / "style.css")
+        fill(new)
         files = [path for path in sorted(new.rglob("*")) if path.is_file()]
         digests = {path.relative_to(new).as_posix(): file_sha256(path) for path in files}
         (new / "view.json").write_text(json.dumps(MARK | {"files": digests}, indent=1), encoding="utf-8")
@@ -107,17 +133,18 @@ def write(view: StoreView, directory: Path) -> dict:
         written["bytes"] = sum(path.stat().st_size for path in [*files, new / "view.json"])
 
     place = directory.resolve()  # a link stays one, and `.` has a name
-    publish_directory(place, fill, carry=lambda old, new: _carry(old, new, view.sample.k))
-    return {"html": str(directory), **facts, **written}
+    publish_directory(place, fill_and_mark, carry=lambda old, new: _carry(old, new, names))
+    return written
 
 
-def _carry(old, new, k):
+def _carry(old, new, names):
     """Link the files of others from the older view into the new one; they are in both until the older one goes."""
-    check_replaceable(old, k)  # they may have come while the pages were written
+    check_replaceable(old, names)  # they may have come while the pages were written
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
-            (new / name).mkdir()
+            (new / name).mkdir(parents=True)  # perhaps in a folder of views that this one does not have
             continue
+        (new / name).parent.mkdir(exist_ok=True)
         try:
             os.link(old / name, new / name, follow_symlinks=False)
         except OSError:  # a file system without links
@@ -169,16 +196,21 @@ def _write_script(path, name, value):
     path.write_text(f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n", encoding="ascii")
 
 
-def _write_pages(view, directory, facts):
+def templates() -> "Environment":
+    """The templates of all pages, which escape what they are given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    pages = Environment(
+    return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _write_pages(view, directory, facts):
+    pages = templates()
     teacher = "/".join(Path(str(facts["teacher_name"])).parts[-2:])  # not the path to it: pages are passed on
     names = {"name": printable(Path(facts["store"]).name), "teacher": printable(teacher)}
     index = pages.get_template("index.html").render(**names, facts=facts)

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InspectionError
-from evaluation.inspection.lsps import pages, texts
+from common.invocation import program
+from evaluation.inspection.lsps import pages, texts, vector_pages
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
+from evaluation.inspection.lsps.vectors import VectorView
 from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -28,6 +30,7 @@ NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
 INTRUDER_ROWS = 8  # that are shown of the best and of the worst LSPs
+HEAVIEST_OF_A_ROW = 3
 
 
 def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
@@ -37,7 +40,9 @@ def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
     """
     kind = _kind(store_of(settings))
     if kind == "dictionary":
-        return _dictionary(settings)
+        return _dictionary(settings, progress)
+    if settings.vectors is not None:
+        raise InspectionError(f"--vectors goes with a dictionary:  {program()} show-lsp DICTIONARY --vectors FILE")
     return _student(settings) if kind == "student" else _store(settings, progress)
 
 
@@ -156,7 +161,9 @@ def _similar_to_text(settings, view):
 # -- a dictionary -----------------------------------------------------------------------------------------
 
 
-def _dictionary(settings):
+def _dictionary(settings, progress):
+    if settings.vectors is not None:
+        return _vectors(settings, progress)
     _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html", "intruders"))
     dictionary, path = Dictionary.load(settings.store), Path(settings.store)
     place = settings.diagnostic or path.resolve().parent.parent
@@ -171,6 +178,19 @@ def _dictionary(settings):
         **_atoms(near, norms_K),
         "lsps": [_atom(lsp, near, norms_K, labels) for lsp in settings.lsp],
     }
+
+
+def _vectors(settings, progress):
+    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "diagnostic", "intruders"))
+    if settings.html is not None:
+        pages.check_replaceable(settings.html)
+    dictionary = Dictionary.load(settings.store)
+    view = VectorView(dictionary, settings.vectors, settings.samples, progress)
+    if settings.html is not None:
+        return {"view": "vectors", **vector_pages.write(view, settings.html)}
+    if settings.lsp:
+        return {"view": "vectors", **view.facts(), "rows": [view.lsp(lsp) for lsp in settings.lsp]}
+    return {"view": "vectors", **view.overview(OVERVIEW_ROWS, HEAVIEST_OF_A_ROW)}
 
 
 def _atoms(near, norms_K):

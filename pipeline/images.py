@@ -1,0 +1,231 @@
+"""Images -> vectors of their patches, from a vision encoder cut after a layer: what visual LSPs are learned from.
+
+    report = encode_images(ImagesConfig(images=("photos/*.jpg",), teacher="facebook/dino-vits16", layer=8))
+
+writes <output>/vectors/<encoder>-l<layer>-<digits>/, which appears whole or not at all:
+
+    vectors.npy       float16 (N, d), rows of unit length: the patches of the first image, row by row of its grid, then
+                      those of the next image
+    vectors.json      the images' names, the grid of patches that each of them has, encoder and layer
+    pictures/<n>.jpg  what the encoder saw of image n: resized and cropped by its own processor
+
+learn-dictionary --hidden learns from vectors.npy, show-lsp DICTIONARY --vectors shows what came out. Left out: encoders
+that do not keep one vector a patch in every layer (Swin, ConvNeXt), which are refused; the class token, whose vector
+belongs to no place of the image.
+
+Shapes: W images at once, N patches, d hidden width.
+"""
+
+import glob
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.errors import EncodeError, TeacherError, describe
+from common.progress import silent
+from common.settings import check
+
+IMAGES_AT_ONCE = 16
+MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
+INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """Encode the patches of images as vectors, to learn a dictionary from and to look at by their LSPs."""
+
+    images: tuple[str, ...] = ()
+    """Image files, globs or directories, which are searched for images with all that is below them."""
+    teacher: str | None = None
+    """Vision encoder: the directory or Hub id of a model that AutoModel and AutoImageProcessor load, such as a ViT,
+    DeiT, DINO or CLIP."""
+    layer: int | None = None
+    """Layer whose output is taken, counted from 1; the layers above it are not computed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute: `auto` takes a GPU if there is one."""
+    output: Path = Path("runs")
+    """Directory whose `vectors` gets the result."""
+
+    def __post_init__(self):
+        check(self)
+        for name in ("images", "teacher", "layer"):
+            if not getattr(self, name):
+                raise ValueError(
+                    f"--{name} is missing: encode-images --images 'photos/*.jpg' --teacher MODEL --layer 8"
+                )
+
+
+def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) -> dict:
+    """Vectors of the patches of images, or those that are there already.
+
+    Returns  vectors (the file), images (their number), grid, width, finished_before
+    Raises   EncodeError where there are no images, one cannot be read, or they have patches in different numbers;
+             TeacherError where the encoder cannot be loaded, or has no such layer or not one vector a patch
+    """
+    from common.device import choose_device
+    from common.durable import publish_directory
+    from pipeline.job import named_by_content, refuse_foreign_output
+    from shards.manifest import fingerprint
+
+    refuse_foreign_output(config.output)
+    device = choose_device(config.device)
+    files = _find_images(config.images)
+    processor, encoder, last_layer = _load(config)
+    weights = hashlib.sha256()
+    for name, tensor in encoder.state_dict().items():
+        weights.update(f"{name} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
+    request = {
+        "encoder": weights.hexdigest(),
+        "processor": processor.to_dict(),
+        "layer": config.layer,
+        "images": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
+    }
+    name = f"{Path(str(config.teacher)).name}-l{config.layer}"
+    place = named_by_content(config.output / "vectors", name, fingerprint(request))
+    finished_before = place.is_dir()
+    if not finished_before:
+        encoder = encoder.to(device)
+        parts = (config, files, processor, encoder, last_layer, progress)
+        publish_directory(place, lambda new: _write(new / f"{name}.npy", *parts), replace=False)
+    (vectors,) = place.glob("*.npy")  # under the name that the encoder had when they were written
+    index = json.loads(vectors.with_suffix(INDEX).read_text(encoding="utf-8"))
+    return {
+        "vectors": str(vectors),
+        "images": len(index["images"]),
+        "grid": index["grid"],
+        "width": index["width"],
+        "finished_before": finished_before,
+    }
+
+
+def _find_images(patterns):
+    found: list[Path] = []
+    for pattern in patterns:
+        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        files = [path for path in map(Path, paths) if path.is_file()]
+        for directory in (path for path in map(Path, paths) if path.is_dir()):
+            below = sorted(path for path in directory.rglob("*") if path.is_file())
+            files += [path for path in below if path.suffix.lower() in ENDINGS]
+        if not files:
+            raise EncodeError(f"--images {pattern}: no image found. Expected a file, a glob or a directory of images.")
+        found += files
+    return list(dict.fromkeys(found))
+
+
+def _load(config):
+    """The image processor, and the encoder without the layers above the one that is wanted."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
+    from transformers import AutoImageProcessor, AutoModel
+
+    from pipeline.teacher.tokenizer import quiet_transformers
+
+    try:
+        with quiet_transformers():
+            processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
+            model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
+    except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
+        raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error
+    encoder = getattr(model, "vision_model", model).float().eval()  # of CLIP without the half that reads text
+    layers = _layers(encoder)
+    if not 1 <= config.layer <= len(layers):
+        raise TeacherError(f"{config.teacher} has layers 1 to {len(layers)}, found --layer {config.layer}")
+    del layers[config.layer :]
+    return processor, encoder, layers[-1]
+
+
+def _layers(encoder):
+    """The layers of an encoder, a ModuleList of its own."""
+    import torch
+
+    count = getattr(encoder.config, "num_hidden_layers", None)
+    for layers in encoder.modules():
+        if isinstance(layers, torch.nn.ModuleList) and len(layers) == count and hasattr(encoder.config, "patch_size"):
+            return layers
+    raise TeacherError(
+        f"a {encoder.config.model_type} encoder has no row of layers that keep one vector a patch. Expected a ViT, "
+        "DeiT, BEiT, DINO, CLIP or the like."
+    )
+
+
+def _write(vectors, config, files, processor, encoder, last_layer, progress):
+    """Write the .npy file, and beside it the index and the pictures."""
+    import numpy as np
+    import torch
+
+    from pipeline.dictionary.vectors import unit_length
+    from pipeline.files import growing_rows
+
+    size = _pixels(processor, files[0]).shape
+    patch = encoder.config.patch_size
+    height, width = (patch, patch) if isinstance(patch, int) else patch
+    grid = (size[1] // height, size[2] // width)
+    patches, hidden_size = grid[0] * grid[1], encoder.config.hidden_size
+    taken: list = []  # by a hook: behind the last layer, hidden_states holds what the encoder's final norm gives
+    hook = last_layer.register_forward_hook(lambda module, inputs, outputs: taken.append(outputs))
+    pictures = vectors.with_name(PICTURES)
+    pictures.mkdir()
+    with growing_rows(vectors, (len(files) * patches, hidden_size), np.float16) as add:
+        for start in range(0, len(files), IMAGES_AT_ONCE):
+            batch = []
+            for number, file in enumerate(files[start : start + IMAGES_AT_ONCE], start):
+                batch.append(_pixels(processor, file))
+                if batch[-1].shape != size:
+                    raise EncodeError(
+                        f"{file}: the encoder reads it as {batch[-1].shape}, {files[0]} as {size}, so they have "
+                        "patches in different numbers. Give images of one shape, or an encoder that crops them to one."
+                    )
+                _picture(processor, batch[-1]).save(pictures / f"{number}.jpg", quality=90)
+            taken.clear()
+            with torch.inference_mode():
+                encoder(pixel_values=torch.from_numpy(np.stack(batch)).to(encoder.device))
+            hidden_WLd = taken[0][0] if isinstance(taken[0], tuple) else taken[0]
+            if hidden_WLd.ndim != 3 or not 0 <= hidden_WLd.shape[1] - patches <= MOST_EXTRA:
+                raise TeacherError(
+                    f"layer {config.layer} of {config.teacher} gives {tuple(hidden_WLd.shape[1:])} for an image of "
+                    f"{patches} patches. Expected one vector a patch, and a class token or registers before them."
+                )
+            rows_Nd = hidden_WLd[:, -patches:].float().cpu().numpy().reshape(-1, hidden_size)
+            add(unit_length(rows_Nd, start * patches + np.arange(len(rows_Nd))))
+            progress("images", min(start + IMAGES_AT_ONCE, len(files)), len(files), unit="images")
+    hook.remove()
+    index = {
+        "made_by": "mlsm encode-images",
+        "teacher": config.teacher,
+        "layer": config.layer,
+        "grid": grid,
+        "width": hidden_size,
+        "images": [str(file) for file in files],
+    }
+    vectors.with_suffix(INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _pixels(processor, file):
+    """An image as the encoder reads it: float32 (channels, height, width)."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            (pixels,) = processor(image.convert("RGB"), return_tensors="np")["pixel_values"]
+    except Exception as error:  # of Pillow, of the processor, with classes of their own
+        raise EncodeError(f"{file} cannot be read as an image ({describe(error)}). Leave it out.") from error
+    return np.ascontiguousarray(pixels, np.float32)
+
+
+def _picture(processor, pixels):
+    """What a person sees of an image that the encoder reads."""
+    import numpy as np
+    from PIL import Image
+
+    if processor.do_normalize:
+        mean, spread = (np.array(value)[:, None, None] for value in (processor.image_mean, processor.image_std))
+        pixels = pixels * spread + mean
+    levels = pixels * (255 if processor.do_rescale else 1)
+    return Image.fromarray(levels.clip(0, 255).round().astype(np.uint8).transpose(1, 2, 0))

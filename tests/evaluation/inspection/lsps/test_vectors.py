@@ -1,0 +1,246 @@
+"""Visual LSPs: patches of scikit-learn's images through a tiny ViT, and vectors of a .npy file, against dense NumPy."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sklearn.datasets import load_digits, load_sample_images
+
+from common.errors import EncodeError, InspectionError, TeacherError
+from common.progress import silent
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show
+from evaluation.inspection.lsps.vectors import VectorView
+from pipeline.dictionary import Dictionary
+from pipeline.dictionary.centering import Center
+from pipeline.images import ImagesConfig, encode_images
+from terminal.lsps import summary
+
+Image = pytest.importorskip("PIL.Image")
+ROWS, COLUMNS, WIDTH, K, LAM = 4, 6, 32, 12, 0.1
+PATCHES = ROWS * COLUMNS
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twenty digits and two photographs, one of which is named like markup."""
+    directory = tmp_path_factory.mktemp("pictures")
+    for number, digit in enumerate(load_digits().images[:20]):
+        Image.fromarray((digit * 15).astype(np.uint8)).save(directory / f"digit-{number:02}.png")
+    for name, photograph in zip(("a <b>photo.jpg", "flower.jpg"), load_sample_images().images, strict=True):
+        Image.fromarray(photograph).save(directory / name)
+    return directory
+
+
+SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def save_encoder(model, directory):
+    """A model that is initialised at random, with a processor for images of 32 x 48 pixels."""
+    model.save_pretrained(directory)
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 48}).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**SMALL, image_size=(32, 48), patch_size=8)
+    return save_encoder(transformers.ViTModel(config), tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture(scope="module")
+def encoded(pictures, vit, tmp_path_factory):
+    settings = ImagesConfig(
+        images=(str(pictures),), teacher=str(vit), layer=2, device="cpu", output=tmp_path_factory.mktemp("runs")
+    )
+    return settings, encode_images(settings)
+
+
+@pytest.fixture(scope="module")
+def dictionary(tmp_path_factory):
+    atoms_Kd = np.random.default_rng(0).normal(size=(K, WIDTH)).astype(np.float32)
+    atoms_Kd /= np.linalg.norm(atoms_Kd, axis=1, keepdims=True)
+    directory = tmp_path_factory.mktemp("dictionary") / "d"
+    Dictionary(atoms_Kd, [], "made up", {"lam": LAM}).save(directory)
+    return directory
+
+
+def hidden_states(vision_model, directory, file, layer, before):
+    """Unit-length vectors of the patches by the whole model, behind a layer that is not its last."""
+    inputs = transformers.ViTImageProcessorPil.from_pretrained(directory)(
+        Image.open(file).convert("RGB"), return_tensors="pt"
+    )
+    with torch.no_grad():
+        outputs = vision_model.eval()(**inputs, output_hidden_states=True)
+    hidden = outputs.hidden_states[layer][0, before:].numpy()
+    return hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+
+
+def test_vectors_are_the_whole_models_hidden_states_of_the_patches(encoded, pictures, vit):
+    settings, report = encoded
+    assert (report["images"], report["grid"], report["finished_before"]) == (22, [ROWS, COLUMNS], False)
+    place = Path(report["vectors"]).parent
+    vectors = np.load(report["vectors"]).reshape(22, PATCHES, WIDTH)
+    names = json.loads((place / f"{vit.name}-l2.images.json").read_text())["images"]
+    assert names == sorted(str(path) for path in pictures.iterdir())
+    model = transformers.ViTModel.from_pretrained(vit)
+    for number in (0, 7, 21):
+        assert np.abs(vectors[number] - hidden_states(model, vit, names[number], 2, 1)).max() < 1e-3
+        seen = np.asarray(Image.open(place / "pictures" / f"{number}.jpg"), float)
+        shown = np.asarray(Image.open(names[number]).convert("RGB").resize((48, 32), Image.Resampling.BILINEAR), float)
+        assert np.abs(seen - shown).mean() < 12  # JPEG
+    assert encode_images(settings)["finished_before"]
+    assert encode_images(replace(settings, layer=1))["vectors"] != report["vectors"]
+
+
+def test_other_encoders(pictures, tmp_path):
+    """CLIP without its half for text; registers beside the class token; an encoder whose
+    patches are merged is refused."""
+    torch.manual_seed(0)
+    vision = SMALL | {"image_size": 32, "patch_size": 8}
+    text = SMALL | {"vocab_size": 99}
+    dino_settings = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(vision_config=vision, text_config=text))
+    dino = transformers.Dinov2WithRegistersModel(
+        transformers.Dinov2WithRegistersConfig(**dino_settings, image_size=32, patch_size=8, num_register_tokens=4)
+    )
+    swin = transformers.SwinModel(
+        transformers.SwinConfig(
+            image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 1], window_size=4
+        )
+    )
+    usual = {"images": (str(pictures / "flower.jpg"),), "device": "cpu", "output": tmp_path / "runs"}
+    for name, model, whole, before in (("clip", clip, clip.vision_model, 1), ("dino", dino, dino, 5)):
+        directory = save_encoder(model, tmp_path / name)
+        transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(directory)
+        report = encode_images(ImagesConfig(teacher=str(directory), layer=2, **usual))
+        expected = hidden_states(whole, directory, pictures / "flower.jpg", 2, before)
+        assert report["grid"] == [4, 4] and np.abs(np.load(report["vectors"]) - expected).max() < 1e-3
+    with pytest.raises(TeacherError, match="one vector a patch"):
+        encode_images(ImagesConfig(teacher=str(save_encoder(swin, tmp_path / "swin")), layer=1, **usual))
+
+
+def test_lsps_of_patches_are_those_of_plain_projected_gradient(encoded, dictionary):
+    _, report = encoded
+    view = VectorView(found := Dictionary.load(dictionary), Path(report["vectors"]), 10**6, silent)
+    vectors = np.load(report["vectors"]).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    atoms, codes = found.atoms_Kd.astype(np.float64), np.zeros((len(vectors), K))
+    step = 1 / np.linalg.norm(atoms, 2) ** 2
+    for _ in range(5000):  # projected gradient, to convergence
+        codes = np.maximum(0, codes - step * ((codes @ atoms - vectors) @ atoms.T + LAM))
+    dense_NK = codes / np.maximum(codes.sum(1, keepdims=True), 1e-30)
+    for lsp in range(K):
+        figures = view.lsp(lsp)
+        heaviest = [row for row in np.argsort(-dense_NK[:, lsp]) if dense_NK[row, lsp] > 1e-3]
+        first = [row for i, row in enumerate(heaviest) if row // PATCHES not in [r // PATCHES for r in heaviest[:i]]]
+        others = [row for row in heaviest if row not in first]
+        expected = dense_NK[(first + others)[:20], lsp]
+        assert [vector["weight"] for vector in figures["top"]] == pytest.approx(np.sort(expected)[::-1], abs=5e-3)
+        for vector in figures["top"]:
+            row = vector["image"] * PATCHES + vector["at"][0] * COLUMNS + vector["at"][1]
+            assert row == vector["row"] and dense_NK[row, lsp] == pytest.approx(vector["weight"], abs=5e-3)
+            image_RC = np.zeros((ROWS, COLUMNS))
+            for r, c, weight in vector["patches"]:
+                image_RC[r, c] = weight
+            assert np.abs(image_RC.ravel() - dense_NK[:, lsp].reshape(22, -1)[vector["image"]]).max() < 5e-3
+        means = dense_NK[:, lsp].reshape(22, -1).mean(1)
+        for image in figures["heaviest_images"]:
+            assert image["weight"] == pytest.approx(means[image["image"]], abs=5e-3)
+        assert [image["weight"] for image in figures["heaviest_images"]] == pytest.approx(
+            np.sort(means[means > 1e-4])[::-1][:8], abs=5e-3
+        )
+
+
+class Pictures(HTMLParser):
+    """Addresses on a page, relative to it."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.addresses = []
+        self.feed(source)
+
+    def handle_starttag(self, name, attributes):
+        self.addresses += [value for key, value in attributes if key in ("href", "src")]
+
+
+def test_pages_show_pictures_that_are_there(encoded, dictionary, tmp_path):
+    place = tmp_path / "lsps"
+    settings = LspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
+    assert "lsps/index.html" in summary(show(settings, silent), settings)
+    mine = [place / "pictures" / "mine.txt", place / "data" / "own" / "mine.txt"]  # a view of text has "data"
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of the user")
+    show(settings, silent)  # an older view is replaced
+    assert all(path.read_text() == "of the user" for path in mine)
+    pages = [place / "index.html", *(place / "lsp").glob("*.html")]
+    assert len(pages) == K + 1
+    shown = hostile = 0
+    for page in pages:
+        source = page.read_text(encoding="utf-8")
+        found = Pictures(source)
+        assert "<b>photo" not in source
+        hostile += "a &lt;b&gt;photo.jpg" in source
+        assert all((page.parent / address).is_file() for address in found.addresses)
+        shown += sum("pictures/" in address for address in found.addresses)
+    assert shown > 10 * K and hostile
+
+
+def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
+    vectors = np.random.default_rng(1).normal(size=(300, WIDTH)).astype(np.float32)
+    vectors[164] = 7 * Dictionary.load(dictionary).atoms_Kd[3]  # nothing else has as much of LSP 3
+    vectors[20] = 0
+    np.save(tmp_path / "audio.npy", vectors)
+    usual = LspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy")
+    for more in ({}, {"lsp": (3,)}, {"html": tmp_path / "lsps"}):
+        settings = replace(usual, **more)
+        result = show(settings, silent)
+        assert json.loads(json.dumps(result)) == result
+        assert "300 of 300 vectors" in summary(result, settings)
+    best = show(replace(usual, lsp=(3,)), silent)["rows"][0]
+    assert best["top"][0] == {"row": 164, "weight": 1.0} and best["heaviest_images"] == []
+    page = (tmp_path / "lsps" / "lsp" / "3.html").read_text()
+    assert page.index("<li>row 164 <small>1.000") < page.index("<li>row ", page.index("row 164"))
+    assert show(replace(usual, samples=100), silent)["sampled"] == 100
+
+
+def test_what_does_not_fit_is_refused(dictionary, tmp_path):
+    found = Dictionary.load(dictionary)
+    vectors = np.random.default_rng(1).normal(size=(30, WIDTH)).astype(np.float32)
+    for name, array in (("right", vectors), ("narrow", vectors[:, 1:]), ("none", vectors[:0])):
+        np.save(tmp_path / f"{name}.npy", array)
+    record = {"kind": "mean", "tokens": 30}
+    replace(found, center=Center(np.zeros((1, WIDTH), np.float32), record)).save(tmp_path / "centred")
+    for store, file, message in (
+        (dictionary, "narrow.npy", "width 31"),
+        (dictionary, "none.npy", "holds no vector"),
+        (dictionary, "missing.npy", "is not a file"),
+        (tmp_path / "centred", "right.npy", "--center mean"),
+    ):
+        with pytest.raises((InspectionError, ValueError), match=message):
+            show(LspConfig(store=str(store), vectors=tmp_path / file), silent)
+    with pytest.raises(InspectionError, match="cannot answer --word"):
+        show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
+
+
+def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path):
+    usual = {"images": (str(pictures),), "teacher": str(vit), "layer": 2, "device": "cpu", "output": tmp_path / "runs"}
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for change, error, message in (
+        ({"layer": 4}, TeacherError, "layers 1 to 3"),
+        ({"images": ("nothing/*.png",)}, EncodeError, "no image found"),
+        ({"images": (str(tmp_path / "broken.png"),)}, EncodeError, "cannot be read as an image"),
+        ({"teacher": str(tmp_path)}, TeacherError, "cannot be loaded"),
+    ):
+        with pytest.raises(error, match=message):
+            encode_images(ImagesConfig(**usual | change))
+    assert not list((tmp_path / "runs").glob("vectors/*"))
+    with pytest.raises(ValueError, match="--layer is missing"):
+        ImagesConfig(images=("a",), teacher="b")
