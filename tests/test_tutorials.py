@@ -15,14 +15,6 @@ from preloaded import run_python
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
-RUN = """
-import json, pathlib, sys
-
-scope = {"__name__": "__main__"}
-for number, cell in enumerate(json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))["cells"]):
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), scope)
-"""
 MADE = {  # what is left behind by a notebook that did all that it says
     "choose-layer": ["handbook.txt", "runs/diagnostics/*/result.json"],
     "compare-objectives": ["runs/evaluations/*/finetune/sst2-seed0.json", "runs/comparison/report.html"],
@@ -48,7 +40,7 @@ def test_every_notebook_is_known():
 def test_it_runs_at_toy_size(notebook, desk):
     pytest.importorskip("matplotlib", reason='tutorials draw with matplotlib: pip install "mlsm[eval]"')
     environment = {"PYTHONPATH": str(ROOT), "MLSM_TUTORIAL_SIZE": "toy", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
-    run = run_python(["-c", RUN, notebook], cwd=desk, env=os.environ | environment)
+    run = run_python([ROOT / "tests" / "run_notebook.py", notebook], cwd=desk, env=os.environ | environment)
     assert run.returncode == 0, run.stderr[-3000:]
     assert SAID.get(notebook.stem, "LSP ") in run.stdout
     assert [pattern for pattern in MADE[notebook.stem] if not list(desk.glob(pattern))] == []
