@@ -6,7 +6,7 @@
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
 # make release-check   build sdist and wheel of what is committed, install the wheel into an empty environment, and use it
-#             there: the two commands of the README, small, and the notebooks at full size (an hour on two cores)
+#             there: the two commands of the README, small, and the notebooks at full size
 
 PYTHON ?= python3
 BIN := .venv/bin
