@@ -5,6 +5,8 @@
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
+# make release-check   build sdist and wheel of what is committed, install the wheel into an empty environment, and use it
+#             there: the two commands of the README, small, and the notebooks at full size
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -32,6 +34,32 @@ docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
+RELEASE := $(or $(TMPDIR),/tmp)/mlsm-release-check
+
+# Outside of the checkout, so that nothing but what was installed can be imported. The wheel is built from the sdist.
+release-check: export PYTHONPATH =
+release-check: export HF_HUB_OFFLINE = 1
+release-check: export MPLBACKEND = agg
+release-check:
+	rm -rf $(RELEASE)
+	mkdir -p $(RELEASE)/source $(RELEASE)/notebooks
+	git archive HEAD | tar -x -C $(RELEASE)/source
+	$(PYTHON) -m venv $(RELEASE)/build
+	$(RELEASE)/build/bin/pip install --quiet --disable-pip-version-check build
+	$(RELEASE)/build/bin/python -m build --outdir $(RELEASE)/dist $(RELEASE)/source
+	tar -tzf $(RELEASE)/dist/mlsm-*.tar.gz > $(RELEASE)/sdist.txt
+	for name in CHANGELOG.md LICENSE Makefile README.md constraints.txt docs/commands.md docs/tutorials/own-corpus.ipynb; do \
+	  grep -q "^mlsm-[^/]*/$$name$$" $(RELEASE)/sdist.txt || { echo "the sdist lacks $$name"; exit 1; }; done
+	$(PYTHON) -m venv $(RELEASE)/empty
+	cd $(RELEASE) && empty/bin/pip install --quiet --disable-pip-version-check --constraint source/constraints.txt torch
+	cd $(RELEASE) && empty/bin/pip install --quiet --disable-pip-version-check --constraint source/constraints.txt \
+	  "$$(ls dist/mlsm-*.whl)[eval]"
+	cd $(RELEASE) && empty/bin/mlsm doctor && empty/bin/mlsm docs && empty/bin/mlsm docs corpora > corpora.txt
+	cd $(RELEASE) && empty/bin/mlsm encode-lsp --layer 10 --max-tokens 20000 --k 64
+	cd $(RELEASE) && empty/bin/mlsm train-student --max-steps 5 --encoder bert-1x32
+	cd $(RELEASE)/notebooks && for notebook in ../source/docs/tutorials/*.ipynb; do \
+	  echo "$$notebook" && ../empty/bin/python ../source/tests/run_notebook.py "$$notebook" || exit 1; done
+
 # torch first and pinned: an unpinned one may pull gigabytes of GPU packages
 .venv/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,4 +71,4 @@ docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz lint docs
+.PHONY: demo test faults fuzz lint docs release-check

@@ -28,6 +28,7 @@ from terminal.help import COMMON, RECIPES, flags_of  # noqa: E402
 
 COMMANDS = {name: f"reference/{name}.md" for name in sorted(cli.VERBS)}
 TUTORIALS = sorted(f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"))
+TUTORIALS.sort(key=lambda name: name != "tutorials/own-corpus")  # the first to read
 RESULTS = ("Report", "EncodedStore", "Estimate", "LearnedDictionary", "TrainedStudent", "Exported", "Verified")
 FORMATS = {
     "Stores and shards": "shards.schema",

@@ -1,18 +1,26 @@
 """Directories of a run as revisions of a Hub repository.
 
-Branches first, main last: an interrupted push leaves main as it was, and the same command goes on. Left out: what is
-in the directories (export.py), which they are (export_run.py).
+Branches first, main last: an interrupted push leaves main as it was, and the same command goes on. Of local paths in
+lineage.json the last part alone is pushed, as on the model card; the file itself keeps them whole, since evaluations
+find teachers and stores of this machine by them. Left out: what is in the directories (export.py), which they are
+(export_run.py).
 """
 
+import json
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
+from common.disk import read_file
 from common.errors import RunError
+from common.paths import utf8
+from common.text import without_directories
+from shards.checked_json import parse_json
+from student.export import LINEAGE_FILE
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
 _REFUSED = (401, 403)
@@ -28,14 +36,23 @@ class Revision(NamedTuple):
     directory: Path
     message: str
 
-    def files(self) -> dict[str, int]:
-        """Names of the files that are pushed, with their bytes."""
+    def contents(self) -> dict[str, Path | bytes]:
+        """What is pushed: name of each file to the file, or to the bytes that are pushed in its place."""
         paths = [path for path in sorted(self.directory.rglob("*")) if path.is_file()]
         names = {path.relative_to(self.directory).as_posix(): path for path in paths}
+        found: dict[str, Path | bytes] = {
+            name: path for name, path in names.items() if not any(fnmatch(name, pattern) for pattern in PRIVATE_FILES)
+        }
+        if LINEAGE_FILE in found:
+            lineage = without_directories(parse_json(read_file(names[LINEAGE_FILE]), names[LINEAGE_FILE]))
+            found[LINEAGE_FILE] = utf8(json.dumps(lineage, indent=1, ensure_ascii=False) + "\n")
+        return found
+
+    def files(self) -> dict[str, int]:
+        """Names of the files that are pushed, with their bytes."""
         return {
-            name: path.stat().st_size
-            for name, path in names.items()
-            if not any(fnmatch(name, pattern) for pattern in PRIVATE_FILES)
+            name: len(content) if isinstance(content, bytes) else content.stat().st_size
+            for name, content in self.contents().items()
         }
 
 
@@ -45,7 +62,8 @@ def push(
     """Create the repository if need be and upload every revision; returns its address.
 
     api     huggingface_hub.HfApi, or what stands in for it
-    Raises  RunError where the Hub refuses or cannot be reached, or a directory holds a link
+    Raises  RunError where the Hub refuses or cannot be reached, or a directory holds a link; ShardError where a
+            lineage.json is damaged
     """
     api = api or HfApi()
     for revision in revisions:
@@ -54,19 +72,15 @@ def push(
                 f"{links[0]} is a link, and what it leads to might not be for others. Nothing was pushed. Put the file"
                 f" itself there, or remove the link."
             )
+    contents = [revision.contents() for revision in revisions]
     try:
         address = str(api.create_repo(repository, private=private, exist_ok=True))
         for number, revision in enumerate(revisions):
             progress("push", number, len(revisions), unit="revisions", branch=revision.branch)
             if revision.branch != "main":
                 api.create_branch(repository, branch=revision.branch, exist_ok=True)
-            api.upload_folder(
-                repo_id=repository,
-                folder_path=revision.directory,
-                revision=revision.branch,
-                commit_message=revision.message,
-                ignore_patterns=PRIVATE_FILES,
-            )
+            files = [CommitOperationAdd(name, content) for name, content in contents[number].items()]
+            api.create_commit(repository, files, commit_message=revision.message, revision=revision.branch)
     except (_HttpError, OSError, ValueError) as error:  # huggingface_hub's own are of these classes
         raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
     progress("push", len(revisions), len(revisions), unit="revisions")

@@ -126,8 +126,9 @@ def teacher_says(token, words):
     return dict(sorted(said.items()))
 
 
-def write_tokenizer(directory, words):
-    names = [f"[{name.upper()}]" for name in SPECIAL] + [f"w{number}" for number in range(words)]
+def write_tokenizer(directory, words, step=1):
+    """A tokenizer of the words w0, w1, ...; with step -1 the same words have their ids in the opposite order."""
+    names = [f"[{name.upper()}]" for name in SPECIAL] + [f"w{number}" for number in range(words)[::step]]
     tokenizer = Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}

@@ -1,14 +1,17 @@
 import contextlib
 import errno
-from fnmatch import fnmatch
+import json
 
 import pytest
 from huggingface_hub import HfApi, errors
+from transformers import BertConfig
 
 from common.errors import RunError
+from evaluation.lineage import lineage
 from student.config import StudentConfig
 from student.export_config import ExportConfig
 from student.export_run import export_run
+from student.hub import Revision, push
 from student.trainer import train
 
 
@@ -30,14 +33,13 @@ class FakeHub:
         assert exist_ok
         self.repositories[repo_id].setdefault(branch, dict(self.repositories[repo_id]["main"]))
 
-    def upload_folder(self, *, repo_id, folder_path, revision, commit_message, ignore_patterns):
+    def create_commit(self, repo_id, operations, *, commit_message, revision):
         if self.fails is not None and not self.left:
             raise self.fails
         self.left -= 1
-        for path in folder_path.rglob("*"):
-            name = path.relative_to(folder_path).as_posix()
-            if path.is_file() and not any(fnmatch(name, pattern) for pattern in ignore_patterns):
-                self.repositories[repo_id][revision][name] = path.read_bytes()
+        for operation in operations:
+            with operation.as_file() as file:
+                self.repositories[repo_id][revision][operation.path_in_repo] = file.read()
         self.messages.append((revision, commit_message))
 
 
@@ -69,7 +71,10 @@ def test_kept_checkpoints_are_branches_and_the_final_one_is_main(run, request_of
     pushed = hub.repositories["someone/student"]
     assert set(pushed) == {"main", *(f"step-{step:08d}" for step in (1, 2, 4, 8))}
     assert hub.messages[-1] == ("main", "Step 8") and hub.private == {"someone/student": True}
-    assert pushed["main"] == contents(run / "export") | {".gitattributes": b""}
+    assert pushed["main"] == contents(run / "export") | {
+        ".gitattributes": b"",
+        "lineage.json": pushed["main"]["lineage.json"],  # the next test's
+    }
     checkpoint = contents(run / "checkpoints" / "step-00000002")
     branch = pushed["step-00000002"]
     assert branch["model.safetensors"] == checkpoint["model.safetensors"] != pushed["main"]["model.safetensors"]
@@ -78,6 +83,51 @@ def test_kept_checkpoints_are_branches_and_the_final_one_is_main(run, request_of
     }
     assert report["address"] == "https://hub/someone/student"
     assert seen[-1] == (("push", 5, 5), {"unit": "revisions"})
+
+
+def test_no_local_path_is_pushed(lsp_store, tmp_path):
+    """Evaluations on this machine find models and corpora by their paths, so the files at home keep them."""
+    run, home = tmp_path / "run", tmp_path / "home" / "ann"
+    BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(home / "small")
+    sizes = {"max_steps": 2, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8, "device": "cpu"}
+    train(StudentConfig(store=lsp_store.path, encoder=str(home / "small"), output=run, **sizes))
+    hub = FakeHub()
+    export_run(ExportConfig(run=run, output=tmp_path / "out", push_to_hub="someone/student"), api=hub)
+    pushed = hub.repositories["someone/student"]
+    assert len(pushed) > 1
+    for files in pushed.values():
+        assert [name for name, data in files.items() if str(tmp_path).encode() in data] == []
+        assert json.loads(files["lineage.json"])["settings"]["encoder"] == "small"
+    for kept in (run / "export", tmp_path / "out"):
+        assert json.loads((kept / "lineage.json").read_text(encoding="utf-8"))["settings"]["encoder"] == f"{home}/small"
+
+    (tmp_path / "pulled").mkdir()
+    (tmp_path / "pulled" / "lineage.json").write_bytes(pushed["main"]["lineage.json"])
+    pulled, here = lineage(tmp_path / "pulled"), lineage(run / "export")
+    assert pulled["identity"]["settings"].pop("encoder") == pulled.pop("encoder") == "small"
+    here["identity"]["settings"].pop("encoder"), here.pop("encoder")
+    for found in (pulled, here):
+        found["identity"]["settings"].pop("dropout")  # is read from the config.json beside the lineage
+    assert pulled == here, "all else says what it said"
+
+
+def test_paths_inside_of_a_lineage_are_not_pushed(tmp_path):
+    """A teacher on the disk, the files of the corpus, the student of a probe; names of the Hub and weights stay."""
+    files = {"/home/ann/wiki/a.txt": {"bytes": 1}, "hf://datasets/allenai/c4/a.parquet": {"bytes": 2}}
+    settings = {"teacher_name": "/home/ann/teacher", "lam": 0.05}
+    student = {"name": "/home/ann/runs/students/one", "store": {"corpus": {"files": files}, "settings": settings}}
+    (tmp_path / "lineage.json").write_text(json.dumps({"student": student, "base": "google-bert/bert-base-cased"}))
+    (tmp_path / "model.safetensors").write_bytes(b"/home/ann as weights")
+    hub = FakeHub()
+    revision = Revision("main", tmp_path, "Step 1")
+    push("ann/probe", [revision], private=False, progress=lambda *_, **__: None, api=hub)
+    pushed = hub.repositories["ann/probe"]["main"]
+    assert b"/home" not in pushed["lineage.json"] and b"hf://datasets/allenai/c4/a.parquet" in pushed["lineage.json"]
+    known = json.loads(pushed["lineage.json"])
+    assert known["student"]["store"]["settings"] == {"teacher_name": "teacher", "lam": 0.05}
+    assert known["student"]["name"] == "one" and known["base"] == "google-bert/bert-base-cased"
+    assert pushed["model.safetensors"] == b"/home/ann as weights"
+    assert revision.files() == {name: len(data) for name, data in pushed.items() if name != ".gitattributes"}
 
 
 def test_a_dry_run_says_what_would_be_pushed_and_touches_nothing(run, request_of, tmp_path):

@@ -9,7 +9,8 @@ paradigms' accuracies, a phenomenon's that of its own.
 Every paradigm becomes a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz
 with the scores of all its sentences, so an interrupted command continues after the last of them; the record is written
 at the end. A task is `blimp`, or, where only a part is scored or in another way, `blimp-100`, `blimp-within-word-l2r`,
-`blimp-of-2-<digits>` and so on.
+`blimp-of-2-<digits>` and so on. Records also hold the fingerprint of the model's tokenizer: with another one the same
+weights are scored again, and the record is replaced. Records of earlier versions lack it, and count as finished.
 """
 
 import math
@@ -33,6 +34,8 @@ from evaluation.tasks.blimp.config import BlimpConfig
 from evaluation.tasks.blimp.data import PHENOMENA, Paradigm, read, select, subset
 from evaluation.tasks.scoring.models import check_family, load
 from evaluation.tasks.scoring.scorer import Scorer
+from pipeline.teacher import load_tokenizer
+from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -119,17 +122,21 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
         "settings": settings,
         "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(directory)),
     } | records.describe(directory)
 
 
 def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
-    """Path and record of an earlier command with the same model, settings and data; None where there is none."""
+    """Path and record of an earlier command with the same model, settings and data; None where there is none.
+
+    Records of earlier versions do not say which tokenizer the model had.
+    """
     path = records.path_of(config.output, record)
     if not path.is_file():
         return None
     there = records.read_file(path)
-    same = all(there[name] == record[name] for name in ("weights", "settings", "data")) and "averages" in there
-    return (path, there) if same else None
+    same = all(there.get(name, record[name]) == record[name] for name in ("weights", "settings", "data", "tokenizer"))
+    return (path, there) if same and "averages" in there else None
 
 
 def _evaluate(
@@ -173,7 +180,7 @@ def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
 
 def _identity(record: dict, paradigm: Paradigm) -> str:
     """What two commands must share to have the same scores of a paradigm."""
-    return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest])
+    return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest, record["tokenizer"]])
 
 
 def _write(file: Path, identity: str, scores: Scores) -> None:

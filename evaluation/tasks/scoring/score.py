@@ -11,7 +11,8 @@ compares the PLL of those tokens alone that both sentences share. Intervals are 
 Every model and file get a file of JSON lines under <output>/scores, one line a sentence or pair. Every
 CHUNK of them become a file of their own as soon as they are scored, in the directory <name>, so an interrupted command
 continues after the last of them. The record <name>.json, with the figures and how they were made, is written last. The
-name ends in a digest of the model's weights, the metric and the file's content: another of them is another file.
+name ends in a digest of the model's weights, its tokenizer, the metric and the file's content: another of them is
+another file. The names of earlier versions leave out the tokenizer; what is finished under such a name is found.
 """
 
 import json
@@ -36,6 +37,8 @@ from evaluation.tasks.scoring.config import ScoreTextConfig
 from evaluation.tasks.scoring.files import Material, read
 from evaluation.tasks.scoring.models import check_family, load
 from evaluation.tasks.scoring.scorer import Encoded, Scorer
+from pipeline.teacher import load_tokenizer
+from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
 
 SCHEMA = "mlsm-scores-1"
@@ -61,15 +64,20 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     results = []
     for directory in places:
         known = records.describe(directory)
+        tokenizer = tokenizer_fingerprint(load_tokenizer(directory))
         scorer = None
         for path, material in zip(files, materials, strict=True):
             kind = {"pairs": bool(config.pairs), "metric": config.metric}
-            identity = fingerprint([known["weights"], *kind.values(), material.digest])
             record = {"schema": SCHEMA, **known, **kind, "file": str(path), "digest": material.digest}
+            record["tokenizer"] = tokenizer
             model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
-            base = config.output / "scores" / model / f"{path.name}-{config.metric}-{identity[:8]}"
-            scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
-            finished = scores.is_file() and commit.is_file()
+            identity = [known["weights"], *kind.values(), material.digest]
+            for digits in (fingerprint(identity)[:8], fingerprint([*identity, tokenizer])[:8]):  # the first: as before
+                base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
+                scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
+                finished = scores.is_file() and commit.is_file()
+                if finished:
+                    break
             if finished:
                 record = json.loads(commit.read_text(encoding="utf-8"))
             else:

@@ -124,6 +124,30 @@ def test_the_same_command_again_loads_nothing(config, monkeypatch):
     assert again["already_finished"] == [True] and again["records"] == first["records"]
 
 
+def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tmp_path, monkeypatch):
+    first = evaluate(config)["records"][0]
+    other = shutil.copytree(model, tmp_path / "other" / model.name)
+    write_tokenizer(other, 59, step=-1)
+    config = replace(config, models=(str(other),))
+    again = evaluate(config)
+    second = again["records"][0]
+    assert again["already_finished"] == [False] and second["weights"] == first["weights"]
+    assert second["tokenizer"] != first["tokenizer"] and second["figures"] != first["figures"]
+    monkeypatch.setattr(evaluating, "load", None)
+    assert evaluate(config)["already_finished"] == [True]
+
+
+def test_a_record_of_an_earlier_version_is_found(config, monkeypatch):
+    """It does not say which tokenizer the model had."""
+    result = evaluate(config)
+    (record,), (path,) = result["records"], result["paths"]
+    del record["tokenizer"]
+    Path(path).write_text(json.dumps(record))
+    monkeypatch.setattr(evaluating, "load", None)
+    again = evaluate(config)
+    assert again["already_finished"] == [True] and again["records"] == [record]
+
+
 def test_another_metric_or_part_is_another_record(config):
     whole = evaluate(config)["records"][0]
     parts = [
