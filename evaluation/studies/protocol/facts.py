@@ -64,7 +64,7 @@ def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
         question=study.question,
         primary=study.primary,
         secondary=study.secondary,
-        exploratory=(f"Also trained, without a hypothesis: {', '.join(explored)}.",) if explored else (),
+        exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,
         seeds=study.seeds,
         learned_by=study.learned_by,
