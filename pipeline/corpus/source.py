@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -80,11 +81,19 @@ class Source:
 
     def stamp(self) -> tuple[int, int]:
         """Size and time of the file: while they stay, so does its content."""
+        status = self._status()
+        return status.st_size, status.st_mtime_ns
+
+    def identity(self) -> tuple[int, int, int]:
+        """Which file it is and when it last changed: unlike the time in `stamp`, no program can set this one."""
+        status = self._status()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    def _status(self) -> os.stat_result:
         try:
-            status = self.path.stat()
+            return self.path.stat()
         except OSError as error:
             raise CorpusError(f"{self.path}: cannot be read ({error.strerror}).") from None
-        return status.st_size, status.st_mtime_ns
 
     def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
         """Pieces of the records from `start`, at `offset`, to before `stop`.
