@@ -35,7 +35,7 @@ def comparison(result: dict, settings: CompareConfig) -> str:
         for run in model["failed"]
     ]
     parts += _list("Notes", [*failed, *result["notes"]])
-    return "\n".join([*parts, *_files(result, settings)])
+    return "\n".join([*parts, *_list("Conclusion", result["conclusion"]), *_files(result, settings)])
 
 
 def _files(result: dict, settings: CompareConfig) -> list[str]:

@@ -6,7 +6,7 @@ from terminal.tables import duration, size
 
 
 def summary(result: dict, settings: StudyConfig) -> str:
-    """Show the parts of a study with their costs, their commands, or where its report is."""
+    """Show the parts of a study with their costs, their commands, or its conclusion and where its report is."""
     if "commands" in result:
         return result["commands"]
     lines = [f"\n{result['title']}", result["question"], ""]
@@ -15,7 +15,12 @@ def summary(result: dict, settings: StudyConfig) -> str:
     lines += [f"Left out: {sentence}" for sentence in result["left_out"]]
     if result["comparison"] is not None:
         records = settings.comparison.results[0]
-        lines += ["", f"Report:  {result['comparison']['report']}", f"Tables here:  {program()} compare {records}"]
+        lines += [
+            *result["comparison"]["conclusion"],
+            "",
+            f"Report:  {result['comparison']['report']}",
+            f"Tables here:  {program()} compare {records}",
+        ]
     return "\n".join(lines)
 
 

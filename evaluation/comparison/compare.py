@@ -39,7 +39,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
               row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
               what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (trainings
               that both models have but that are no pair, and why), notes, figures (files, or what they lack), tables
-              (CSV files), common_figures, report (the page that shows all of it)
+              (CSV files), common_figures, report (the page that shows all of it), conclusion (its sentences)
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
@@ -68,7 +68,8 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
     result["figures"] = draw_all(study, settings.output, progress)
-    result["report"] = str(write_report(result, models, settings.output, facts))
+    page, result["conclusion"] = write_report(result, models, settings.output, facts)
+    result["report"] = str(page)
     return result
 
 

@@ -141,7 +141,8 @@ def draw_effect(effect: Effect, directory: Path) -> list[Drawn]:
     ]
     for place, (name, found, singles) in enumerate(entries):
         look = style(0 if place == 0 else 1) | {"marker": "o"}
-        axes.plot([100 * value for value in singles], [place] * len(singles), ".", color=_GREY, alpha=0.6, markersize=5)
+        below = [place + 0.25] * len(singles)
+        axes.plot([100 * value for value in singles], below, ".", color=_GREY, alpha=0.6, markersize=5)
         if found.low is not None and found.high is not None:
             axes.plot([100 * found.low, 100 * found.high], [place, place], color=look["color"], linewidth=2)
         axes.plot([100 * found.mean], [place], **look)
@@ -149,14 +150,14 @@ def draw_effect(effect: Effect, directory: Path) -> list[Drawn]:
         rows += [(name, seed, value, "", "") for seed, value in zip(effect.seeds, singles, strict=True)]
     axes.axvline(0, color="k", linewidth=0.8)
     axes.set_yticks(range(len(entries)), [name for name, *_ in entries])
-    axes.invert_yaxis()
+    axes.set_ylim(len(entries) - 0.4, -0.6)  # the first on top
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.set_xlabel(f"{label(effect.better)} less {label(effect.than)}, percentage points")
     header = ("task", "pre-training seed", "difference", "low", "high")
     files = save_figure(figure, directory / EFFECT_STEM, header, rows, png=False)
     caption = (
         f"{effect.better} less {effect.than}, paired by pre-training seed: mean with its 95 % interval (t), and the "
-        f"single pairs in grey. Intervals of single tasks are exploratory."
+        f"single pairs in grey below it. Intervals of single tasks are exploratory."
     )
     return [Drawn("Differences by task", caption, files)]
 

@@ -1,7 +1,7 @@
 """The report of a comparison: report.html, which opens from disk, its figures as SVG and tables as CSV and LaTeX.
 
-    path = write_report(result, models, Path("runs/comparison"))            # after compare
-    path = write_report(result, models, directory, StudyFacts(...))         # of a study
+    page, said = write_report(result, models, Path("runs/comparison"))      # after compare
+    page, said = write_report(result, models, directory, StudyFacts(...))   # of a study
 
 The page needs no network, no script and no other file: figures and style are part of it. It says nothing of the time
 or the machine, so equal records give equal bytes. Names may hold anything: Jinja2 escapes all of them. Left out: what
@@ -41,13 +41,16 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 Test = tuple[str, Effect, Conclusion, float | None]  # role, effect, conclusion, p by Holm's method
 
 
-def write_report(result: dict, models: Sequence[Model], directory: Path, study: StudyFacts | None = None) -> Path:
+def write_report(
+    result: dict, models: Sequence[Model], directory: Path, study: StudyFacts | None = None
+) -> tuple[Path, list[str]]:
     """Write the report of a comparison and all that belongs to it; files of an earlier one do not stay.
 
     result  what `compare` returns
     models  that it compared (models.models_of), with their records
     study   what was planned; without it nothing was, and all is called exploratory
-    Returns the page's path
+    Returns the page's path, and its conclusion: the sentence on the first hypothesis and those beside it, none where
+            no two arms are compared
     """
     found = find_arms(models, study)
     study, on_tasks = _choose_tasks(found, study)
@@ -90,7 +93,7 @@ def write_report(result: dict, models: Sequence[Model], directory: Path, study: 
         link=lambda path: _link(path, directory),
     )
     replace_bytes(directory / PAGE, content.encode("utf-8", errors="backslashreplace"))
-    return directory / PAGE
+    return directory / PAGE, [said for *_, first, _ in tests[:1] for said in (first.sentence, *first.beside)]
 
 
 def _choose_tasks(found: Found, study: StudyFacts | None) -> tuple[StudyFacts | None, list[str]]:

@@ -93,10 +93,10 @@ def reported(tmp_path_factory):
             write_log(directory / "runs" / f"{objective}-seed{seed}", losses)
     with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, and the page without a study, take time
         patch.setattr(comparing, "draw_all", lambda *_: [])
-        patch.setattr(comparing, "write_report", lambda *_: "")
+        patch.setattr(comparing, "write_report", lambda *_: (Path(), []))
         result = compare(CompareConfig(results=(store(directory, found),), output=directory / "out"), silent)
     models = models_of(records.read([directory / "evaluations"]))[0]
-    return write_report(result, models, directory / "report", STUDY), directory, models, result
+    return write_report(result, models, directory / "report", STUDY)[0], directory, models, result
 
 
 def test_the_page_answers_its_question(reported):
@@ -213,7 +213,7 @@ def test_equal_records_give_equal_bytes_and_nothing_old_stays(reported):
     assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == before | {"mine.csv": b"kept"}
     (page.parent / "mine.csv").unlink()
     few = models_of(pair([[0.01]], ("rte",)))[0]
-    shorter = write_report(result, few, page.parent).parent
+    shorter = write_report(result, few, page.parent)[0].parent
     assert not list(shorter.glob("report-*by-*")) and not (shorter / "report-parts.csv").exists()
     write_report(result, models, page.parent, STUDY)
 
@@ -239,7 +239,7 @@ def test_compare_writes_the_page_and_says_where(tmp_path):
     assert "MLSM scores 1.58 points higher than MLM" in page.text
     assert "No hypothesis was written down before the scores were seen" in page.text
     assert "There are no records of a floor" in page.text and "No curves of held-out loss" in page.text
-    assert json.loads(json.dumps(result["report"]))
+    assert result["conclusion"] and all(sentence in page.text for sentence in result["conclusion"])
 
 
 def test_only_tasks_that_are_learned_count(tmp_path):
@@ -325,7 +325,7 @@ def test_pages_of_lsps_are_linked_where_they_exist(reported, tmp_path):
     (reported[1] / "foreign").mkdir()
     (reported[1] / "foreign/view.json").write_text("{}")
     study = replace(STUDY, lsp_pages=(tmp_path / "nowhere",))
-    page = Page(write_report(reported[3], reported[2], reported[1] / "report", study))
+    page = Page(write_report(reported[3], reported[2], reported[1] / "report", study)[0])
     assert [a for a in page.addresses if a.endswith("index.html")] == ["../lsps/index.html"]
 
 

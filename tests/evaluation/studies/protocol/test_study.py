@@ -261,6 +261,7 @@ def test_all_models_are_compared_and_the_data_are_said_to_mean_nothing(finished)
     page = Path(result["comparison"]["report"]).read_text()
     assert page.index("scores mean nothing") < page.index('class="sentence"')  # above the conclusion
     assert "Not run yet" not in page
+    assert result["comparison"]["conclusion"][0] in text and "Whether mlsm is better than mlm" in text
     (few,) = (
         row
         for row in csv.DictReader((settings.directory / "comparison/report-hypotheses.csv").open())
