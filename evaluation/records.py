@@ -12,7 +12,9 @@
      "identity": all that decided its pre-training (lineage.identity), null where unknown,
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...},
-     "cost": of a fine-tuning {"embedding_rows": 30522, "peak_memory_bytes": 8.1e8, "step_seconds": 0.3}, else missing}
+     "cost": of a fine-tuning {"embedding_rows": 30522, "peak_memory_bytes": 8.1e8, "step_seconds": 0.3}, else missing,
+     "lr_choice": of a fine-tuning with several rates {"lr": 3e-4, "tried": [{"lr": 3e-4, "score": 0.71}, ...]}, null
+                  for the score of one that diverged; else missing}
 
 Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
 mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,

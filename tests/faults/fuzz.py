@@ -79,7 +79,7 @@ from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.stores import show as show_shards
 from evaluation.tasks.finetuning.config import FinetuneConfig
 from evaluation.tasks.finetuning.suite import finetune
-from evaluation.tasks.finetuning.suite import load as suite_load
+from evaluation.tasks.finetuning.trials import load as suite_load
 from evaluation.tasks.scoring import models as masked_lms
 from evaluation.tasks.scoring.scorer import Scorer
 from pipeline.dictionary import Dictionary

@@ -33,7 +33,7 @@ from common.errors import (
 from evaluation import models, records
 from evaluation.inspection.stores import document_tokens, show
 from evaluation.studies.flops.encoders import Encoder
-from evaluation.tasks.finetuning import suite
+from evaluation.tasks.finetuning import trials
 from evaluation.tasks.finetuning.heads import Backbone
 from evaluation.tasks.scoring import models as masked_lms
 from pipeline.dictionary import Dictionary
@@ -411,10 +411,10 @@ TOKENIZERS = ("word", "framing", "segment", "unknown")
 def test_a_tokenizer_whose_ids_a_model_does_not_know(subjects, change):
     """Wherever a tokenizer and a model are loaded together."""
     export = subjects / "export"
-    suite.load(export)
+    trials.load(export)
     EXPORTS[change](export)
     with pytest.raises(ModelError, match=f"{export}: the tokenizer"):
-        suite.load(export)
+        trials.load(export)
 
 
 @pytest.mark.parametrize("change", TOKENIZERS)

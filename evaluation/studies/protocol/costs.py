@@ -153,7 +153,9 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
     for name in settings.chosen_tasks():
         train, evaluated, size = _task_size(name, str(settings.data_dir))
         train = min(train, settings.limit_train or train)
-        tokens += (3 * settings.epochs * train + evaluated) * min(size, settings.max_length)
+        passes = 3 * settings.epochs * train
+        choosing = 0.9 * passes + 0.1 * train if len(settings.rates()) > 1 else 0  # with each rate
+        tokens += (passes + evaluated + choosing * len(settings.rates())) * min(size, settings.max_length)
     return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts)
 
 

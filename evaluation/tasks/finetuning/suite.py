@@ -11,99 +11,33 @@ and whether segments are used (`settle`). A record of commit 1837c65 or before s
 unread words. What that version did with the model is known, so such a record is kept where the present settings are
 the same, and is then written again with what it lacked.
 
-Left out: a training (training.py), comparing models (evaluation/comparison).
+Left out: a training (trials.py), comparing models (evaluation/comparison).
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
-
-import torch
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from common.device import choose_device
-from common.errors import ModelError, StudyError
-from common.model_checks import describe_unfit_tokenizer
+from common.errors import StudyError
 from common.progress import silent
 from evaluation import records
 from evaluation.lineage import UNTRAINED
 from evaluation.models import directories
-from evaluation.tasks.finetuning import metrics, training
-from evaluation.tasks.finetuning.batches import choose, encode, order_digest
+from evaluation.tasks.finetuning.batches import choose, encode
 from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
-from evaluation.tasks.finetuning.data import TaskData, hold_out_tenth, load_task
-from evaluation.tasks.finetuning.heads import Backbone, dropouts, positions_of, read_config, takes_types
+from evaluation.tasks.finetuning.data import hold_out_tenth, load_task
+from evaluation.tasks.finetuning.heads import dropouts, positions_of, read_config, takes_types
 from evaluation.tasks.finetuning.miniature import write_miniatures
-from evaluation.tasks.finetuning.tasks import TASKS, Task
+from evaluation.tasks.finetuning.tasks import TASKS
+from evaluation.tasks.finetuning.trials import UNREAD_WORDS, Candidate, Prepared, Trial, load
 from pipeline.teacher import load_tokenizer
-from student.memory import forget_peak, peak_memory
+from student.memory import forget_peak
 
 logger = logging.getLogger(__name__)
-LONGEST = 512  # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
-UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels; 1837c65 took unread words as O
-
-
-class Candidate(NamedTuple):
-    """A model of the study."""
-
-    directory: Path
-    facts: dict
-    """what its records say of it: records.describe"""
-    config: PretrainedConfig
-
-    @property
-    def trained_length(self) -> int:
-        """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
-        known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
-        return known or min(LONGEST, positions_of(self.config))
-
-    @property
-    def has_trained_segments(self) -> bool:
-        """Whether its lineage says that its second segment was trained."""
-        return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
-
-
-class Trial(NamedTuple):
-    """What one record is made from, but for the seed."""
-
-    candidate: Candidate
-    task: Task
-    data: TaskData
-
-    def facts(self, settings: FinetuneConfig) -> dict:
-        """Fields of its record that say what was trained; a record that is kept must have the same.
-
-        settings  as `settle` gives them
-        """
-        order = order_digest(self.task.name, settings.epochs, len(self.data.train))
-        more: dict[str, Any] = {
-            "weight_decay": training.WEIGHT_DECAY,
-            "segments": self.gets_segments(settings.segments),
-        }
-        steps = training.steps_of(len(self.data.train), settings)
-        if steps < training.steps_of(len(self.data.train), replace(settings, max_steps=None)):
-            more |= {"max_steps": steps}
-        if settings.split != "validation":
-            more |= {"split": settings.split}
-        return {
-            "weights": self.candidate.facts["weights"],
-            "data": self.data.facts() | {"order": order},
-            "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
-        }
-
-    def gets_segments(self, segments: str) -> bool:
-        """Whether the model sees the segments of this task's pairs; a single sentence is segment 0 anyway."""
-        return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
-
-    def key(self, seed: int) -> dict:
-        """Fields that name its record's file."""
-        return self.candidate.facts | {"suite": "finetune", "task": self.task.name, "seed": seed}
 
 
 def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -> dict:
@@ -112,7 +46,8 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
     Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": of
               all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> share of the development examples
-              that were longer than the longest input}], settings: those that were alike for all models, made, kept:
+              that were longer than the longest input, "chosen_lr": task -> learning rates by seed, where there were
+              several to choose from}], settings: those that were alike for all models, made, kept:
               counts of records, differing: files of records made with other settings, finished_before: whether there
               was nothing to do
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
@@ -210,8 +145,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
     """
     data = _load_data(task, data_dir, settings)
     wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
-    steps = training.steps_of(len(data.train), settings)
-    total, done = steps * sum(len(seeds) for _, seeds in wanted), 0
+    trainings, done = sum(len(seeds) for _, seeds in wanted), 0
     for trial, seeds in wanted:
         if not seeds:
             continue
@@ -220,13 +154,13 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
         for seed in seeds:
             facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
 
-            def report(step, loss, begun=done, facts=facts):
+            def report(step, loss, begun=done, total=model.steps * trainings, facts=facts):
                 progress(task.name, begun + step, total, **facts, loss=loss)
 
             records.write(settings.output, model.record(seed, device, report))
             tally["made"] += 1
-            done += steps
-            progress(task.name, done, total, **facts)
+            done += model.steps
+            progress(task.name, done, model.steps * trainings, **facts)
 
 
 def _find_missing(trial, settings, tally):
@@ -295,83 +229,10 @@ def _describe_differences(record, facts, prefix=""):
     return ", ".join(filter(None, said))
 
 
-def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
-    """The encoder of a directory and its tokenizer.
-
-    Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
-    """
-    backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
-    if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
-        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
-    if tokenizer.pad_token_id is None:
-        raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
-    return backbone, tokenizer
-
-
-class Prepared:
-    """A model and the examples of a task as it reads them, ready for any seed."""
-
-    def __init__(self, trial: Trial, settings: FinetuneConfig):
-        self.trial, self.settings = trial, settings
-        self.backbone, tokenizer = load(trial.candidate.directory)
-        self.backbone.set_dropout(settings.dropout)
-        room = self.backbone.room()
-        read = partial(
-            encode,
-            tokenizer,
-            labels_words=trial.task.labels_words,
-            max_length=min(settings.max_length or room, room),
-            takes_types=trial.gets_segments(settings.segments),
-            mark_target=settings.mark_target,
-        )
-        self.train = read(trial.data.train)
-        self.evaluation = {part: read(examples) for part, examples in trial.data.evaluation.items()}
-        if settings.partial_vocabulary:
-            parts = (self.train, *self.evaluation.values())
-            self.backbone.keep_rows(tokenizer.all_special_ids, *(part.ids_T for part in parts))
-
-    def record(self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent) -> dict:
-        """Train with a seed and evaluate; the record, which is not written."""
-        began, task = time.monotonic(), self.trial.task
-        model, head = self.backbone.with_head(task, seed, self.settings.output / "heads")
-        model = model.to(device)
-        train_began = time.monotonic()
-        bad_step = training.train(model, self.train, task, seed, self.settings, report)
-        step_seconds = (time.monotonic() - train_began) / training.steps_of(len(self.train), self.settings)
-        predicted = {part: training.predict(model, encoded, task) for part, encoded in self.evaluation.items()}
-        gold = {part: [e.label for e in examples] for part, examples in self.trial.data.evaluation.items()}
-        return {
-            "schema": records.SCHEMA,
-            **self.trial.key(seed),
-            **self.trial.facts(self.settings),
-            "figures": metrics.figures(task, gold, predicted),
-            "diverged": False if bad_step is None else f"the loss was not finite at step {bad_step}",
-            "collapsed": bad_step is None and metrics.constant(task, predicted) or False,
-            "cut": self.cut(),
-            "head": head,
-            "env": records.environment(device),
-            "cost": {
-                "embedding_rows": model.base_model.get_input_embeddings().num_embeddings,
-                "peak_memory_bytes": peak_memory(device),
-                "step_seconds": step_seconds,
-            },
-            "wall": time.monotonic() - began,
-        }
-
-    def cut(self) -> dict[str, float]:
-        """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
-        examples = sum(map(len, self.evaluation.values()))
-        cut = {
-            "train": self.train.cut,
-            "evaluation": sum(part.cut * len(part) for part in self.evaluation.values()) / examples,
-        }
-        unread = [part.unread for part in self.evaluation.values() if part.unread is not None]
-        return cut | ({"words": max(unread)} if unread else {})
-
-
 def _report(candidate, settings):
     """What the records say of a model, over the seeds and tasks that were asked for."""
     figures: dict[str, list[float]] = {}
+    chosen: dict[str, list[float]] = {}
     failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
     cut = {}
     for task in settings.chosen_tasks():
@@ -383,6 +244,8 @@ def _report(candidate, settings):
             for how, sentences in failed.items():
                 if record[how]:
                     sentences.append(f"{task}, seed {seed}: {record[how]}")
+            if "lr_choice" in record:
+                chosen.setdefault(task, []).append(record["lr_choice"]["lr"])
             if "cut" in record:
                 cut[task] = record["cut"]["evaluation"]
     means = [sum(values) / len(values) for values in figures.values()]
@@ -393,5 +256,6 @@ def _report(candidate, settings):
         "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})),
         "figures": figures,
         "average": sum(means) / len(means) if complete else None,
+        "chosen_lr": chosen,
         "cut": cut,
     } | failed

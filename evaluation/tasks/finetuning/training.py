@@ -44,14 +44,14 @@ def train(
     """Train a model in place.
 
     encoded   the training part, an Encoded
-    settings  with epochs, lr, batch and max_steps
+    settings  with epochs, one lr, batch and max_steps
     report    called as report(steps, loss) now and then
     Returns   the first step, counted from 1, whose loss was not finite; None if there was none
     """
-    device = next(model.parameters()).device
+    device, (lr,) = next(model.parameters()).device, settings.rates()
     batches = [rows for epoch in range(settings.epochs) for rows in epoch_batches(task.name, epoch, encoded, settings)]
     batches = batches[: settings.max_steps]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=WEIGHT_DECAY, fused=True)
     model.train()
     losses, reported = [], 0.0
     with dropout_of(device, task.name, seed):
@@ -60,7 +60,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             for group in optimizer.param_groups:
-                group["lr"] = settings.lr * (1 - step / len(batches))
+                group["lr"] = lr * (1 - step / len(batches))
             optimizer.step()
             losses.append(loss.detach())  # a GPU is not waited for
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:

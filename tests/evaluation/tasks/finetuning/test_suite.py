@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from evaluation import records
 from evaluation.comparison.identity import differences
-from evaluation.comparison.models import models_of
+from evaluation.comparison.models import match_trainings, models_of
+from evaluation.tasks.finetuning import training
 from evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
 from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
@@ -219,6 +220,65 @@ def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
     assert record["data"]["n_train"] + record["figures"][0]["n"] == 40 == usual["data"]["n_train"]
     assert record["head"] == usual["head"], "the same head as the training that the rate is for"
     assert finetune(tenth)["finished_before"]
+
+
+RATES = (1e-5, 3e-3)
+
+
+def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alone(settings, tmp_path, other_directory):
+    """The oracle: a training with each rate alone, scored on the tenth, and one on all examples with the best."""
+    settings = replace(settings, models=(*settings.models, str(other_directory)), seeds=1, limit_train=60)
+    seen = []
+    grid = replace(settings, lr=RATES, output=tmp_path / "grid")
+    result = finetune(grid, lambda task, done, total, **_: seen.append((task, done, total)))
+    for task in settings.tasks:  # the bar never goes back, and ends where it says
+        done, totals = zip(*(at[1:] for at in seen if at[0] == task), strict=True)
+        assert sorted(done) == list(done) and {done[-1]} == set(totals)
+    by_hand = {}
+    for lr in RATES:
+        finetune(replace(settings, lr=lr, split="train-tenth", output=tmp_path / f"{lr}"))
+        for record in records.read([tmp_path / f"{lr}" / "train-tenth" / "evaluations"]):
+            scores = by_hand.setdefault((record["model"], record["task"]), [])
+            scores.append(sum(figure["value"] for figure in record["figures"]) / len(record["figures"]))
+        finetune(replace(settings, lr=lr, output=tmp_path / f"{lr}"))
+    chosen = set()
+    for record in records.read([grid.output / "evaluations"]):
+        scores = by_hand[record["model"], record["task"]]
+        assert [tried["score"] for tried in record["lr_choice"]["tried"]] == pytest.approx(scores, abs=1e-12)
+        lr = record["lr_choice"]["lr"]
+        assert lr == RATES[scores.index(max(scores))] and record["settings"]["lr"] == list(RATES)
+        name = records.path_of(Path("."), record)
+        alone = records.read_file(tmp_path / f"{lr}" / name)
+        assert (record["figures"], record["head"]) == (alone["figures"], alone["head"])
+        assert record["settings"] | {"lr": lr} == alone["settings"] and "lr_choice" not in alone
+        chosen.add(lr)
+    assert chosen, "something was compared"
+    assert "Learning rates chosen on a tenth" in summary(result, grid) and finetune(grid)["finished_before"]
+    first, second = models_of(records.read([grid.output / "evaluations"]))[0]
+    assert len(match_trainings(first, second)[0]) == 2, "trainings with the same rates to choose from are pairs"
+
+
+def test_a_rate_that_diverges_is_not_chosen(settings):
+    with pytest.MonkeyPatch.context() as patch:
+        alone = training.train
+
+        def diverge(model, encoded, task, seed, settings, report):
+            return 1 if settings.lr == RATES[0] else alone(model, encoded, task, seed, settings, report)
+
+        patch.setattr(training, "train", diverge)
+        finetune(replace(settings, tasks=("mrpc",), seeds=1, lr=RATES))
+    (record,) = records.read([settings.output / "evaluations"])
+    assert record["lr_choice"]["tried"][0] == {"lr": RATES[0], "score": None}
+    assert record["lr_choice"]["lr"] == RATES[1] and not record["diverged"]
+
+
+def test_one_rate_is_a_number_and_senseless_ones_are_refused(settings):
+    assert replace(settings, lr=(1e-3,)) == settings
+    for rates in ((), (1e-3, 1e-3), (1e-3, 0.0), (1e-3, float("nan"))):
+        with pytest.raises(ValueError, match="--lr takes positive numbers, each once"):
+            replace(settings, lr=rates)
+    with pytest.raises(ValueError, match="--split train-tenth scores one --lr, found 2"):
+        finetune(replace(settings, lr=RATES, split="train-tenth"))
 
 
 def test_one_model_twice_is_refused(settings):

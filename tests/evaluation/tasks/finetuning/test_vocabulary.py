@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from common.errors import ModelError
 from evaluation import records
-from evaluation.tasks.finetuning import suite, training
+from evaluation.tasks.finetuning import training, trials
 from evaluation.tasks.finetuning.config import FinetuneConfig
 from evaluation.tasks.finetuning.heads import Backbone
 from evaluation.tasks.finetuning.suite import finetune
@@ -91,8 +91,8 @@ def test_the_rows_are_those_of_all_texts_that_are_read_and_of_special_tokens(set
     """MNLI's two development sets among them, cut as the model reads them."""
     settings = replace(settings, tasks=("mnli",), limit_train=8, max_length=16, partial_vocabulary=True)
     read = []
-    encode = suite.encode
-    monkeypatch.setattr(suite, "encode", lambda *given, **named: read.append(encode(*given, **named)) or read[-1])
+    encode = trials.encode
+    monkeypatch.setattr(trials, "encode", lambda *given, **named: read.append(encode(*given, **named)) or read[-1])
     _, model, _ = trained(settings, monkeypatch)
     special = set(AutoTokenizer.from_pretrained(teacher_directory).all_special_ids)
     assert len(read) == 3 and special
