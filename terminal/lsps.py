@@ -225,6 +225,8 @@ def _names(result):
 
 def _pages(result):
     rows = [*_facts(result), ("pages", f"{result['files']:,} files, {result['bytes'] / 1e6:,.1f} MB")]
+    if result["probe"]:
+        rows.append(("probe", f"{result['probe']}, for the words with and without each LSP"))
     return "\n".join(["\nThe pages are written.", table(rows), f"\nOpen:  {result['html']}/index.html"])
 
 

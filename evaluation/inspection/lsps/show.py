@@ -20,6 +20,7 @@ from evaluation.inspection.lsps.labels import find_labels, require_labels, short
 from evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
 from evaluation.inspection.lsps.vectors import VectorView
 from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
+from evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
@@ -68,9 +69,9 @@ def _store(settings, progress):
         return _text(settings, store, progress)
     if store.k and (unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]):
         raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
-    view = StoreView(store, settings.samples, settings.diagnostic, progress)
     if settings.html is not None:
-        return {"view": "pages", **pages.write(view, settings.html)}
+        return {"view": "pages", **_pages(settings, store, progress)}
+    view = StoreView(store, settings.samples, settings.diagnostic, progress)
     if settings.lsp:
         return {"view": "lsps", **view.facts(), "lsps": [view.lsp(lsp) for lsp in settings.lsp]}
     if settings.intruders:
@@ -82,6 +83,17 @@ def _store(settings, progress):
     if settings.similar_to is not None:
         return {"view": "similar", **view.similar_to_stored(settings.similar_to)}
     return {"view": "overview", **view.overview(OVERVIEW_ROWS)}
+
+
+def _pages(settings, store, progress):
+    if settings.student is None:
+        return pages.write(StoreView(store, settings.samples, settings.diagnostic, progress), settings.html)
+    from evaluation.inspection.lsps.editing import edit_sample, load_probe_of
+
+    probe = load_probe_of(settings.student, store)  # what does not belong together is refused before the store is read
+    view = StoreView(store, settings.samples, settings.diagnostic, progress)
+    edits = {"probe": shown_name(Path(settings.student)), **edit_sample(*probe, view)}
+    return pages.write(view, settings.html, edits)
 
 
 def _intruders(settings, view, progress):
@@ -181,7 +193,7 @@ def _dictionary(settings, progress):
 
 
 def _vectors(settings, progress):
-    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "diagnostic", "intruders"))
+    _refuse(settings, "a dictionary", ("word", "text", "student", "similar_to", "diagnostic", "intruders"))
     if settings.html is not None:
         pages.check_replaceable(settings.html)
     dictionary = Dictionary.load(settings.store)
