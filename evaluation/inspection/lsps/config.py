@@ -40,8 +40,8 @@ class LspConfig:
     judge: str | None = None
     """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
     sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
-    against: str | None = None
-    """With --intruders: another store of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
+    against: tuple[str, ...] = ()
+    """With --intruders: other stores of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""

@@ -99,27 +99,22 @@ def _pages(settings, store, progress):
 def _intruders(settings, view, progress):
     from scipy.stats import mannwhitneyu
 
-    store, others = view.store, [view]
-    if settings.against is not None:
-        other = Store.open(settings.against)
+    store, others = view.store, [Store.open(place) for place in settings.against]
+    for other in others:
         windowings = [one.settings.get("windowing", {}) for one in (store, other)]
         if other.vocab_size != store.vocab_size or windowings[0].get("tokenizer") != windowings[1].get("tokenizer"):
             raise InspectionError(
-                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give a"
-                " store of the same tokenizer"
+                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give"
+                " stores of the same tokenizer"
             )
-        others.append(StoreView(other, settings.samples, None, progress))
-    if settings.judge is None:
-        embeddings_Vd = texts.load_store_teacher(store, settings.teacher).embeddings_Vd
-    else:
-        embeddings_Vd = texts.embed(settings.judge, view.vocabulary.texts)
-    judged = [one.judge(embeddings_Vd) for one in others]
-    found = {**view.facts(), "judge": settings.judge, **judged[0], "shown": INTRUDER_ROWS}
-    if settings.against is not None:
-        aucs = [[row["auc"] for row in one["lsps"] if row["auc"] is not None] for one in judged]
-        p = float(mannwhitneyu(*aucs).pvalue) if all(aucs) else None
-        found["against"] = {"store": str(others[1].store.path), **judged[1], "p": p}
-    return found
+    judge, embeddings_Vd = texts.load_judge(store, view.vocabulary.texts, settings.judge, settings.teacher)
+    judged = [view.judge(embeddings_Vd) | {"p": None}]
+    own = [row["auc"] for row in judged[0]["lsps"] if row["auc"] is not None]
+    for other in others:
+        found = StoreView(other, settings.samples, None, progress).judge(embeddings_Vd)
+        aucs = [row["auc"] for row in found["lsps"] if row["auc"] is not None]
+        judged.append(found | {"p": float(mannwhitneyu(own, aucs).pvalue) if own and aucs else None})
+    return {"judge": judge, "samples": settings.samples, "shown": INTRUDER_ROWS, "dictionaries": judged}
 
 
 def _text(settings, store, progress):
