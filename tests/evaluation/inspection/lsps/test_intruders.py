@@ -125,7 +125,7 @@ def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monk
     assert json.loads(json.dumps(result)) == result
     first, again, third = result["dictionaries"]
     assert len(first["lsps"]) == 48 and first["judged"] > 10 and 0 < first["auc"] < 1
-    assert first["dictionary"] == coded_store.settings["dictionary"] and first["p"] is None
+    assert first["target"] == coded_store.target_id and first["p"] is None
     assert again == third == first | {"p": again["p"]} and again["p"] > 0.9
     text = summary(result, settings)
     assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
