@@ -226,7 +226,7 @@ def _write_pages(view, directory, facts, edits):
         "counted": view.counted_together,
         "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
         "cosine": lambda other: f"{other['cosine']:.2f}",
-        "probe": edits and printable(edits["probe"]),
+        "probe": edits and edits["probe"],
         "factor": edits and edits["factor"],
     }
     for lsp in range(facts["k"]):

@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import InspectionError
 from common.invocation import program
+from common.text import printable
 from evaluation.inspection.lsps import pages, texts, vector_pages
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
@@ -92,7 +93,7 @@ def _pages(settings, store, progress):
 
     probe = load_probe_of(settings.student, store)  # what does not belong together is refused before the store is read
     view = StoreView(store, settings.samples, settings.diagnostic, progress)
-    edits = {"probe": shown_name(Path(settings.student)), **edit_sample(*probe, view)}
+    edits = {"probe": printable(shown_name(Path(settings.student))), **edit_sample(*probe, view)}
     return pages.write(view, settings.html, edits)
 
 
