@@ -72,7 +72,10 @@ class LspConfig:
             given = ", ".join(name for name, wanted in views.items() if wanted)
             raise ValueError(f"{given} are different things to show. Give one of them")
         if self.text is None and ((self.student and self.html is None) or (self.teacher and not self.intruders)):
-            raise ValueError('--student and --teacher are for a text. Add --text "..." (or to --student: --html DIR)')
+            raise ValueError(
+                '--student and --teacher are for a text. Add --text "...", or --html DIR for pages with the words of a'
+                " --student that is a probe"
+            )
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
                 '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
