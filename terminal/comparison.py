@@ -11,7 +11,7 @@ from evaluation.comparison.drawing import p_text
 from evaluation.comparison.models import PARADIGMS, SEEDS, SUITE, out_of
 from evaluation.records import METRICS
 
-_FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "checkpoint")
+_FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "intruder AUC", "checkpoint")
 _MOST_LINES = 20
 _MOST_MODELS = 12  # in a matrix on a terminal
 
@@ -83,7 +83,8 @@ def _render(text, columns, fixed, width):
 
 
 def _model_table(models):
-    models = [model | {"mass kept": _percent(model["mass_kept"])} for model in models]
+    shares = {"mass kept": "mass_kept", "intruder AUC": "intruder_auc"}
+    models = [model | {shown: _percent(model[name]) for shown, name in shares.items()} for model in models]
     facts = [name for name in _FACTS if len({str(model[name]) for model in models}) > 1]
     shared = [f"{name} {value}" for name in _FACTS if name not in facts and (value := models[0][name]) is not None]
     same = (

@@ -3,6 +3,8 @@
 One function a view. Left out: the pages (evaluation/inspection/lsps/pages.py).
 """
 
+from pathlib import Path
+
 from common.invocation import program
 from evaluation.inspection.lsps.positions import sparkline
 from terminal.tables import columns, table
@@ -139,29 +141,32 @@ def _weights(lsps):
 
 
 def _intruders(result):
-    judge = result["judge"] or "the teacher's input embeddings"
-    rows = [*_facts(result), ("judge", judge), *_judgement(result, "")]
-    if other := result.get("against"):
-        p = f"p = {other['p']:.2g} (Mann-Whitney, LSPs of both)" if other["p"] is not None else "no comparison"
-        rows += [("against", other["store"]), *_judgement(other, "its "), ("difference", p)]
-    lines = ["", table(rows)]
-    known = sorted((row for row in result["lsps"] if row["auc"] is not None), key=lambda row: -row["auc"])
+    first, *others = result["dictionaries"]
+    rows = [*_facts(first), ("judge", result["judge"])]
+    if not first["judged"]:
+        return "\n".join(["", table(rows), "\nNo LSP has enough words that can be matched. Read more --samples"])
+    detected = f"with an AUC of {first['auc']:.3f} ({_interval(first)}), the mean of {first['judged']:,} LSPs"
+    controls = f"{first['by_frequency']:.3f} by frequency alone, {first['by_spelling']:.3f} by spelling alone"
+    lines = ["", table([*rows, ("detected", detected), ("controls", controls)])]
+    if others:
+        lines.append("\nThe mean AUC of each store; p of a Mann-Whitney test of its LSPs against those of the first:")
+        cells = []
+        for one in result["dictionaries"]:
+            settings = (Path(one["store"]).name, one["layer"], one["k"], one["lam"], one["judged"])
+            blind = [f"{one[name]:.3f}" if one["judged"] else "–" for name in ("auc", "by_spelling", "by_frequency")]
+            p = f"{one['p']:.2g}" if one["p"] is not None else "–"
+            cells.append((*settings, blind[0], _interval(one), *blind[1:], p))
+        heads = ("store", "layer", "k", "λ", "judged", "AUC", "95 %", "by spelling", "by frequency", "p")
+        lines += columns(heads, cells)
+    known = sorted((row for row in first["lsps"] if row["auc"] is not None), key=lambda row: -row["auc"])
     for title, shown in (("easiest to tell", known[: result["shown"]]), ("hardest", known[-result["shown"] :])):
-        cells = [
-            (row["lsp"], f"{row['auc']:.2f}", "{:.2f} to {:.2f}".format(*row["interval"]), " · ".join(row["words"]))
-            for row in shown
-        ]
-        lines += [f"\nIntruders {title}:", *(columns(("LSP", "AUC", "95 %", "words"), cells) if cells else ["  none"])]
+        cells = [(row["lsp"], f"{row['auc']:.2f}", _interval(row, 2), " · ".join(row["words"])) for row in shown]
+        lines += [f"\nIntruders {title}:", *columns(("LSP", "AUC", "95 %", "words"), cells)]
     return "\n".join(lines)
 
 
-def _judgement(judged, whose):
-    if not judged["judged"]:
-        return [(f"{whose}intruders", "no LSP has enough words that can be matched. Read more --samples")]
-    interval = "{:.3f} to {:.3f}".format(*judged["interval"])
-    figures = f"detected with an AUC of {judged['auc']:.3f} ({interval}), the mean of {judged['judged']:,} LSPs"
-    blind = f"{judged['by_frequency']:.3f} by frequency alone, {judged['by_spelling']:.3f} by spelling alone"
-    return [(f"{whose}intruders", figures), (f"{whose}controls", blind)]
+def _interval(judged, digits=3):
+    return " to ".join(f"{bound:.{digits}f}" for bound in judged["interval"] or ()) or "–"
 
 
 def _similar(result):
@@ -225,6 +230,8 @@ def _names(result):
 
 def _pages(result):
     rows = [*_facts(result), ("pages", f"{result['files']:,} files, {result['bytes'] / 1e6:,.1f} MB")]
+    if result["probe"]:
+        rows.append(("probe", f"{result['probe']}, for the words with and without each LSP"))
     return "\n".join(["\nThe pages are written.", table(rows), f"\nOpen:  {result['html']}/index.html"])
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
+from common.errors import ComparisonError
 from evaluation import records
 from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.drawing import Study
 from evaluation.comparison.figures import draw_all
 from evaluation.comparison.identity import differences
+from evaluation.comparison.intruders import read_judgements
 from evaluation.comparison.models import (
     average,
     blimp_average,
@@ -44,6 +46,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
+    judgements = read_judgements(settings.intruders)
     tuned = [model for model in models if model.trainings]
     tests, left_out = matrices(tuned)
     scored, unlike = scored_alike(models)
@@ -54,7 +57,11 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     paradigms = common_paradigms(scored) if scored else []
     result = {
         "records": len(found),
-        "models": [_describe(model, figures, paradigms if model in scored else []) for model in models],
+        "models": [
+            _describe(model, figures, paradigms if model in scored else [])
+            | {"intruder_auc": judgements.aucs.get(model.target) if model.target else None}
+            for model in models
+        ],
         "common_figures": len(common_figures(tuned)),
         "levels": {level.name: {"meaning": level.meaning, "full": level.full} for level in LEVELS},
         "significance": tests,
@@ -63,7 +70,8 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         "blimp": compare_on_blimp(models),
         "differences": _differences(models),
         "left_out": left_out,
-        "notes": [*notes, *_notes_on_fine_tuning(models), *notes_on_blimp, *differences(models).on_masks],
+        "notes": [*notes, *_notes_on_fine_tuning(models), *notes_on_blimp, *differences(models).on_masks]
+        + _notes_on_intruders(settings, models, judgements),
     }
     result["tables"] = _save_tables(settings.output, result)
     study = Study(models, settings.paper, settings.diagnostic)
@@ -102,6 +110,20 @@ def _notes_on_fine_tuning(models):
     return [
         f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
         "version did not record them. Give finetune the same models again."
+    ]
+
+
+def _notes_on_intruders(settings, models, judgements):
+    if not settings.intruders:
+        return []
+    if not any(model.target in judgements.aucs for model in models):
+        raise ComparisonError(
+            "--intruders: none of the judged stores is one that these models learned LSPs from, as far as their records"
+            " say. Judge those stores, or leave it out."
+        )
+    return [
+        f"Intruder AUC: how often {judgements.judge} can tell words that do not belong to an LSP from its own, the mean"
+        " over the LSPs of the store that a model learned from; 50% by chance. It is of the store, not of the model."
     ]
 
 
@@ -163,6 +185,7 @@ _MODEL_COLUMNS = (
     "step",
     "fraction",
     "mass_kept",
+    "intruder_auc",
     "average",
     "common_average",
     "n",

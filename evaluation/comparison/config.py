@@ -19,6 +19,9 @@ class CompareConfig:
     """Draw the numbers of the paper's tables 1 to 4 beside one's own."""
     diagnostic: Path | None = None
     """result.json of choose-layer, for figure 4: word-sense F1 beside the fine-tuning averages."""
+    intruders: tuple[Path, ...] = ()
+    """What `show-lsp --intruders --json` printed, or sweep.json of a sweep with --intruders: how interpretable the LSPs
+    are that each model learned goes into the table of models."""
     json: bool = False
     """Print the comparison as JSON."""
 

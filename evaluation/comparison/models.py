@@ -110,6 +110,12 @@ class Model:
         return tail["mass_kept"] if tail else None
 
     @property
+    def target(self) -> str | None:
+        """The target of the store whose LSPs it learned, of several the first; None where unknown or without LSPs."""
+        learned = self.facts["identity"] and self.facts["objective"] not in WITHOUT_TARGETS
+        return self.facts["identity"]["target"] if learned else None
+
+    @property
     def family(self) -> str:
         """All that is known of its pre-training but for the step; a model of unknown origin is a family of its own."""
         return family_key(self.facts) if self.facts["objective"] else self.label

@@ -24,7 +24,8 @@ class LspConfig:
     there is a --student. It may hold the mask token."""
     student: str | None = None
     """Student to compare with the teacher, with --text: a finished run, an export or a Hub id. With --without or
-    --amplify: the probe."""
+    --amplify: the probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which
+    words it predicts where the LSP is heaviest, with the LSP and without it."""
     without: tuple[int, ...] = ()
     """With --text: which words a softmax probe predicts when these LSPs are taken out of its student's prediction, at
     the text's mask tokens or, if it has none, at every token masked in turn. The probe is --student, by default the
@@ -39,8 +40,8 @@ class LspConfig:
     judge: str | None = None
     """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
     sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
-    against: str | None = None
-    """With --intruders: another store of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
+    against: tuple[str, ...] = ()
+    """With --intruders: other stores of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
@@ -70,8 +71,11 @@ class LspConfig:
         if sum(views.values()) > 1:
             given = ", ".join(name for name, wanted in views.items() if wanted)
             raise ValueError(f"{given} are different things to show. Give one of them")
-        if (self.student or (self.teacher and not self.intruders)) and self.text is None:
-            raise ValueError('--student and --teacher are for a text. Add --text "..."')
+        if self.text is None and ((self.student and self.html is None) or (self.teacher and not self.intruders)):
+            raise ValueError(
+                '--student and --teacher are for a text. Add --text "...", or --html DIR for pages with the words of a'
+                " --student that is a probe"
+            )
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
                 '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'

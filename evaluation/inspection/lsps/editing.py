@@ -1,6 +1,7 @@
 """Which words a probe predicts when LSPs are taken out of its student's prediction, or amplified in it.
 
     result = edit("runs/probes/<run>", "The [MASK] raised its rates.", {230: 0.0, 17: 3.0})
+    edit_sample(*load_probe_of("runs/probes/<run>", store), StoreView(store, tokens=2_000_000))    # each LSP, for pages
 
 At a masked position the student predicts a distribution q over LSPs, and a softmax probe P the words softmax(P q). With
 a factor f_i for every LSP, 0 for one that is taken out and 1 for those that are not named, the words become
@@ -10,26 +11,38 @@ a factor f_i for every LSP, 0 for one that is taken out and 1 for those that are
 q' sums to one, as everything does that the probe was trained on: what is taken from one LSP goes to the others in
 proportion. Left out: a logits probe, whose matrix its export has merged with the student's; what the teacher says.
 
-Shapes: T tokens of the text, M masked ones of them, k LSPs, V vocabulary.
+Shapes: T tokens of the text, M masked ones of them, k LSPs, V vocabulary; W windows, L positions.
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.special import rel_entr
+from torch.nn.utils.rnn import pad_sequence
 
 from common.disk import read_file
 from common.errors import InspectionError
 from common.invocation import program
+from evaluation.inspection.lsps.contexts import context
 from evaluation.inspection.lsps.sample import largest
+from evaluation.inspection.lsps.statistics import top_tokens
+from evaluation.inspection.lsps.view import StoreView
+from shards.reader import Store
 from student.export import PROBE_FILE
+from student.lsp_model import LspModel
 from student.modeling_mlsm import CONFIG_FILE
-from student.probe import load_probe
+from student.probe import ProbedStudent, load_probe
 from student.probe_config import ProbeConfig
 
 WORDS = 8  # of a list
+EXAMPLES = 4  # contexts on the page of an LSP
+EXAMPLE_WORDS = 5
+AMPLIFIED = 3.0  # what the probability of a page's LSP is multiplied with
+EDITED_AT_ONCE = 64  # contexts
+OF_THIS_STORE = "Give a probe of a student that was trained from the store."
 
 
 def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | None = None) -> dict:
@@ -52,12 +65,8 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
                  there is no such probe; ValueError where the text is too long
     """
     probed, model = load_probe(source)
-    found, k = model.facts.get("dictionary"), model.facts["lsps"]
-    if fingerprint is not None and found is not None and fingerprint != found:
-        raise InspectionError(
-            f"{source} reads the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
-            f"numbers mean different things. Give a probe of a student that was trained from the store."
-        )
+    k = model.facts["lsps"]
+    _refuse_other_lsps(source, model, fingerprint)
     if unknown := [lsp for lsp in factors if not 0 <= lsp < k]:
         raise InspectionError(f"there is no LSP {unknown[0]}: the student's are numbered from 0 to {k - 1}")
     (predicted,) = model.lsp([text])
@@ -114,6 +123,89 @@ def _describe_words(before_V, after_V, names, own):
         },
         "kl": float(rel_entr(before_V, after_V).sum()),
     }
+
+
+def _refuse_other_lsps(source, model, fingerprint):
+    found = model.facts.get("dictionary")
+    if fingerprint is not None and found is not None and fingerprint != found:
+        raise InspectionError(
+            f"{source} reads the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
+            f"numbers mean different things. {OF_THIS_STORE}"
+        )
+
+
+def load_probe_of(source: str, store: Store) -> tuple[ProbedStudent, LspModel]:
+    """A softmax probe whose student predicts the LSPs of a store and reads its windows.
+
+    source  a finished run, an export or a Hub id
+    Raises  InspectionError where LSPs, tokens or windows are others; RunError where there is no such probe
+    """
+    probed, model = load_probe(source)
+    _refuse_other_lsps(source, model, store.settings.get("dictionary"))
+    if model.facts["lsps"] != store.k:
+        raise InspectionError(
+            f"{source} reads {model.facts['lsps']:,} LSPs, {store.path} has {store.k:,}: {OF_THIS_STORE}"
+        )
+    if model.tokenizer.get_vocab() != store.load_tokenizer().get_vocab():
+        raise InspectionError(f"{source} has another tokenizer than {store.path}. {OF_THIS_STORE}")
+    if model.facts["max_length"] < store.max_length:
+        raise InspectionError(
+            f"{source} reads windows of at most {model.facts['max_length']} tokens, those of {store.path} have up to"
+            f" {store.max_length}. {OF_THIS_STORE}"
+        )
+    return probed, model
+
+
+def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict:
+    """For every LSP of a store, the words at some of the tokens where it is heaviest, with and without it.
+
+    The token is masked, and the student reads its document as far as that lies in its window: what `edit` would say of
+    that text.
+    probed, model  as of `load_probe_of`
+    Returns        {"factor": AMPLIFIED, "lsps": by LSP a list of contexts, the heaviest first}; a context is that of
+                   contexts.py with
+                   probability  of the LSP, as the student predicts it
+                   words        three lists of [word, probability, whether it is the token itself]: as predicted,
+                                without the LSP, and with its probability multiplied by the factor
+    """
+    sample, vocabulary, special = view.sample, view.vocabulary, model.facts["special_ids"]
+    is_part_V = vocabulary.continues_V & ~vocabulary.is_symbol_V
+    names = ["-" * bool(is_part) + text for is_part, text in zip(is_part_V, vocabulary.texts, strict=True)]
+    heaviest = [top_tokens(sample, view.entries.heaviest_first(lsp)[0], EXAMPLES) for lsp in range(sample.k)]
+    places = [(lsp, int(token)) for lsp, tokens in enumerate(heaviest) for token in tokens]
+    by_lsp: list[list[dict]] = [[] for _ in heaviest]
+    for start in range(0, len(places), EDITED_AT_ONCE):
+        part, rows, masked = places[start : start + EDITED_AT_ONCE], [], []
+        for _, token in part:
+            first, last = sample.bounds(token, view.store.max_length)
+            rows.append(torch.tensor([special["cls"], *sample.ids_N[first:last].tolist(), special["sep"]]))
+            masked.append(1 + token - first)
+            rows[-1][masked[-1]] = special["mask"]
+        input_WL = pad_sequence(rows, batch_first=True, padding_value=special["pad"])
+        attention_WL = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        each_W = torch.arange(len(part))
+        with torch.no_grad():
+            where_W = each_W * input_WL.shape[1] + torch.tensor(masked)
+            logits_Wk = model.student(input_WL, attention_WL, where_W).double()
+        own = each_W, torch.tensor([lsp for lsp, _ in part])
+        found = []
+        for factor in (1.0, 0.0, AMPLIFIED):
+            edited_Wk = logits_Wk.clone()
+            edited_Wk[own] += math.log(factor) if factor else -math.inf  # softmax(z + ln f) is f q, summing to one
+            found.append(probed.words(edited_Wk.softmax(dim=1)).topk(EXAMPLE_WORDS))
+        probabilities = logits_Wk.softmax(dim=1)[own].tolist()
+        for w, (lsp, token) in enumerate(part):
+            words = [
+                [
+                    [names[word], p, word == int(sample.ids_N[token])]
+                    for word, p in zip(top.indices[w].tolist(), top.values[w].tolist(), strict=True)
+                ]
+                for top in found
+            ]
+            example = context(sample, vocabulary, token)
+            by_lsp[lsp].append(example | {"probability": probabilities[w], "words": words})
+        view.progress("words", start + len(part), len(places), unit="contexts")
+    return {"factor": AMPLIFIED, "lsps": by_lsp}
 
 
 def newest_probe(fingerprint: str | None, root: str = ProbeConfig.root) -> str:

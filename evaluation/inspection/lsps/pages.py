@@ -96,14 +96,17 @@ def _foreign(directory):
     return found
 
 
-def write(view: StoreView, directory: Path) -> dict:
-    """Write the pages of a StoreView; they appear together. Returns what was written."""
-    facts = view.facts()
+def write(view: StoreView, directory: Path, edits: dict | None = None) -> dict:
+    """Write the pages of a StoreView; they appear together. Returns what was written.
+
+    edits  what editing.edit_sample found with a probe, and the probe's name: {"probe", "factor", "lsps"}
+    """
+    facts = view.facts() | {"probe": edits and edits["probe"]}
 
     def fill(new):
         shutil.copyfile(TEMPLATES / "view.js", new / "view.js")
         _write_lists(view, new / "data")
-        _write_pages(view, new, facts)
+        _write_pages(view, new, facts, edits)
 
     return {"html": str(directory), **facts, **publish(directory, lsp_pages(facts["k"]), fill)}
 
@@ -209,7 +212,7 @@ def templates() -> "Environment":
     )
 
 
-def _write_pages(view, directory, facts):
+def _write_pages(view, directory, facts, edits):
     pages = templates()
     teacher = "/".join(Path(str(facts["teacher_name"])).parts[-2:])  # not the path to it: pages are passed on
     names = {"name": printable(Path(facts["store"]).name), "teacher": printable(teacher)}
@@ -223,9 +226,11 @@ def _write_pages(view, directory, facts):
         "counted": view.counted_together,
         "npmi": lambda other: f"{other['npmi']:.2f} · {other['support']:,}",
         "cosine": lambda other: f"{other['cosine']:.2f}",
+        "probe": edits and edits["probe"],
+        "factor": edits and edits["factor"],
     }
     for lsp in range(facts["k"]):
-        figures = view.lsp(lsp)
+        figures = view.lsp(lsp) | {"edits": edits["lsps"][lsp] if edits else []}
         heaviest = max([context["weight"] for context in figures["top"]], default=1.0)
         page = template.render(**shared, **figures, heaviest=heaviest)
         (directory / "lsp" / f"{lsp}.html").write_text(page, encoding="utf-8", errors="backslashreplace")

@@ -14,12 +14,14 @@ import numpy as np
 
 from common.errors import InspectionError
 from common.invocation import program
+from common.text import printable
 from evaluation.inspection.lsps import pages, texts, vector_pages
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
 from evaluation.inspection.lsps.vectors import VectorView
 from evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
+from evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
@@ -68,9 +70,9 @@ def _store(settings, progress):
         return _text(settings, store, progress)
     if store.k and (unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]):
         raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
-    view = StoreView(store, settings.samples, settings.diagnostic, progress)
     if settings.html is not None:
-        return {"view": "pages", **pages.write(view, settings.html)}
+        return {"view": "pages", **_pages(settings, store, progress)}
+    view = StoreView(store, settings.samples, settings.diagnostic, progress)
     if settings.lsp:
         return {"view": "lsps", **view.facts(), "lsps": [view.lsp(lsp) for lsp in settings.lsp]}
     if settings.intruders:
@@ -84,30 +86,36 @@ def _store(settings, progress):
     return {"view": "overview", **view.overview(OVERVIEW_ROWS)}
 
 
+def _pages(settings, store, progress):
+    if settings.student is None:
+        return pages.write(StoreView(store, settings.samples, settings.diagnostic, progress), settings.html)
+    from evaluation.inspection.lsps.editing import edit_sample, load_probe_of
+
+    probe = load_probe_of(settings.student, store)  # what does not belong together is refused before the store is read
+    view = StoreView(store, settings.samples, settings.diagnostic, progress)
+    edits = {"probe": printable(shown_name(Path(settings.student))), **edit_sample(*probe, view)}
+    return pages.write(view, settings.html, edits)
+
+
 def _intruders(settings, view, progress):
     from scipy.stats import mannwhitneyu
 
-    store, others = view.store, [view]
-    if settings.against is not None:
-        other = Store.open(settings.against)
+    store, others = view.store, [Store.open(place) for place in settings.against]
+    for other in others:
         windowings = [one.settings.get("windowing", {}) for one in (store, other)]
         if other.vocab_size != store.vocab_size or windowings[0].get("tokenizer") != windowings[1].get("tokenizer"):
             raise InspectionError(
-                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give a"
-                " store of the same tokenizer"
+                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give"
+                " stores of the same tokenizer"
             )
-        others.append(StoreView(other, settings.samples, None, progress))
-    if settings.judge is None:
-        embeddings_Vd = texts.load_store_teacher(store, settings.teacher).embeddings_Vd
-    else:
-        embeddings_Vd = texts.embed(settings.judge, view.vocabulary.texts)
-    judged = [one.judge(embeddings_Vd) for one in others]
-    found = {**view.facts(), "judge": settings.judge, **judged[0], "shown": INTRUDER_ROWS}
-    if settings.against is not None:
-        aucs = [[row["auc"] for row in one["lsps"] if row["auc"] is not None] for one in judged]
-        p = float(mannwhitneyu(*aucs).pvalue) if all(aucs) else None
-        found["against"] = {"store": str(others[1].store.path), **judged[1], "p": p}
-    return found
+    judge, embeddings_Vd = texts.load_judge(store, view.vocabulary.texts, settings.judge, settings.teacher)
+    judged = [view.judge(embeddings_Vd) | {"p": None}]
+    own = [row["auc"] for row in judged[0]["lsps"] if row["auc"] is not None]
+    for other in others:
+        found = StoreView(other, settings.samples, None, progress).judge(embeddings_Vd)
+        aucs = [row["auc"] for row in found["lsps"] if row["auc"] is not None]
+        judged.append(found | {"p": float(mannwhitneyu(own, aucs).pvalue) if own and aucs else None})
+    return {"judge": judge, "samples": settings.samples, "shown": INTRUDER_ROWS, "dictionaries": judged}
 
 
 def _text(settings, store, progress):
@@ -181,7 +189,7 @@ def _dictionary(settings, progress):
 
 
 def _vectors(settings, progress):
-    _refuse(settings, "a dictionary", ("word", "text", "similar_to", "diagnostic", "intruders"))
+    _refuse(settings, "a dictionary", ("word", "text", "student", "similar_to", "diagnostic", "intruders"))
     if settings.html is not None:
         pages.check_replaceable(settings.html)
     dictionary = Dictionary.load(settings.store)

@@ -107,6 +107,22 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
     return teacher
 
 
+def load_judge(
+    store: Store, words: list[str], judge: str | None = None, teacher: str | None = None
+) -> tuple[str, np.ndarray]:
+    """What judges words in the test of intruders: an encoder, or by default the input embeddings of a store's teacher.
+
+    words    the texts of the vocabulary
+    teacher  where that of the store lies now
+    Returns  (what it is called, a vector for each word)
+    Raises   InspectionError when it is another teacher; TeacherError
+    """
+    if judge is not None:
+        return judge, embed(judge, words)
+    loaded = load_store_teacher(store, teacher)
+    return f"input embeddings of the teacher {loaded.fingerprint[:12]}", loaded.embeddings_Vd
+
+
 def embed(place: str, texts: list[str]) -> np.ndarray:
     """A vector for every text, read alone: the mean of the last hidden states of an encoder, float32 (texts, d).
 

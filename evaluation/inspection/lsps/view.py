@@ -257,6 +257,7 @@ class StoreView:
         """How interpretable the LSPs are by a test of intruders (intruders.py), each and all together.
 
         embeddings_Vd  the judge's vector of every entry of the vocabulary
+        Returns        facts, the store's target, what `summarise` says, and lsps: a dict for each LSP
         """
         test, judged = IntruderTest(self.sample, self.entries, self.vocabulary, embeddings_Vd), []
         for lsp in range(self.sample.k):
@@ -273,7 +274,7 @@ class StoreView:
             }
             for lsp, one in enumerate(judged)
         ]
-        return {**summarise(judged), "lsps": rows}
+        return {**self.facts(), "target": self.store.target_id, **summarise(judged), "lsps": rows}
 
     # -- tokens by their profile --------------------------------------------------------------------------
 

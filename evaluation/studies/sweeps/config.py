@@ -62,6 +62,11 @@ class SweepConfig:
     """`cpu`, `cuda`, or `auto`."""
     diagnostic: Path | None = None
     """JSON that choose-layer printed for the same teacher: its F1 goes beside each student."""
+    intruders: bool = False
+    """Judge how interpretable the LSPs of each store are, as show-lsp --intruders does; its AUC goes beside each
+    student."""
+    judge: str | None = None
+    """With --intruders: as of show-lsp, an encoder that judges in place of the teacher's word embeddings."""
     gpu: str = "NVIDIA H100 80GB HBM3"
     """GPU that hours at full scale are stated for, as CUDA names it; bfloat16."""
     mfu: float = 0.4
@@ -82,6 +87,8 @@ class SweepConfig:
                 f"a sweep is over --layer or over --k, found {len(self.layer)} layers and {len(self.k)} k. Give one "
                 "layer with several k, or one k with several layers."
             )
+        if self.judge and not self.intruders:
+            raise ValueError("--judge is for the judgement of LSPs. Add --intruders")
         if not 0 < self.mfu <= 1:
             raise ValueError(f"--mfu is a share above 0 and up to 1, found {self.mfu}.")
 

@@ -26,6 +26,7 @@ from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.studies.sweeps.full_scale import full_scale, full_scale_lines
 from evaluation.studies.word_senses.conclusions import read_result
+from pipeline.teacher import locate
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
@@ -43,6 +44,10 @@ COLUMNS = (
     "student_flops",
     "encoding_flops",
     "f1",
+    "intruder_auc",
+    "intruder_low",
+    "intruder_high",
+    "intruder_by_spelling",
 )
 
 
@@ -53,8 +58,11 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
     Returns   over (`layer` or `k`), parts, full_scale, directory, finished_before, caption (`caption_of`), and rows:
               layer, k, store, run, mass_kept (mean probability of a coded token that top-n kept), held_out_kl and
               marginal_kl (nats), improvement (share below the marginal), tokens_per_second, student_flops,
-              encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None), quarantined (documents of
-              the store that could not be coded) and finished_before. With --dry-run only over, parts and full_scale
+              encoding_flops (of this store alone), f1 (the diagnostic's, a share, or None), intruder_auc with its
+              interval from intruder_low to intruder_high and intruder_by_spelling (None without --intruders or where no
+              LSP can be judged), quarantined (documents of the store that could not be coded) and finished_before.
+              With --intruders also judge, samples and dictionaries, as of show-lsp --intruders, but for single LSPs.
+              With --dry-run only over, parts and full_scale
     Raises    SweepError, ValueError before anything is done, and what encode_lsp and train raise
     """
     parts = list(product(settings.layer, settings.k))
@@ -65,18 +73,21 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
     scale = full_scale(settings.over, settings.gpu, settings.mfu)
     f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
     Encoder.find(settings.encoder)  # raises ValueError now, not hours later
+    if settings.judge:
+        locate(settings.judge)
     begun = {"over": settings.over, "parts": [{"layer": layer, "k": k} for layer, k in parts], "full_scale": scale}
     if settings.dry_run:
         return begun | {"dry_run": True}
     for line in full_scale_lines(scale):
         logger.info(line)
-    rows = _rows(settings, parts, f1_of, progress)
+    rows, judgement = _rows(settings, parts, f1_of, progress)
     directory = settings.output / "sweeps" / f"{settings.over}-{fingerprint([row['run'] for row in rows])[:8]}"
     result = begun | {
         "rows": rows,
         "directory": str(directory),
         "caption": caption_of(settings, rows),
         "finished_before": all(row["finished_before"] for row in rows),
+        **judgement,
     }
     _write(result, directory)
     return result
@@ -87,11 +98,33 @@ def _rows(settings, parts, f1_of, progress):
     from student.trainer import train
 
     reports = encode_lsp(settings.encoding(), progress)
+    judgement = _judge(settings, parts, reports, progress) if settings.intruders else {}
     rows = []
-    for (layer, k), report in zip(parts, reports, strict=True):
+    for place, ((layer, k), report) in enumerate(zip(parts, reports, strict=True)):
         trained = train(_student(settings, layer, k, report), _name_stages(progress, f"l{layer} k{k}"))
-        rows.append(_row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))})
-    return rows
+        row = _row(layer, k, report, trained) | {"f1": f1_of.get((layer, k))}
+        judged = judgement["dictionaries"][place] if judgement else {"auc": None, "interval": None, "by_spelling": None}
+        low, high = judged["interval"] or (None, None)
+        row |= {"intruder_auc": judged["auc"], "intruder_low": low, "intruder_high": high}
+        rows.append(row | {"intruder_by_spelling": judged["by_spelling"]})
+    return rows, judgement
+
+
+def _judge(settings, parts, reports, progress):
+    """How interpretable the LSPs of each store are, by one judge."""
+    from evaluation.inspection.lsps.config import LspConfig
+    from evaluation.inspection.lsps.texts import load_judge
+    from evaluation.inspection.lsps.view import StoreView
+
+    judge, dictionaries = None, []
+    for (layer, k), report in zip(parts, reports, strict=True):
+        store = Store.open(report["store"], report["plan"])
+        view = StoreView(store, LspConfig.samples, None, _name_stages(progress, f"l{layer} k{k}"))
+        if judge is None:  # all stores are of one teacher
+            judge, embeddings_Vd = load_judge(store, view.vocabulary.texts, settings.judge, settings.teacher)
+        judged = view.judge(embeddings_Vd)
+        dictionaries.append({name: value for name, value in judged.items() if name != "lsps"})
+    return {"judge": judge, "samples": LspConfig.samples, "dictionaries": dictionaries}
 
 
 def _student(settings, layer, k, report):
@@ -163,15 +196,21 @@ def caption_of(settings: SweepConfig, rows: list[dict]) -> str:
 
 
 def _draw(over, rows, caption, stem, *table):
-    has_f1 = any(row["f1"] is not None for row in rows)
-    figure, axes = new_figure(width=1 + has_f1, columns=1 + has_f1)
-    panels = axes if has_f1 else [axes]
+    shown = {"improvement": "held-out KL, % below the marginal"}
+    shown |= {
+        name: label
+        for name, label in (
+            ("f1", "word-sense F1 on ALL, % (choose-layer)"),
+            ("intruder_auc", "intruders detected, % (AUC)"),
+        )
+        if any(row[name] is not None for row in rows)
+    }
+    figure, axes = new_figure(width=len(shown), columns=len(shown))
+    panels = axes if len(shown) > 1 else [axes]
     values = [row[over] for row in rows]
-    panels[0].plot(values, _percent(rows, "improvement"), marker="o")
-    panels[0].set_ylabel("held-out KL, % below the marginal")
-    if has_f1:
-        panels[1].plot(values, _percent(rows, "f1"), marker="o")
-        panels[1].set_ylabel("word-sense F1 on ALL, % (choose-layer)")
+    for panel, (name, label) in zip(panels, shown.items(), strict=True):
+        panel.plot(values, _percent(rows, name), marker="o")
+        panel.set_ylabel(label)
     for panel in panels:
         panel.set_xlabel("layer of the teacher" if over == "layer" else "k")
         panel.set_xscale("log" if over == "k" else "linear")

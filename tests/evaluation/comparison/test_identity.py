@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_records import a_record, layer_study, of_table, store
 
+from common.errors import ComparisonError
 from common.progress import silent
 from evaluation.comparison import published
 from evaluation.comparison.compare import compare
@@ -233,8 +234,8 @@ def study(identities, seeds=1):
     ]
 
 
-def compared(directory, records):
-    settings = CompareConfig(results=(store(directory, records),), output=directory / "out")
+def compared(directory, records, **settings):
+    settings = CompareConfig(results=(store(directory, records),), output=directory / "out", **settings)
     result = compare(settings, silent)
     return result, settings, {figure["figure"]: figure for figure in result["figures"]}
 
@@ -277,6 +278,48 @@ def test_the_tail_is_in_the_tables(tmp_path):
     with (settings.output / "models.csv").open() as file:
         assert [row["mass_kept"] for row in csv.DictReader(file)] == ["0.95", "0.9"]
     assert "95.0%" in comparison(result, settings) and "90.0%" in figures[3]["caption"]
+
+
+def judgements(path, judge="a judge", **aucs):
+    dictionaries = [{"target": known["target"], "auc": auc} for known, auc in aucs.values()]
+    path.write_text(json.dumps({"judge": judge, "samples": 9, "dictionaries": dictionaries}))
+    return path
+
+
+def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path):
+    eight, ten, twelve = (of_layer(layer) for layer in (8, 10, 12))
+    untold = a_record("old", "rte", 0, [0.5])
+    words = identity("mlm", target=eight["target_settings"])  # reads words of the store, not its LSPs
+    records = [*study({("l8", 8): eight, ("l10", 10): ten, ("l12", 12): twelve}), untold]
+    records.append(a_record("words", "rte", 0, [0.5], objective="mlm", identity=words, layer=None, k=None))
+    first = judgements(tmp_path / "a.json", eight=(eight, 0.93), none=(twelve, None))
+    second = judgements(tmp_path / "b.json", ten=(ten, 0.81))
+    result, settings, _ = compared(tmp_path, records, intruders=(first, second))
+    with (settings.output / "models.csv").open() as file:
+        found = {row["model"]: row["intruder_auc"] for row in csv.DictReader(file)}
+    assert found == {"l8": "0.93", "l10": "0.81", "l12": "", "old": "", "words": ""}
+    said = comparison(result, settings)
+    assert "93.0%" in said and "81.0%" in said and "how often a judge can tell" in " ".join(said.split())
+    result, settings, _ = compared(tmp_path, records)
+    assert "Intruder" not in (text := comparison(result, settings)) and "intruder AUC" not in text
+
+
+def test_judgements_that_do_not_compare_are_refused(tmp_path):
+    known = of_layer(8)
+    records = study({("l8", 8): known, ("l10", 10): of_layer(10)})
+    right = judgements(tmp_path / "a.json", l8=(known, 0.9))
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "lacks.json").write_text('{"judge": "a judge", "samples": 9}')
+    for files, message in (
+        ((right, judgements(tmp_path / "b.json", judge="another", l8=(known, 0.9))), "b.json was judged by another"),
+        ((right, judgements(tmp_path / "d.json", l8=(known, 0.8))), "d.json has another AUC for the store"),
+        ((judgements(tmp_path / "c.json", l12=(of_layer(12), 0.9)),), "none of the judged stores is one that"),
+        ((tmp_path / "nothing.json",), "nothing.json: .*No such file.*show-lsp STORE --intruders --json"),
+        ((tmp_path / "list.json",), "expected an object"),
+        ((tmp_path / "lacks.json",), "field dictionaries is missing"),
+    ):
+        with pytest.raises(ComparisonError, match=message):
+            compared(tmp_path, records, intruders=files)
 
 
 def test_fine_tunings_with_and_without_segments_are_no_pairs(tmp_path):

@@ -1,7 +1,10 @@
 """Words after LSPs are taken out or amplified, against the formula written out in NumPy on the files of the export."""
 
+import html
 import json
 import os
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,13 +12,24 @@ import torch
 from preloaded import run_command
 from safetensors.numpy import load_file
 from tiny_exports import LINEAGE, exported
+from tiny_store import write_store
 from transformers import AutoTokenizer
 
 from common.errors import InspectionError, RunError
 from common.progress import silent
 from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.editing import WORDS, edit
+from evaluation.inspection.lsps.editing import (
+    AMPLIFIED,
+    EDITED_AT_ONCE,
+    EXAMPLE_WORDS,
+    EXAMPLES,
+    WORDS,
+    edit,
+    edit_sample,
+    load_probe_of,
+)
 from evaluation.inspection.lsps.show import show
+from evaluation.inspection.lsps.view import StoreView
 from student.lsp_model import LspModel
 from student.objectives import Mlsm
 from student.probe import ProbedStudent, export_probe
@@ -113,6 +127,78 @@ def test_the_view_names_the_lsps_and_takes_the_newest_probe(coded_store, probe, 
     assert json.loads(json.dumps(result)) == result and "The, probability" in summary(result, settings)
     unseen = LspConfig(store=str(probe), text="The list", amplify=("3=1.000001",))
     assert "gain    none in three digits" in summary(show(unseen, silent), unseen)
+
+
+def test_words_of_a_sample_are_those_of_the_dense_formula_in_their_documents(coded_store, probe):
+    view = StoreView(coded_store, 4_000)
+    edits = edit_sample(*load_probe_of(str(probe), coded_store), view)
+    assert edits["factor"] == AMPLIFIED and len(edits["lsps"]) == coded_store.k
+    assert max(map(len, edits["lsps"])) == EXAMPLES and sum(map(len, edits["lsps"])) > EDITED_AT_ONCE
+    tokenizer = AutoTokenizer.from_pretrained(probe / "export")
+    names = [
+        re.sub(r"^##(?=[^\W_])", "-", name).removeprefix("##") for name in tokenizer.convert_ids_to_tokens(range(600))
+    ]
+    lengths, changes = set(), []
+    for lsp, examples in enumerate(edits["lsps"][::12]):
+        lsp *= 12
+        heaviest = view.entries.weights(lsp).max(initial=0)
+        for number, example in enumerate(examples):
+            batch = coded_store.split("train").read([example["window"]])
+            place, ids, documents = example["position"], batch.ids[0], batch.documents[0]
+            of_document = np.flatnonzero((documents == documents[place]) & ~np.isin(ids, tokenizer.all_special_ids))
+            rows = coded_store.split("train").targets(batch, np.zeros(1, np.int64), np.array([place]))
+            weight = dict(zip(rows.indices.tolist(), rows.weights.tolist(), strict=True))[lsp]
+            assert weight == pytest.approx(heaviest) or number
+            text, position = ids[of_document].tolist(), int(np.flatnonzero(of_document == place)[0])
+            lengths.add(len(text))
+            q_k, _, before_V, without_V = by_definition(probe, text, position, {lsp: 0.0})
+            amplified_V = by_definition(probe, text, position, {lsp: AMPLIFIED})[3]
+            assert example["probability"] == pytest.approx(q_k[lsp], rel=1e-4)
+            for found, p_V in zip(example["words"], (before_V, without_V, amplified_V), strict=True):
+                order = np.argsort(-p_V)[:EXAMPLE_WORDS]
+                expected = [[names[word], pytest.approx(p_V[word], rel=1e-4), word == ids[place]] for word in order]
+                assert found == expected
+            changes.append(np.abs(before_V - without_V).max())
+    assert len(lengths) > 1 and max(changes) > 0.002  # windows were padded, and it is no rounding
+
+
+def test_pages_show_the_words_where_a_probe_is_given(coded_store, probe, tmp_path):
+    settings = LspConfig(store=str(coded_store.path), html=tmp_path / "lsps", student=str(probe), samples=4_000)
+    result = show(settings, silent)
+    assert result["probe"] == "a" and json.loads(json.dumps(result)) == result
+    assert f"probe{' ' * 4}a" in summary(result, settings)
+    assert "the probe <b>a</b>" in (tmp_path / "lsps/index.html").read_text()
+    edits = edit_sample(*load_probe_of(str(probe), coded_store), StoreView(coded_store, 4_000))["lsps"]
+    lsp = max(range(coded_store.k), key=lambda lsp: len(edits[lsp]))
+    section = re.search(
+        r'<table class="edits">.*?</table>', (tmp_path / f"lsps/lsp/{lsp}.html").read_text(), re.DOTALL
+    )[0]
+    for own, found in ((False, r"<span>([^<]*) <small>"), (True, r"<span><b>(.*?)</b> <small>")):
+        expected = [
+            word for example in edits[lsp] for words in example["words"] for word, _, is_own in words if is_own == own
+        ]
+        assert list(map(html.unescape, re.findall(found, section))) == expected
+    assert f"Without LSP {lsp}" in section and f"LSP {lsp} × 3" in section and str(tmp_path) not in section
+    show(LspConfig(store=settings.store, html=settings.html, samples=4_000), silent)
+    assert "predict" not in (tmp_path / f"lsps/lsp/{lsp}.html").read_text() + (tmp_path / "lsps/index.html").read_text()
+
+
+def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hostile_store, export, probe, tmp_path):
+    with pytest.raises(RunError, match="holds no softmax probe"):
+        show(LspConfig(store=str(coded_store.path), html=tmp_path / "a", student=str(export)), silent)
+    with pytest.raises(InspectionError, match="numbers mean different things"):
+        load_probe_of(str(probe), hostile_store)
+    with pytest.raises(InspectionError, match=r"reads 48 LSPs, .* has 24: Give a probe of a student"):
+        load_probe_of(str(probe), write_store(tmp_path / "smaller", k=24))
+    with pytest.raises(InspectionError, match="another tokenizer"):
+        load_probe_of(str(probe), write_store(tmp_path / "foreign", k=48))
+    shutil.copytree(probe / "export", short := tmp_path / "short")
+    facts = json.loads((short / "lsp_config.json").read_text())
+    (short / "lsp_config.json").write_text(json.dumps(facts | {"max_length": 16}))
+    settings = LspConfig(store=str(coded_store.path), html=tmp_path / "b", student=str(short))
+    with pytest.raises(InspectionError, match="at most 16 tokens, those of .* up to 32"):
+        show(settings, silent)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
 def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, monkeypatch):

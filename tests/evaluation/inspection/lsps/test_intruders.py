@@ -119,22 +119,35 @@ def test_a_judge_reads_each_text_alone(teacher_directory):
 def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monkeypatch):
     monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
     monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
-    settings = LspConfig(store=str(coded_store.path), intruders=True, against=str(coded_store.path))
+    path = str(coded_store.path)
+    settings = LspConfig(store=path, intruders=True, against=(path, path), samples=8_000)
     result = show(settings, silent)
-    assert json.loads(json.dumps(result)) == result and len(result["lsps"]) == 48
-    assert result["judged"] > 10 and 0 < result["auc"] < 1
-    assert result["against"]["auc"] == result["auc"] and result["against"]["p"] > 0.9
+    assert json.loads(json.dumps(result)) == result
+    first, again, third = result["dictionaries"]
+    assert len(first["lsps"]) == 48 and first["judged"] > 10 and 0 < first["auc"] < 1
+    assert first["target"] == coded_store.target_id and first["p"] is None
+    assert again == third == first | {"p": again["p"]} and again["p"] > 0.9
     text = summary(result, settings)
     assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
-    by_another = show(LspConfig(store=settings.store, intruders=True, judge=str(teacher_directory)), silent)
-    assert by_another["auc"] != result["auc"] and by_another["by_spelling"] == result["by_spelling"]
+    assert text.count(coded_store.path.name) == 4 and text.count(f"{first['auc']:.3f}") == 4
+    by_another = show(LspConfig(store=path, intruders=True, judge=str(teacher_directory), samples=8_000), silent)
+    (other,) = by_another["dictionaries"]
+    assert other["auc"] != first["auc"] and other["by_spelling"] == first["by_spelling"]
+    assert by_another["judge"] == str(teacher_directory) != result["judge"]
     with pytest.raises(InspectionError, match="has another tokenizer"):
-        show(LspConfig(store=str(coded_store.path), intruders=True, against=str(hostile_store.path)), silent)
+        show(LspConfig(store=path, intruders=True, against=(path, str(hostile_store.path))), silent)
+
+
+def test_a_store_of_which_nothing_can_be_judged_says_so(coded_store):
+    settings = LspConfig(store=str(coded_store.path), intruders=True, against=(str(coded_store.path),), samples=60)
+    result = show(settings, silent)
+    assert [one["judged"] for one in result["dictionaries"]] == [0, 0]
+    assert "No LSP has enough words" in summary(result, settings)
 
 
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="Add --intruders"):
-        LspConfig(against="b")
+        LspConfig(against=("b",))
     with pytest.raises(ValueError, match="Give --judge or --teacher"):
         LspConfig(intruders=True, judge="b", teacher="c")
     with pytest.raises(ValueError, match="are different things to show"):

@@ -226,6 +226,8 @@ def test_what_does_not_fit_is_refused(dictionary, tmp_path):
     ):
         with pytest.raises((InspectionError, ValueError), match=message):
             show(LspConfig(store=str(store), vectors=tmp_path / file), silent)
+    with pytest.raises(InspectionError, match="cannot answer --student"):
+        show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", html=tmp_path, student="a"), silent)
     with pytest.raises(InspectionError, match="cannot answer --word"):
         show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
 

@@ -12,7 +12,10 @@ import pytest
 from preloaded import run_command, run_python
 from tiny_store import log_of
 
-from common.errors import EXIT_QUARANTINE, SweepError, WsdDataError
+from common.errors import EXIT_QUARANTINE, SweepError, TeacherError, WsdDataError
+from common.progress import silent
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show
 from evaluation.studies.sweeps import sweep as sweeping
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.studies.sweeps.full_scale import full_scale
@@ -119,6 +122,36 @@ def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, res
     assert [row | {"f1": None} for row in figures(again)] == figures(result)
     text = summary(again, settings)
     assert "63.0%" in text and "was finished already" in text
+
+
+def test_intruders_are_judged_in_every_store_as_show_lsp_does(settings, result, tmp_path, monkeypatch):
+    monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
+    monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
+    judged = sweep(replace(settings, intruders=True))
+    assert judged["directory"] == result["directory"] and judged["finished_before"]
+    first, second = (row["store"] for row in judged["rows"])
+    shown = show(LspConfig(store=first, intruders=True, against=(second,)), silent)
+    assert [judged[name] for name in ("judge", "samples")] == [shown[name] for name in ("judge", "samples")]
+    for row, found, expected in zip(judged["rows"], judged["dictionaries"], shown["dictionaries"], strict=True):
+        assert found == {name: value for name, value in expected.items() if name not in ("lsps", "p")}
+        assert [row["intruder_low"], row["intruder_high"]] == expected["interval"] and expected["judged"] > 5
+        assert (row["intruder_auc"], row["intruder_by_spelling"]) == (expected["auc"], expected["by_spelling"])
+    assert judged["rows"][0]["intruder_auc"] != judged["rows"][1]["intruder_auc"]
+    with open(Path(judged["directory"]) / "sweep.csv") as file:
+        assert [float(row["intruder_auc"]) for row in csv.DictReader(file)] == [
+            row["intruder_auc"] for row in judged["rows"]
+        ]
+    assert "intruders detected" in (Path(judged["directory"]) / "sweep.svg").read_text()
+    text = summary(judged, settings)
+    assert f"{judged['rows'][1]['intruder_auc']:.1%}" in text and f"50% by chance, by {judged['judge']}." in text
+    by_another = sweep(replace(settings, intruders=True, judge=settings.teacher))
+    assert by_another["judge"] == settings.teacher
+    assert by_another["rows"][0]["intruder_auc"] != judged["rows"][0]["intruder_auc"]
+    with pytest.raises(TeacherError, match="nowhere"):
+        sweep(replace(settings, intruders=True, judge=str(tmp_path / "nowhere"), output=tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ValueError, match="Add --intruders"):
+        replace(settings, judge="an encoder")
 
 
 def test_without_matplotlib_there_is_a_table(result, tmp_path, monkeypatch, caplog):
