@@ -372,8 +372,8 @@ class StudentConfig:
         return sorted(kept | {max_steps})
 
     def short_steps(self, max_steps: int) -> int:
-        """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces."""
-        return 0 if self.short_windows is None else round(self.short_share * max_steps)
+        """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
+        return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
 
 
 class ResolvedConfig(StudentConfig):

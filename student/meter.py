@@ -40,11 +40,11 @@ class Meter:
         """The meter of a run of `ranks` equal devices on windows of a length."""
         device = next(model.parameters()).device
         peak = peak_flops(device, autocast_dtype)
-        meter = cls(step_flops(model, config, length), None if peak is None else ranks * peak, device)
+        own, short = step_flops(model, config, length), {}
         if config.short_windows is not None:
-            meter.short_steps = config.short_steps(config.max_steps)
-            meter.short_flops = step_flops(model, config, length, length // config.short_windows)
-        return meter
+            short["short_steps"] = config.short_steps(config.max_steps)
+            short["short_flops"] = step_flops(model, config, length, length // config.short_windows)
+        return cls(own, None if peak is None else ranks * peak, device, **short)
 
     def flops_after(self, steps: int) -> int:
         """Operations of the first steps of the run, nominal: a function of their number, so that interruptions do not

@@ -130,7 +130,7 @@ class Loader:
     ) -> MicroBatch:
         part = slice(start, start + self.micro_batch)
         ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
-        documents_WL = read.documents[part].astype(np.int64)
+        documents_WL = read.documents[part]
         window_M, position_M = np.nonzero(mask_WL)
         width = input_WL.shape[1]
         real_WL = np.arange(width) < lengths_W[:, None]
@@ -158,7 +158,7 @@ class Loader:
             where_M=torch.from_numpy(where_M),
             most_masked=most_masked,
             targets=self.read_targets(masked),
-            documents_WL=torch.from_numpy(documents_WL) if self.documents_apart else None,
+            documents_WL=torch.from_numpy(documents_WL.astype(np.int64)) if self.documents_apart else None,
             segments_WL=segments_WL,
             fillers=fillers,
             visible=visible,

@@ -185,6 +185,12 @@ def test_a_compiled_student_meets_two_lengths(lsp_store, settings):
     assert losses[1] == [pytest.approx(figures, rel=1e-4) for figures in losses[0]]
 
 
+def test_the_last_step_reads_whole_windows():
+    short = StudentConfig(short_windows=PIECE)
+    assert [short.short_steps(steps) for steps in (1, 2, 4, 10, 1000)] == [0, 1, 3, 9, 900]
+    assert StudentConfig().short_steps(1000) == 0
+
+
 def test_the_setting_names_only_runs_that_have_it(settings):
     found = StudentConfig(**settings).identity()
     assert {name: found[name] for name in SHORT} == SHORT
