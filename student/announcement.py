@@ -31,6 +31,7 @@ _SHOWN = (
     "warmup",
     "dropout",
     "short_windows",
+    "short_share",
     "store",
     "store_weights",
     "output",

@@ -138,9 +138,9 @@ def _check_short_windows(config: StudentConfig, store: Store) -> None:
             f" tear apart. Leave it out, or encode a store with another --packing."
         )
     length = store.max_length
-    possible = [number for number in range(length // 2, 1, -1) if length % number == 0]
-    if config.short_windows not in possible:
-        advice = f"Take one of {', '.join(map(str, possible[:4]))}" if possible else "Encode windows of another length"
+    if length % config.short_windows or config.short_windows == length:
+        possible = [str(length // pieces) for pieces in range(2, 33) if length % pieces == 0 and length > pieces]
+        advice = f"Take {' or '.join(possible[:4])}" if possible else "Encode windows of another length"
         raise RunError(
             f"--short-windows {config.short_windows} does not cut the store's windows of {length} tokens into pieces of"
             f" equal length. {advice}, or leave it out."

@@ -221,7 +221,7 @@ def test_what_contradicts_itself_is_refused(settings, change, reason):
 @pytest.mark.parametrize("length", [5, 16, 32])
 def test_pieces_of_unequal_length_are_refused(ids_store, settings, length):
     config = StudentConfig(**settings | {"short_windows": length})
-    with pytest.raises(RunError, match=f"--short-windows {length} does not cut .* of 16 tokens.* Take one of 8, 4, 2,"):
+    with pytest.raises(RunError, match=f"--short-windows {length} does not cut .* of 16 tokens.* Take 8 or 4 or 2,"):
         resolve(config, ids_store)
 
 
