@@ -30,6 +30,8 @@ _SHOWN = (
     "lr",
     "warmup",
     "dropout",
+    "short_windows",
+    "short_share",
     "store",
     "store_weights",
     "output",
@@ -54,6 +56,7 @@ def announcement(trainer: "Trainer") -> str:
             f" {windows.tokens:,} in all; {held_out:,} held out",
             None,
         ),
+        *_short_rows(trainer),
         *_target_rows(trainer),
         *_model_rows(trainer, parameters),
         ("batch", batch, origins.get("batch_windows", "default")),
@@ -66,7 +69,7 @@ def announcement(trainer: "Trainer") -> str:
         ("learning rate", rate, origins.get("lr", "default")),
         *([("compiled", "the first step takes a minute or more; --no-compile: not at all", None)] * config.compile),
         *_precision_rows(trainer),
-        ("time", f"about {_hours(_seconds_of_step(trainer) * steps_left)}, from the operations of a step", None),
+        ("time", f"about {_hours(_seconds_left(trainer))}, from the operations of a step", None),
     ]
     others = [
         f"{field.name.replace('_', '-')} {_write_value(getattr(config, field.name))} ({origins[field.name]})"
@@ -104,6 +107,18 @@ def _model_rows(trainer: "Trainer", parameters: int) -> list:
     ]
 
 
+def _short_rows(trainer: "Trainer") -> list:
+    """Which steps read windows cut into pieces, of a run that has such steps."""
+    config, loader = trainer.config, trainer.loader
+    if not loader.short_steps:
+        return []
+    what = (
+        f"steps 1 to {loader.short_steps:,} read each window as {loader.pieces} pieces of {config.short_windows} tokens"
+        f" that do not see each other; held-out windows are always whole"
+    )
+    return [("pieces", what, trainer.origins.get("short_windows"))]
+
+
 def _target_rows(trainer: "Trainer") -> list:
     """The stores that are learned from and the weights of their losses, where there are several."""
     if not (others := trainer.objective.other_stores):
@@ -126,13 +141,14 @@ def _precision_rows(trainer: "Trainer") -> list:
     return [("arithmetic", hint, None)]
 
 
-def _seconds_of_step(trainer: "Trainer") -> float:
-    """About how long an optimiser step takes: its operations over what this machine does in a second."""
+def _seconds_left(trainer: "Trainer") -> float:
+    """About how long the other steps take: their operations over what this machine does in a second."""
     meter = trainer.meter
+    flops = meter.flops_after(trainer.config.max_steps) - meter.flops_after(trainer.steps)
     if meter.peak_flops is not None:
-        return meter.step_flops / (SHARE_OF_PEAK * meter.peak_flops)
+        return flops / (SHARE_OF_PEAK * meter.peak_flops)
     rate = trainer.ranks.size * matrix_product_rate(meter.device, trainer.stepper.autocast_dtype)
-    return meter.step_flops / (SHARE_OF_MEASURED * rate)
+    return flops / (SHARE_OF_MEASURED * rate)
 
 
 @functools.cache  # a process may train many runs

@@ -22,7 +22,7 @@ Nested = TypeVar("Nested")  # a tensor, or a tuple (named or not) of tensors, of
 
 
 class MicroBatch(NamedTuple):
-    """Windows of one forward pass, as CPU tensors."""
+    """Windows of one forward pass, or the pieces that they are cut into, as CPU tensors."""
 
     input_WL: Tensor
     """int64 token ids, the masked ones hidden"""

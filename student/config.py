@@ -46,6 +46,7 @@ BEFORE = {  # what runs did before they had the setting
     "mask_later": 0,
     "mask_schedule": "linear",
     "mask_weights": None,
+    "short_windows": None,
     "target_temperature": 1.0,
 }
 
@@ -97,6 +98,14 @@ class StudentConfig:
     segments: Literal["auto", "never"] = "auto"
     """which sentence of a pair a token belongs to: `auto` tells an encoder with segment embeddings (token types) on a
     store packed as pairs; `never` gives segment 0 to every token, as on all other stores"""
+
+    short_windows: int | None = None
+    """tokens of a piece: the first steps read each window cut into pieces of this length (128, say, of windows of 512),
+    which do not see each other and are cheaper. Held-out windows are whole throughout. Unset: all steps read whole
+    windows"""
+
+    short_share: float = 0.9
+    """short_windows: share of max_steps that reads pieces; the others read whole windows (BERT: 0.9)"""
 
     dropout: float | None = None
     """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
@@ -247,6 +256,13 @@ class StudentConfig:
             require(self, name, lambda value: value > 0 and math.isfinite(value), "a positive number")
         require(self, "warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         require(self, "decay_share", lambda value: 0 < value <= 1, "a share of the steps above 0")
+        require(self, "short_windows", lambda value: value >= 2, "at least 2 tokens")
+        require(self, "short_share", lambda value: 0 < value < 1, "a share of the steps between 0 and 1")
+        if self.short_windows is not None and self.mask_later > 0:
+            raise ValueError(
+                f"--short-windows {self.short_windows} and --mask-later {self.mask_later} do not go together: of a"
+                f" piece that is masked as a whole the layers below would read nothing. Leave one of them out."
+            )
         for name in ("adam_beta1", "adam_beta2"):
             require(self, name, lambda value: 0 <= value < 1, "from 0 to below 1")
         require(self, "dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
@@ -306,6 +322,7 @@ class StudentConfig:
         unused |= {"mask_update_steps"} if self.mask_weights != ADAPTIVE else set()
         unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
+        unused |= {"short_share"} if self.short_windows is None else set()
         later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
@@ -353,6 +370,10 @@ class StudentConfig:
         first step, and is kept only where the share is 0."""
         kept = {0 if share == 0 else max(1, round(share * max_steps)) for share in self.checkpoints}
         return sorted(kept | {max_steps})
+
+    def short_steps(self, max_steps: int) -> int:
+        """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
+        return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
 
 
 class ResolvedConfig(StudentConfig):

@@ -70,17 +70,19 @@ def count_flops(module: nn.Module, **inputs: Any) -> int:
     return counter.get_total_flops()
 
 
-def step_flops(model: nn.Module, config: ResolvedConfig, length: int) -> int:
-    """Operations of a run's average optimiser step on windows of `length` full of text."""
+def step_flops(model: nn.Module, config: ResolvedConfig, length: int, pieces: int = 1) -> int:
+    """Operations of a run's average optimiser step on windows of `length` full of text, each cut into pieces."""
     at_end = 1 - fmean(config.mask_rate_steps) if config.mask_schedule == "steps" else 0.5  # of the way, on average
     rate = (1 - at_end) * config.mask_rate + at_end * (config.mask_rate_end or config.mask_rate)
     masked = round(rate * (length - 2))  # of a window with its two special tokens
     whole, rest = divmod(config.batch_windows, config.micro_batch)
     flops = 0
     if whole:
-        flops += whole * model.training_flops(config.micro_batch, length, config.micro_batch * masked)
+        flops += whole * model.training_flops(
+            pieces * config.micro_batch, length // pieces, config.micro_batch * masked
+        )
     if rest:
-        flops += model.training_flops(rest, length, rest * masked)
+        flops += model.training_flops(pieces * rest, length // pieces, rest * masked)
     return flops
 
 

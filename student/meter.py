@@ -14,13 +14,24 @@ from student.memory import peak_memory
 class Meter:
     """Turns the time of a step into figures.
 
-    step_flops  floating-point operations of one optimiser step, over all devices
-    peak_flops  what these devices could do in a second; None where that is not known
-    device      whose memory counts
+    step_flops   floating-point operations of one optimiser step on whole windows, over all devices
+    peak_flops   what these devices could do in a second; None where that is not known
+    device       whose memory counts
+    short_steps  how many steps at the beginning read windows cut into pieces
+    short_flops  operations of one of these
     """
 
-    def __init__(self, step_flops: int, peak_flops: float | None, device: torch.device):
+    def __init__(
+        self,
+        step_flops: int,
+        peak_flops: float | None,
+        device: torch.device,
+        *,
+        short_steps: int = 0,
+        short_flops: int = 0,
+    ):
         self.step_flops, self.peak_flops, self.device = step_flops, peak_flops, device
+        self.short_steps, self.short_flops = short_steps, short_flops
 
     @classmethod
     def of_run(
@@ -29,7 +40,17 @@ class Meter:
         """The meter of a run of `ranks` equal devices on windows of a length."""
         device = next(model.parameters()).device
         peak = peak_flops(device, autocast_dtype)
-        return cls(step_flops(model, config, length), None if peak is None else ranks * peak, device)
+        own, short = step_flops(model, config, length), {}
+        if config.short_windows is not None:
+            short["short_steps"] = config.short_steps(config.max_steps)
+            short["short_flops"] = step_flops(model, config, length, length // config.short_windows)
+        return cls(own, None if peak is None else ranks * peak, device, **short)
+
+    def flops_after(self, steps: int) -> int:
+        """Operations of the first steps of the run, nominal: a function of their number, so that interruptions do not
+        matter."""
+        short = min(steps, self.short_steps)
+        return short * self.short_flops + (steps - short) * self.step_flops
 
     def figures(self, *, steps: int, tokens: int, seconds: float, waited: float) -> dict:
         """Figures of the step that was the `steps`th, waiting included.
@@ -37,17 +58,18 @@ class Meter:
         tokens   real ones of the batch
         seconds  the step took
         waited   of these for data
-        Returns  tokens_per_second, data_wait_seconds, data_wait_share, flops (of the run so far, nominal: a function
-                 of the step, so that interruptions do not matter), flops_per_second, mfu (share of the peak; absent
-                 where that is not known), peak_memory_bytes (of the GPU's tensors, or of this process on a CPU)
+        Returns  tokens_per_second, data_wait_seconds, data_wait_share, flops (of the run so far), flops_per_second, mfu
+                 (share of the peak; absent where that is not known), peak_memory_bytes (of the GPU's tensors, or of
+                 this process on a CPU)
         """
-        rate = self.step_flops / seconds
+        flops = self.flops_after(steps)
+        rate = (flops - self.flops_after(steps - 1)) / seconds
         mfu = {} if self.peak_flops is None else {"mfu": rate / self.peak_flops}
         return {
             "tokens_per_second": tokens / seconds,
             "data_wait_seconds": waited,
             "data_wait_share": waited / seconds,
-            "flops": steps * self.step_flops,
+            "flops": flops,
             "flops_per_second": rate,
             **mfu,
             "peak_memory_bytes": peak_memory(self.device),

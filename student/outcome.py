@@ -17,7 +17,7 @@ def lineage(trainer: "Trainer") -> dict:
         "settings": trainer.run.identity["settings"],
         "step": trainer.steps,
         "tokens": trainer.tokens,
-        "flops": trainer.steps * trainer.meter.step_flops,
+        "flops": trainer.meter.flops_after(trainer.steps),
         "held_out": trainer.figures,
         "baseline": trainer.held_out.baseline,
     }
@@ -38,7 +38,7 @@ def summary(trainer: "Trainer") -> dict:
         "tokens": trainer.tokens,
         "seconds": trainer.seconds,
         "tokens_per_second": trainer.tokens / trainer.seconds if trainer.seconds > 0 else 0.0,
-        "flops": trainer.steps * trainer.meter.step_flops,
+        "flops": trainer.meter.flops_after(trainer.steps),
         "seconds_to_first_step": trainer.seconds_to_first_step,
         "held_out": figures,
         "baseline": baseline,

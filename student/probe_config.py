@@ -50,6 +50,8 @@ class ProbeConfig(StudentConfig):
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)
     mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
+    short_windows: int | None = field(init=False, default=None)
+    short_share: float = field(init=False, default=0.9)
     encoder: str = field(init=False, default="")
     continue_from: Path | None = field(init=False, default=None)
     continue_head: bool = field(init=False, default=False)

@@ -52,13 +52,15 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
     origins  where each value that is not open comes from; given by the command line, which has applied a recipe
              already. None: the settings are from Python, and the recipe that made the store is applied here to those
              that are open, if it is for the same encoder. (On the command line the recipe gives the encoder, too.)
-    Raises   RunError where the encoder has no config, or the store has no training windows
+    Raises   RunError where the encoder has no config, the store has no training windows, or these cannot be cut as
+             `short_windows` says
     """
     if origins is None:
         found = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
         config = _apply_recipe(config, store, found)
     else:
         found = dict(origins)
+    _check_short_windows(config, store)
     if config.batch_windows is None or config.max_steps is None:
         config = _choose_batch_and_steps(config, len(training_windows(store)), found)
     known = cast(ResolvedConfig, config)  # from here on batch and steps are numbers
@@ -123,6 +125,26 @@ def batch_for(windows: int, epochs: float) -> int:
     while batch > SMALLEST_BATCH and epochs * windows / batch < ENOUGH_STEPS:
         batch //= 2
     return batch
+
+
+def _check_short_windows(config: StudentConfig, store: Store) -> None:
+    if config.short_windows is None:
+        return
+    from student.batches import store_has_pairs  # only here: it imports torch
+
+    if store_has_pairs(store):
+        raise RunError(
+            f"--short-windows {config.short_windows}: the store's windows are pairs of sentences, which pieces would"
+            f" tear apart. Leave it out, or encode a store with another --packing."
+        )
+    length = store.max_length
+    if length % config.short_windows or config.short_windows == length:
+        possible = [str(length // pieces) for pieces in range(2, 33) if length % pieces == 0 and length > pieces]
+        advice = f"Take {' or '.join(possible[:4])}" if possible else "Encode windows of another length"
+        raise RunError(
+            f"--short-windows {config.short_windows} does not cut the store's windows of {length} tokens into pieces of"
+            f" equal length. {advice}, or leave it out."
+        )
 
 
 def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) -> StudentConfig:

@@ -53,6 +53,7 @@ class Loader:
     by_token         whether batches say which tokens are masked, for counting losses by token
     few_shapes       whether these numbers and those of masked positions are rounded up by fillers, so that a compiled
                      model meets few
+    pieces           into how many pieces of equal length the first `short_steps` steps cut each window
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class Loader:
         mask_later: bool = False,
         by_token: bool = False,
         few_shapes: bool = False,
+        pieces: int = 1,
+        short_steps: int = 0,
     ):
         self.windows = windows
         self.masking = masking
@@ -77,6 +80,8 @@ class Loader:
         self.mask_later = mask_later
         self.by_token = by_token
         self.few_shapes = few_shapes
+        self.pieces = pieces
+        self.short_steps = short_steps
 
     def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
         """The batch of one optimiser step, counted from 0.
@@ -87,7 +92,8 @@ class Loader:
         begin = step * batch_windows
         window_ids_W, epochs_W = self.windows.stream(seed, begin + first, begin + last)
         rate, table = self.masking.rate_at(step), self.masking.table_at(step)
-        return self.load(window_ids_W, epochs_W, seed, rate, table, first)
+        pieces = self.pieces if step < self.short_steps else 1
+        return self.load(window_ids_W, epochs_W, seed, rate, table, first, pieces)
 
     def load(
         self,
@@ -97,11 +103,13 @@ class Loader:
         mask_rate: float,
         table: MaskTable | None = None,
         first_place: int = 0,
+        pieces: int = 1,
     ) -> Batch:
         """Read windows, mask them, and split them into micro-batches.
 
         table        of mask weights; None: all tokens are alike
         first_place  the place of the first of them in the batch
+        pieces       into how many pieces the encoder reads each window cut; masks and targets are those of the window
         """
         read = self.windows.read(window_ids_W)
         counted: dict[str, Any] = {"seed": mask_seed, "epoch": epochs_W}
@@ -109,7 +117,7 @@ class Loader:
         input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, seed=mask_seed, epoch=epochs_W)
         places_W = first_place + np.arange(len(window_ids_W))
         starts = range(0, len(window_ids_W), self.micro_batch)
-        micro = [self._build_micro_batch(read, input_WL, mask_WL, start) for start in starts]
+        micro = [self._build_micro_batch(read, input_WL, mask_WL, start, pieces) for start in starts]
         return Batch(
             micro=micro,
             counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
@@ -118,18 +126,22 @@ class Loader:
         )
 
     def _build_micro_batch(
-        self, read: WindowBatch, input_WL: np.ndarray, mask_WL: np.ndarray, start: int
+        self, read: WindowBatch, input_WL: np.ndarray, mask_WL: np.ndarray, start: int, pieces: int
     ) -> MicroBatch:
         part = slice(start, start + self.micro_batch)
         ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
+        documents_WL = read.documents[part]
         window_M, position_M = np.nonzero(mask_WL)
         width = input_WL.shape[1]
-        padded = bool((lengths_W < width).any())
         real_WL = np.arange(width) < lengths_W[:, None]
-        documents_WL = torch.from_numpy(read.documents[part].astype(np.int64)) if self.documents_apart else None
         segments_WL = None
         if self.segments:  # of the window as it was read: what is masked may have become another token
             segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
+        if pieces > 1:  # each becomes a row of its own; no token leaves its place in the flattened input
+            rows = pieces * len(input_WL)
+            input_WL, mask_WL = input_WL.reshape(rows, -1), mask_WL.reshape(rows, -1)
+            real_WL, documents_WL = real_WL.reshape(rows, -1), documents_WL.reshape(rows, -1)
+            real_WL[~real_WL.any(axis=1)] = True  # padding alone sees itself: some kernels give NaN otherwise
         where_M, most_masked, fillers = window_M * width + position_M, int(mask_WL.sum(axis=1).max()), 0
         if self.few_shapes:
             most_masked, fillers = round_up(most_masked), round_up(len(where_M)) - len(where_M)
@@ -142,11 +154,11 @@ class Loader:
         masked = MaskedTokens(self.windows, read, start + window_M, position_M)
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
-            attention_WL=torch.from_numpy(real_WL.astype(np.int64)) if padded else None,
+            attention_WL=None if real_WL.all() else torch.from_numpy(real_WL.astype(np.int64)),
             where_M=torch.from_numpy(where_M),
             most_masked=most_masked,
             targets=self.read_targets(masked),
-            documents_WL=documents_WL,
+            documents_WL=torch.from_numpy(documents_WL.astype(np.int64)) if self.documents_apart else None,
             segments_WL=segments_WL,
             fillers=fillers,
             visible=visible,

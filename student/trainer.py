@@ -135,8 +135,9 @@ class Trainer:
         reading: dict[str, Any] = {"masking": masking, "micro_batch": config.micro_batch}
         reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
         reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
-        read_targets = objective.read_targets
-        self.loader = Loader(training_windows(store), read_targets=read_targets, by_token=is_adaptive, **reading)
+        of_steps: dict[str, Any] = {"by_token": is_adaptive, "short_steps": config.short_steps(config.max_steps)}
+        of_steps |= {"pieces": store.max_length // (config.short_windows or store.max_length)}
+        self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **of_steps, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
         self.held_out = ranks.first_then_all(partial(HeldOut, store, self.loader.windows, objective, **reading))
@@ -252,7 +253,7 @@ class Trainer:
         epoch, window_of_epoch = divmod(self.steps * self.config.batch_windows, len(self.loader.windows))
         state = {
             "tokens": self.tokens,
-            "flops": self.steps * self.meter.step_flops,
+            "flops": self.meter.flops_after(self.steps),
             "seconds": self.seconds,
             "held_out": self.figures,
             "epoch": epoch,

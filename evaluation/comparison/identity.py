@@ -66,6 +66,7 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
     "tolerance": ("solver",),  # FISTA has none
     "mask_update_steps": ("mask_weights",),  # only adaptive ones have it
     "mask_weight_steps": ("mask_weights",),  # only several that take turns have it
+    "short_share": ("short_windows",),  # only runs that begin with pieces of windows have it
 }
 
 

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import tiny_store
 from tiny_store import write_store
 from transformers import (
     BertConfig,
@@ -45,6 +47,23 @@ def ids_store(tmp_path_factory):
 def logits_store(tmp_path_factory):
     """The same windows with a teacher's distributions, its head seven wider than the vocabulary of 65."""
     return write_store(tmp_path_factory.mktemp("logits") / "store", k=72, kind="logits")
+
+
+@pytest.fixture(scope="session")
+def packed_store(tmp_path_factory):
+    """The windows of the ids store, but a second document begins at the sixth token of every window."""
+    whole = tiny_store.block
+
+    def two_documents(rng, windows, *rest):
+        columns = whole(rng, windows, *rest)
+        starts = columns["run_starts"]
+        columns["run_starts"] = np.stack((starts, starts + 5), axis=1).reshape(-1)
+        columns["run_records"] = np.arange(2 * windows)
+        return columns
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_store, "block", two_documents)
+        return write_store(tmp_path_factory.mktemp("packed") / "store", k=0)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,9 @@
 
 import copy
 
-import numpy as np
 import pytest
-import tiny_store
 import torch
-from tiny_store import log_of, write_store
+from tiny_store import log_of
 from transformers import (
     BertConfig,
     CamembertConfig,
@@ -166,23 +164,6 @@ def test_where_it_cannot_be_done_right_it_is_refused(hf_config, reason, ids_stor
     encoder_config(StudentConfig(encoder=str(tmp_path)), ids_store)
     with pytest.raises(RunError, match=reason):
         encoder_config(StudentConfig(encoder=str(tmp_path), documents_apart=True), ids_store)
-
-
-@pytest.fixture(scope="module")
-def packed_store(tmp_path_factory):
-    """The ids store, but a second document begins at the sixth token of every window."""
-    whole = tiny_store.block
-
-    def two_documents(rng, windows, *rest):
-        columns = whole(rng, windows, *rest)
-        starts = columns["run_starts"]
-        columns["run_starts"] = np.stack((starts, starts + 5), axis=1).reshape(-1)
-        columns["run_records"] = np.arange(2 * windows)
-        return columns
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny_store, "block", two_documents)
-        return write_store(tmp_path_factory.mktemp("packed") / "store", k=0)
 
 
 def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):

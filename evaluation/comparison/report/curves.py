@@ -102,16 +102,19 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
 
 
 def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
-    """Mean seconds of the fastest tenth of the logged steps, one at least; None where no line tells them.
+    """Seconds of the run's average step, at the rate of the fastest tenth of the logged steps, one at least; None where
+    no line tells them.
 
-    A line has the operations of all steps so far and those per second of its own step.
+    A line has the operations of all steps so far and those per second of its own step. Steps may differ in operations,
+    as those on short windows do from the others.
     """
-    seconds = sorted(
-        line["flops"] / line["step"] / line["flops_per_second"]
-        for line in lines
-        if all(is_number(line.get(name)) and line[name] > 0 for name in ("flops", "flops_per_second"))
-    )
-    return fmean(seconds[: max(1, len(seconds) // 10)]) if seconds else None
+    names = ("flops", "flops_per_second")
+    counted = [line for line in lines if all(is_number(line.get(name)) and line[name] > 0 for name in names)]
+    if not counted:
+        return None
+    seconds = sorted(1 / line["flops_per_second"] for line in counted)  # of an operation
+    last = max(counted, key=lambda line: line["step"])
+    return fmean(seconds[: max(1, len(seconds) // 10)]) * last["flops"] / last["step"]
 
 
 def _points(lines):

@@ -104,6 +104,13 @@ def test_weights_of_masks_are_named_by_their_kind_and_content():
     assert list(named(a=identity(**turns), b=later).settings) == ["mask_weight_steps"]
 
 
+def test_short_windows_are_named_with_their_length():
+    short = {"short_windows": 128, "short_share": 0.9}
+    assert named(a=identity(**short), b=identity()).settings == {"short_windows": {"128": ["a"], "not set": ["b"]}}
+    fewer = identity(**short | {"short_share": 0.5})
+    assert named(a=identity(**short), b=fewer).settings == {"short_share": {"0.9": ["a"], "0.5": ["b"]}}
+
+
 def test_masks_that_follow_the_model_are_named_as_unpaired(tmp_path):
     adaptive = {"mask_weights": "adaptive", "mask_update_steps": 200}
     found = named(a=identity(**adaptive), b=identity("mlm", target={"kind": "ids", "windowing": {}}, **adaptive))

@@ -26,7 +26,7 @@ from evaluation.comparison.models import models_of
 from evaluation.comparison.report import Part, StudyFacts, drawings, write_report
 from evaluation.comparison.report.arms import find_arms
 from evaluation.comparison.report.costs import table_of_parts
-from evaluation.comparison.report.curves import read_courses
+from evaluation.comparison.report.curves import quiet_step_seconds, read_courses
 from evaluation.comparison.report.tables import escape_latex
 from evaluation.tasks.finetuning.config import FinetuneConfig
 from evaluation.tasks.finetuning.miniature import write_miniatures
@@ -191,6 +191,17 @@ def test_seconds_are_those_of_a_quiet_machine(reported):
     mean = [row for row in scores if (row["arm"], row["pre-training seed"]) == ("MLM", "mean")]
     assert [float(row["seconds"]) for row in mean] == pytest.approx([250, 500])
     assert float(mean[0]["scores"]) == pytest.approx(fmean((0.3 + 0.4 + 0.5 + seed / 100) / 3 for seed in range(4)))
+
+
+def test_steps_that_differ_in_operations_count_by_these():
+    """Ten steps of 0.5 s and ten of twice the operations and 1 s, two of three on a busy machine."""
+    lines, flops = [], 0
+    for step in range(1, 21):
+        own = 100 if step <= 10 else 200
+        flops += own
+        lines.append({"step": step, "flops": flops, "flops_per_second": 200 if step % 3 == 0 else 100})
+    assert quiet_step_seconds(lines) == pytest.approx((10 * 0.5 + 10 * 1.0) / 20)
+    assert quiet_step_seconds([{"step": 1, "loss": 3.0}]) is None
 
 
 def test_costs_have_accounts_that_add_up(reported):

@@ -364,7 +364,7 @@ MISTAKES = [
     ({"device": "tpu"}, "Use cpu, cuda or auto"),
     ({"tasks": ("boolq",)}, "--tasks takes a list, each one of all, cola"),
     ({"seeds": 0}, "--seeds must be at least 1, found 0"),
-    ({"lr": float("nan")}, "--lr must be a positive number"),
+    ({"lr": float("nan")}, "--lr takes positive numbers, each once, found nan"),
 ]
 
 
