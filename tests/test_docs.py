@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import promises
 import pytest
 
 import cli
@@ -127,3 +128,8 @@ Image.new("RGBA", (width, height), colour).save(flags["screenshot"])
         assert shot.mode == "P" and shot.size[0] == 1120 and shot.convert("RGB").getpixel((5, 5)) == (200, 0, 0)
     failed = subprocess.run(script, env=os.environ | {"MLSM_BROWSER": "/bin/false"}, capture_output=True)
     assert failed.returncode != 0 and b"/bin/false" in failed.stderr
+
+
+def test_promises_are_those_of_the_tests():
+    text = promises.PAGE.read_text(encoding="utf-8")
+    assert promises.make_page(text) == text, "write the tables anew:  python tests/promises.py"
