@@ -31,7 +31,7 @@ REPORT = ROOT / "docs" / "studies" / "cpu" / "comparison" / "report.html"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 OF = ("lsps", "images", "report")
 WORD = "internally"  # searched in the list of LSPs; its heaviest LSP is shown
-PATCHES_LSP = 3  # a bright stroke with a dark left half
+PATCHES_LSP = 3  # patches with a dark left half; on another processor they may have another number
 
 
 def main() -> None:

@@ -21,13 +21,13 @@ TABLES = {"| promise | tests | cases |\n|---|---|---|\n": False, "| fault | test
 
 
 def find_markers():
-    """Every marker as (text, cases or None, test file without suffix, name of the test or "" for the whole file)."""
+    """Every marker as (text, cases or None, file without suffix, words of the test's name or "" for the whole file)."""
     files = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
     files.sort(key=lambda path: FOLDERS.index(path.parts[0]) if path.parts[0] in FOLDERS else len(FOLDERS))
     for file in files:
         for node in ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                name, marks = node.name.removeprefix("test_"), node.decorator_list
+                name, marks = node.name.removeprefix("test_").replace("_", " "), node.decorator_list
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
                 name, marks = "", node.value.elts if isinstance(node.value, ast.List) else [node.value]
             else:
