@@ -5,6 +5,7 @@
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
+# make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
 # make release-check   build sdist and wheel of what is committed, install the wheel into an empty environment, and use it
 #             there: the two commands of the README, small, and the notebooks at full size
 
@@ -33,6 +34,9 @@ lint: .venv/installed-test
 docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+screenshots: .venv/installed-test
+	$(BIN)/python docs/screenshots.py
 
 RELEASE := $(or $(TMPDIR),/tmp)/mlsm-release-check
 
@@ -71,4 +75,4 @@ release-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz lint docs release-check
+.PHONY: demo test faults fuzz lint docs screenshots release-check

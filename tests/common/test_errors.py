@@ -1,4 +1,8 @@
+import pytest
+
 from common.errors import MOST_CHARACTERS, RecordError
+
+pytestmark = pytest.mark.promise("checkpoints behind …")
 
 
 def test_a_very_long_message_keeps_its_beginning_and_its_end():

@@ -8,6 +8,12 @@ from rich.markdown import Markdown
 
 from common.text import code_span, printable, printable_values, redacted, without_credentials, without_directories
 
+pytestmark = [
+    pytest.mark.promise("user and password …"),
+    pytest.mark.promise("line breaks, Markdown …"),
+    pytest.mark.promise("43 text of others …"),
+]
+
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\r\x9b1m c\u202egnp.exe\u2028 d\x00 e\udcff"
 
 

@@ -93,6 +93,10 @@ def calls(tmp_path_factory):
     return recorded(lambda: write(tmp_path_factory.mktemp("calls") / "store"))
 
 
+@pytest.mark.promise(
+    "file fsynced before it is linked, directory after, record last; new directories durable in their parents",
+    cases="every call of a run",
+)
 def test_the_order_of_the_calls(tmp_path):
     """One unit: shard written, fsynced, closed, linked, directory fsynced; then the record alike; then the temporary
     names: the record's at once, the shard's when the record is there."""
@@ -116,6 +120,7 @@ def test_the_order_of_the_calls(tmp_path):
             assert Path(arguments[0].name).name.startswith(".unit.")
 
 
+@pytest.mark.promise("file fsynced before …")
 def test_new_directories_are_durable_before_anything_is_in_them(calls):
     made = [(i, arguments[0]) for i, (name, arguments) in enumerate(calls) if name == "mkdir"]
     assert {path.name for _, path in made} == {"store", "units", "plans"}
@@ -123,6 +128,12 @@ def test_new_directories_are_durable_before_anything_is_in_them(calls):
         assert calls[i + 1] == ("fsync_path", (path.parent,))
 
 
+@pytest.mark.promise(
+    "ENOSPC, EIO, EROFS at a call (a write half done): as after SIGKILL, and no temporary; a record that may not be "
+    "durable is withdrawn",
+    cases="3 × 58",
+)
+@pytest.mark.promise("8 read-only directory, EIO, failed fsync")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 def test_an_error_at_every_call(tmp_path, whole, calls, number):
     for chosen in range(len(calls)):
@@ -145,6 +156,8 @@ def test_an_error_at_every_call(tmp_path, whole, calls, number):
         shutil.rmtree(path)
 
 
+@pytest.mark.promise("a disk that stays read-only from a call on", cases="20")
+@pytest.mark.promise("8 read-only directory …")
 def test_errors_that_last(tmp_path, whole, calls):
     """From the i-th call on nothing can be written, nor removed: what is visible is whole, and a rerun repairs."""
     for chosen in range(0, len(calls), 3):
@@ -165,6 +178,8 @@ def test_errors_that_last(tmp_path, whole, calls):
         shutil.rmtree(path)
 
 
+@pytest.mark.promise("Ctrl-C at a call: as after SIGKILL, and no temporary", cases="58")
+@pytest.mark.promise("30 SIGTERM, Ctrl-C")
 def test_interrupted_at_every_call(tmp_path, whole, calls):
     """Ctrl-C arrives as an exception between any two calls."""
     for chosen in range(len(calls)):
@@ -195,6 +210,11 @@ def environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
+@pytest.mark.promise(
+    "SIGKILL at a call: no uncommitted unit visible, visible ones whole, the rerun's bytes are an unbroken run's",
+    cases="58 real kills",
+)
+@pytest.mark.promise("1 kill -9 at each step of the commit")
 def test_kill_at_every_call(tmp_path, whole, calls):
     run = run_script("kill_at_every_call.py", tmp_path)
     assert run.returncode == 0, run.stderr
@@ -203,6 +223,11 @@ def test_kill_at_every_call(tmp_path, whole, calls):
     assert outcome["rerun"] == {name: len(raw) for name, raw in whole.items()}
 
 
+@pytest.mark.promise(
+    "writers of one plan at once: one winner a unit, the bytes of one writer",
+    cases="4 processes × 10; 2 commands",
+)
+@pytest.mark.promise("15 two writers at once")
 def test_writers_of_one_plan_at_once(tmp_path, whole):
     run = run_script("writers_at_once.py", tmp_path, 4, 10)
     assert run.returncode == 0, run.stderr
@@ -213,6 +238,7 @@ def test_writers_of_one_plan_at_once(tmp_path, whole):
         assert not temporaries(tmp_path / str(number))
 
 
+@pytest.mark.promise("a writer whose bytes differ (another processor) loses whole", cases="2")
 def test_a_writer_on_another_machine_loses_or_wins_whole(tmp_path, monkeypatch):
     """Two writers whose bytes differ, as on two kinds of processor: one record, and only its shard."""
     files, plan, _ = make_store(tmp_path / "store", blocks=1, units=("train",))
@@ -224,6 +250,7 @@ def test_a_writer_on_another_machine_loses_or_wins_whole(tmp_path, monkeypatch):
     assert len(list(files.units.iterdir())) == 3, "the loser's shard has no record: clean takes it"
 
 
+@pytest.mark.promise("a writer whose bytes …")
 def test_the_winners_record_is_withdrawn_while_we_look(tmp_path, monkeypatch):
     files, plan, _ = make_store(tmp_path / "store", blocks=1, units=("train",))
     works, looked = StoreFiles.record, []
@@ -267,6 +294,12 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     assert (final / "file").read_text() == "new" and not temporaries(tmp_path)
 
 
+@pytest.mark.promise(
+    "a full disk, a file size limit, a directory without permission: typed error, no temporary, resumable, "
+    "exit code 74",
+    cases="5, 6, 1, 1",
+)
+@pytest.mark.promise("7 full disk, file size limit")
 def test_full_tmpfs(tmp_path, whole):
     """A real file system that is full, at sizes from nothing to almost enough."""
     place = tmp_path / "small"
@@ -294,6 +327,8 @@ def test_full_tmpfs(tmp_path, whole):
     assert tried == 5
 
 
+@pytest.mark.promise("a full disk, a file …")
+@pytest.mark.promise("7 full disk, file …")
 def test_file_size_limits(tmp_path, whole):
     """RLIMIT_FSIZE at sizes from nothing to almost enough, in a child process."""
     import resource
@@ -317,6 +352,8 @@ def test_file_size_limits(tmp_path, whole):
         assert content(path) == whole
 
 
+@pytest.mark.promise("a full disk, a file …")
+@pytest.mark.promise("8 read-only directory …")
 def test_a_read_only_directory(tmp_path, whole):
     """Root may write anywhere, so this one needs another user, or a directory that is made immutable."""
     path = tmp_path / "store"
@@ -349,6 +386,8 @@ def test_a_read_only_directory(tmp_path, whole):
     assert content(path) == whole
 
 
+@pytest.mark.promise("a missing shard is …")
+@pytest.mark.promise("28 left-overs, process ids given anew")
 def test_left_overs_do_no_harm(tmp_path, whole):
     """Temporaries of dead processes, one with our own process id, a stray shard, files dated in the future."""
     path = tmp_path / "store"

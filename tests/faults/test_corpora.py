@@ -14,6 +14,15 @@ from pipeline.config import EncodeIdsConfig
 from pipeline.encode import encode_ids
 from shards.reader import Store
 
+pytestmark = [
+    pytest.mark.promise("a line of 50 MB …"),
+    pytest.mark.promise(
+        "odd, blank and no documents, text that is not UTF-8 under each policy, counted by file; the same tokens "
+        "from every kind of source, from several units and in any order",
+        cases="9 kinds",
+    ),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"Document {n} says\na few plain words." for n in range(400)]
 

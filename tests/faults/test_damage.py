@@ -109,6 +109,12 @@ def flip(path, offset, bit):
         file.write(bytes([byte ^ 1 << bit]))
 
 
+@pytest.mark.promise(
+    "one flipped bit in a header name, size, other header, payload, padding: found at the first read of that "
+    "block; behind the last block: found by its SHA-256",
+    cases="6 × 60",
+)
+@pytest.mark.promise("4 one flipped bit")
 @pytest.mark.parametrize("kind", ["name", "size", "header", "payload", "padding", "end of archive"])
 def test_one_flipped_bit_in_a_shard(store, copy, kind):
     _, record = first_record(store[0])
@@ -130,6 +136,8 @@ def test_one_flipped_bit_in_a_shard(store, copy, kind):
     prove()
 
 
+@pytest.mark.promise("a shard cut anywhere, at member boundaries above all", cases="60")
+@pytest.mark.promise("3 shard cut")
 def test_a_shard_cut_anywhere(store, copy):
     _, record = first_record(store[0])
     kinds = member_ranges(store[0] / "units" / record.file).values()
@@ -145,6 +153,7 @@ def test_a_shard_cut_anywhere(store, copy):
     prove()
 
 
+@pytest.mark.promise("3 shard cut")
 def test_a_shard_with_something_behind_it(store, copy):
     _, record = first_record(store[0])
     path = copy()
@@ -153,6 +162,11 @@ def test_a_shard_with_something_behind_it(store, copy):
     assert found_or_harmless(path, store[1])
 
 
+@pytest.mark.promise(
+    "record, plan and target: one flipped bit or a cut is an error, or changes no value",
+    cases="6 × 240",
+)
+@pytest.mark.promise("4 one flipped bit")
 @pytest.mark.parametrize("kind", ["record", "plan", "target"])
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_damaged_json(store, copy, kind, damage):
@@ -180,6 +194,11 @@ def test_damaged_json(store, copy, kind, damage):
     assert len(found) > 2 * CASES
 
 
+@pytest.mark.promise(
+    "zeroed page, blocks swapped or twice; shards or records of two units exchanged; a record of another store",
+    cases="60, 3",
+)
+@pytest.mark.promise("5 zeroed page, swapped or doubled blocks")
 @thorough
 @given(st.data())
 def test_zeroed_pages_and_exchanged_blocks(store, copy, data):
@@ -202,6 +221,8 @@ def test_zeroed_pages_and_exchanged_blocks(store, copy, data):
     assert found_or_harmless(path, store[1])
 
 
+@pytest.mark.promise("zeroed page, blocks …")
+@pytest.mark.promise("5 zeroed page, swapped …")
 def test_shards_of_two_units_exchanged(store, copy):
     path = copy()
     one, other = sorted((path / "units").glob("*.tar"))
@@ -211,6 +232,8 @@ def test_shards_of_two_units_exchanged(store, copy):
     assert found_or_harmless(path, store[1])
 
 
+@pytest.mark.promise("zeroed page, blocks …")
+@pytest.mark.promise("5 zeroed page, swapped …")
 def test_records_of_two_units_exchanged(store, copy):
     """Each fits its checksum, but not its name."""
     path = copy()
@@ -221,6 +244,7 @@ def test_records_of_two_units_exchanged(store, copy):
     assert found_or_harmless(path, store[1])
 
 
+@pytest.mark.promise("zeroed page, blocks …")
 def test_a_record_of_another_store(store, copy, tmp_path):
     make_store(tmp_path / "other", blocks=1, units=("train", "held_out"))
     files = StoreFiles(tmp_path / "other")
@@ -231,6 +255,8 @@ def test_a_record_of_another_store(store, copy, tmp_path):
     assert found_or_harmless(path, store[1])
 
 
+@pytest.mark.promise("a missing shard is refused, strays and left-overs are ignored", cases="2")
+@pytest.mark.promise("6 missing shard, stray tar")
 def test_a_missing_shard_is_refused_and_a_stray_one_ignored(store, copy):
     path = copy()
     _, record = first_record(path)
@@ -252,6 +278,8 @@ def test_the_newest_store_passes_over_a_damaged_one(store, tmp_path):
     assert finished_stores(tmp_path)[0] == tmp_path / "a"
 
 
+@pytest.mark.promise("a newer format is refused, format 1 stays readable", cases="4, 1, 1")
+@pytest.mark.promise("29 older and newer …")
 @pytest.mark.parametrize("version", [2, 9, "x", None])
 def test_a_newer_format_is_refused_clearly(copy, version):
     path = copy()
@@ -262,6 +290,7 @@ def test_a_newer_format_is_refused_clearly(copy, version):
         Store.open(path)
 
 
+@pytest.mark.promise("`../` in a member's …")
 def test_a_record_cannot_name_a_file_outside_its_store(store, copy):
     """Somebody who forges a record, checksum and all, still reads no file of ours."""
     path = copy()
@@ -298,6 +327,11 @@ def forged(path, member, payload):
     files.record_file("unit0").write_text(json.dumps(UnitRecord(**values).as_dict()))
 
 
+@pytest.mark.promise(
+    "`../` in a member's or a record's name, a pickle in a member: nothing is written or run",
+    cases="2, 2, 1",
+)
+@pytest.mark.promise("32 pickles, `../`")
 @pytest.mark.parametrize("member", ["../../../evil.ids.npy", "/tmp/mlsm-evil.ids.npy"])
 def test_a_member_that_points_elsewhere_writes_nothing(store, copy, member):
     path = copy()
@@ -308,6 +342,8 @@ def test_a_member_that_points_elsewhere_writes_nothing(store, copy, member):
     assert sorted(path.parent.rglob("*")) == before and not os.path.exists("/tmp/mlsm-evil.ids.npy")
 
 
+@pytest.mark.promise("`../` in a member's …")
+@pytest.mark.promise("32 pickles, `../`")
 def test_a_pickle_in_a_shard_is_not_loaded(store, copy, tmp_path):
     class Evil:
         def __reduce__(self):
@@ -322,6 +358,8 @@ def test_a_pickle_in_a_shard_is_not_loaded(store, copy, tmp_path):
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.promise("a newer format is …")
+@pytest.mark.promise("29 older and newer formats")
 @pytest.mark.parametrize("version", ["v1"])
 def test_golden_stores_stay_readable(version):
     golden = Path(__file__).with_name("golden") / version
@@ -331,6 +369,8 @@ def test_golden_stores_stay_readable(version):
     assert all(read[name] == value for name, value in expected.items())
 
 
+@pytest.mark.promise("a newer format is …")
+@pytest.mark.promise("29 older and newer …")
 def test_stores_of_before_the_checksums_stay_readable(store, copy):
     path = copy()
     for file in (path / "target.json", next(path.glob("plans/*.json"))):

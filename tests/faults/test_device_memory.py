@@ -17,6 +17,15 @@ from pipeline.encode import encode_lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
 
+pytestmark = [
+    pytest.mark.promise(
+        "a GPU without memory for a batch: halves, the same result within tolerance, counted in the record (played "
+        "on the CPU)",
+        cases="2 × 2 layouts",
+    ),
+    pytest.mark.promise("11 a GPU's memory is full"),
+]
+
 MOST = 20  # windows of 32 tokens
 
 

@@ -23,6 +23,16 @@ from evaluation.inspection.lsps.show import show
 from shards.reader import Store
 from student.lsp_model import LspModel
 
+pytestmark = [
+    pytest.mark.promise(
+        "a terminal that is closed, `nohup`, a dead `tee`, streams that are closed or full: training ends with a "
+        "checkpoint on SIGHUP, and goes on otherwise; exit code of the work; with `--json` a result that is lost "
+        "is an error",
+        cases="6 real processes",
+    ),
+    pytest.mark.promise("39 SIGHUP; a display that goes away"),
+]
+
 SCRIPT = str(Path(__file__).with_name("command.py"))
 COMMAND = [sys.executable, SCRIPT]
 STEPS = 30
@@ -133,6 +143,11 @@ def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
     assert gone.stderr.read() == "" and gone.wait() == 0
 
 
+@pytest.mark.promise(
+    "names of any bytes for corpus, teacher, output; ASCII streams: encoded, trained, resumed, exported, shown",
+    cases="1",
+)
+@pytest.mark.promise("40 names that are not UTF-8; credentials in a URL")
 def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher_directory, tmp_path):
     """Corpus, teacher and output with names of any bytes: encoded, trained, exported, with the codes of the work."""
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 \xff\xce\xbb"))

@@ -195,6 +195,13 @@ def foreign_dictionary(directory):
     Dictionary(np.ascontiguousarray(atoms_Kd[::-1]), [], "enough", {"k": len(atoms_Kd)}).save(directory)
 
 
+@pytest.mark.promise(
+    "a store holds another dictionary, tokenizer or plan than its target names, or lost or empty files of "
+    "them: restored by the command that encoded it, refused by every use (workers, training, export, derive, "
+    "show-lsp, show-shards), listed by verify",
+    cases="1, 3, 1, 4, 1",
+)
+@pytest.mark.promise("33 another dictionary, tokenizer or windowing in a store")
 def test_a_resume_never_codes_with_another_dictionary(encoding):
     """One unit is lost, and another run's atoms lie in the store: they are replaced by the right ones, and the unit is
     coded anew with those, byte for byte."""
@@ -218,6 +225,8 @@ def test_a_resume_never_codes_with_another_dictionary(encoding):
     assert not problems(files, full=True)
 
 
+@pytest.mark.promise("a store holds another …")
+@pytest.mark.promise("33 another dictionary …")
 @pytest.mark.parametrize("damage", ["lost", "empty", "cut"])
 def test_encoding_again_restores_the_copies(encoding, damage):
     config, files = encoding
@@ -231,6 +240,8 @@ def test_encoding_again_restores_the_copies(encoding, damage):
     assert report["finished_before"] and not problems(files)
 
 
+@pytest.mark.promise("a store holds another …")
+@pytest.mark.promise("33 another dictionary …")
 def test_another_dictionary_is_refused_wherever_it_is_used(files, tmp_path):
     foreign_dictionary(files.dictionary)
     with pytest.raises(StoreError, match="is not the dictionary of this store"):
@@ -246,6 +257,8 @@ def other_tokenizer(directory):
     tiny_store.write_tokenizer(directory, WORDS + 1)
 
 
+@pytest.mark.promise("a store holds another …")
+@pytest.mark.promise("33 another dictionary …")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -272,6 +285,8 @@ def test_a_lost_or_other_tokenizer_is_refused_wherever_it_is_used(files, tmp_pat
     assert problems(files).keys() == {"tokenizer"}
 
 
+@pytest.mark.promise("a store holds another …")
+@pytest.mark.promise("33 another dictionary …")
 def test_a_plan_of_another_windowing_is_refused(files):
     plan = Store.open(files.path).plan
     files.publish_plan(Plan(plan.windowing | {"tokenizer": "f" * 64}, plan.units))
@@ -280,6 +295,12 @@ def test_a_plan_of_another_windowing_is_refused(files):
             Store.open(path)
 
 
+@pytest.mark.promise(
+    "exports and derived stores get named files only: no code and no `auto_map` but our own, nothing through a "
+    "link that leaves the store",
+    cases="1, 3, 1",
+)
+@pytest.mark.promise("35 links that leave …")
 def test_an_export_holds_named_files_only(files, tmp_path):
     """No code of the store's comes along, and no entry that would have transformers load it; our own is there."""
     (files.tokenizer / "evil.py").write_text("raise SystemExit")
@@ -299,6 +320,8 @@ def test_an_export_holds_named_files_only(files, tmp_path):
     assert json.loads((derived.tokenizer / "tokenizer_config.json").read_text()) == values
 
 
+@pytest.mark.promise("exports and derived …")
+@pytest.mark.promise("35 links that leave a store (its half for stores and exports)")
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "atoms.npy"])
 def test_links_out_of_the_store_are_not_followed(files, tmp_path, name):
     secret = tmp_path / "secret"
@@ -314,6 +337,7 @@ def test_links_out_of_the_store_are_not_followed(files, tmp_path, name):
     assert "outside of the store" in problems(files)[directory.name]
 
 
+@pytest.mark.promise("exports and derived …")
 def test_a_link_inside_the_store_is_as_good_as_the_file(files, tmp_path):
     (files.tokenizer / "tokenizer.json").rename(files.path / "shared.json")
     (files.tokenizer / "tokenizer.json").symlink_to("../shared.json")
@@ -346,6 +370,12 @@ def store_with_member(path, monkeypatch, name, payload):
         return named_store(path)
 
 
+@pytest.mark.promise(
+    "a member that is not a column of the format, or no plain array of its type: refused by reader, verify, "
+    "derive and the documented WebDataset lines; nothing is unpickled",
+    cases="6, 5, 4",
+)
+@pytest.mark.promise("34 unknown members")
 @pytest.mark.parametrize("name", ["x.pyd", "x.pickle", "x.py", "x.npy", "x.json", "ids.npy"])
 def test_unknown_members_are_refused_and_nothing_runs(tmp_path, monkeypatch, name):
     import pickle
@@ -371,6 +401,8 @@ def test_unknown_members_are_refused_and_nothing_runs(tmp_path, monkeypatch, nam
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.promise("a member that is …")
+@pytest.mark.promise("34 unknown members")
 @pytest.mark.parametrize(
     "header",
     ["'shape': (-1,), ", "'shape': (99999999999999,), ", "'shape': (2, 3), ", "'shape': (), ", "'shape': (((((1,), "],
@@ -384,6 +416,7 @@ def test_arrays_of_absurd_shape_are_refused(tmp_path, monkeypatch, header):
     assert len(problems(files, full=True)) == 3
 
 
+@pytest.mark.promise("a member that is …")
 def test_columns_that_break_the_format_are_found_at_the_first_read(tmp_path, monkeypatch):
     def npy(values, dtype):
         return writer._npy_bytes(np.array(values, dtype))
@@ -422,6 +455,13 @@ INSTEAD = {
 }
 
 
+@pytest.mark.promise(
+    "a pipe, socket, directory, loop or dangling link in the place of a shard, record, plan, tokenizer or "
+    "dictionary; files that may not be read: listed, never waited for, the rest is looked at; `--repair` "
+    "removes what is no directory",
+    cases="5 × 5, 4, 1",
+)
+@pytest.mark.promise("36 what is no file")
 @pytest.mark.parametrize("instead", INSTEAD)
 @pytest.mark.parametrize("place", ["shard", "record", "plan", "tokenizer", "atoms"])
 def test_what_is_no_file_is_listed_and_the_rest_is_looked_at(files, instead, place):
@@ -451,6 +491,8 @@ def test_what_is_no_file_is_listed_and_the_rest_is_looked_at(files, instead, pla
         assert path.is_dir() == (instead == "directory") and (path.is_dir() or not os.path.lexists(path))
 
 
+@pytest.mark.promise("a pipe, socket, directory …")
+@pytest.mark.promise("36 what is no file")
 def test_files_that_may_not_be_read_are_listed(files, monkeypatch):
     """As files of mode 000, which a test that runs as root can read."""
     record, closed = files.record("train-0"), []
@@ -471,6 +513,8 @@ def test_files_that_may_not_be_read_are_listed(files, monkeypatch):
 # -- others at work -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("derive beside `verify --repair`", cases="1")
+@pytest.mark.promise("44 derive beside verify --repair")
 def test_deriving_beside_a_repair_is_an_error_that_says_so(files):
     def repair(*args, **figures):
         files.record_file("held-out").unlink(missing_ok=True)
@@ -491,6 +535,12 @@ def overwrite(path):
         file.write(raw)
 
 
+@pytest.mark.promise(
+    "a shard overwritten, or cut, after its first read, mapped still or mapped again: an error, no signal; "
+    "touched or replaced by equal bytes: no error",
+    cases="2, 1, 3",
+)
+@pytest.mark.promise("41 shards changed after their first read; units of another processor")
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_shard_overwritten_after_its_first_read_is_found(files, evicted):
     windows = Store.open(files.path).split("train")
@@ -503,6 +553,8 @@ def test_a_shard_overwritten_after_its_first_read_is_found(files, evicted):
     assert len(windows.read([95]).ids) == 1  # of the other shard
 
 
+@pytest.mark.promise("a shard overwritten …")
+@pytest.mark.promise("41 shards changed …")
 def test_a_shard_that_is_touched_or_replaced_by_equal_bytes_stays_readable(files):
     windows = Store.open(files.path).split("train")
     before = windows.read(range(len(windows)))
@@ -516,6 +568,8 @@ def test_a_shard_that_is_touched_or_replaced_by_equal_bytes_stays_readable(files
     assert np.array_equal(windows.read(range(len(windows))).ids, before.ids)
 
 
+@pytest.mark.promise("a shard overwritten …")
+@pytest.mark.promise("41 shards changed …")
 def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files):
     def read_twice():
         windows = Store.open(files.path).split("train")
@@ -528,6 +582,11 @@ def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files
     assert forked(read_twice) == 0
 
 
+@pytest.mark.promise(
+    "units encoded again to other bytes (another processor): a resumed run says so in its log, derive makes them anew",
+    cases="1 each",
+)
+@pytest.mark.promise("41 shards changed …")
 def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
     """A unit was encoded again on another processor: the same target and plan, other bytes."""
     config = settings_of(files, tmp_path)
@@ -548,6 +607,7 @@ def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
     assert [line["step"] for line in events if line.get("event") == "other shards"] == [2]
 
 
+@pytest.mark.promise("units encoded again …")
 def test_a_run_on_the_same_shards_says_nothing(files, tmp_path, caplog):
     config = settings_of(files, tmp_path)
 
@@ -561,6 +621,8 @@ def test_a_run_on_the_same_shards_says_nothing(files, tmp_path, caplog):
     assert "encoded again" not in caplog.text
 
 
+@pytest.mark.promise("units encoded again …")
+@pytest.mark.promise("41 shards changed …")
 def test_a_unit_derived_from_other_bytes_is_derived_again(files, tmp_path):
     derived = StoreFiles(derive(files.path, 2)["store"])
     assert derive(files.path, 2)["finished_before"]
@@ -626,6 +688,13 @@ def read_all(path):
         store.report()
 
 
+@pytest.mark.promise(
+    "plan, record, target, dictionary, checkpoint, evaluation record with a right checksum and a wrong content "
+    "(deep nesting, NaN, wrong types, giant numbers, ids beyond the vocabulary): typed error with file and "
+    "field, memory bounded; one bad store hides no other",
+    cases="29, 24, 13, 6, 4",
+)
+@pytest.mark.promise("42 crafted JSON and arrays")
 @pytest.mark.parametrize("field", RECORDS)
 def test_a_record_of_the_wrong_form_names_file_and_field(files, field):
     rewrite(files.record_file("train-0"), RECORDS[field])
@@ -636,6 +705,8 @@ def test_a_record_of_the_wrong_form_names_file_and_field(files, field):
         assert f"field {field}" in problems(files)["units/train-0.json"]
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize("field", PLANS)
 def test_a_plan_of_the_wrong_form_names_file_and_field(files, field):
     path = next(files.plans.glob("*.json"))
@@ -645,6 +716,8 @@ def test_a_plan_of_the_wrong_form_names_file_and_field(files, field):
     assert str(path) in str(caught.value) and f"field {field}" in str(caught.value)
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize("field", TARGETS)
 def test_a_target_of_the_wrong_form_names_file_and_field(files, field):
     rewrite(files.target_file, TARGETS[field])
@@ -654,6 +727,8 @@ def test_a_target_of_the_wrong_form_names_file_and_field(files, field):
         assert f"{files.target_file}: field {field}" in str(caught.value)
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize("name", ["target.json", "plans", "units"])
 @pytest.mark.parametrize(
     "text", [deep(), '{"a": ' * 70 + "1" + "}" * 70, "NaN", '{"k": 1e999}', '{"k": "\\ud800"}', "9" * 5000, "[]", "3"]
@@ -667,6 +742,8 @@ def test_json_that_is_none_of_ours_is_an_error_with_its_file(files, name, text):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize(
     "change",
     [
@@ -688,6 +765,8 @@ def test_a_crafted_dictionary_is_refused(files, change):
     assert problems(files).keys() == {"dictionary"}
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize(
     "state",
     [
@@ -712,6 +791,7 @@ def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
     assert "step-00000003 is damaged" in caplog.text and "state.json" in caplog.text
 
 
+@pytest.mark.promise("a pipe, socket, directory …")
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
     from student.checkpoint import _checksum
 
@@ -724,6 +804,8 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
     assert "a pipe, not a file" in caplog.text
 
 
+@pytest.mark.promise("plan, record, target …")
+@pytest.mark.promise("42 crafted JSON and …")
 def test_a_crafted_evaluation_record_is_refused(tmp_path):
     (tmp_path / "deep.json").write_text(deep())
     with pytest.raises(RecordError, match=r"deep.json: expected a record as JSON"):
@@ -734,6 +816,7 @@ def test_a_crafted_evaluation_record_is_refused(tmp_path):
         records.read_file(tmp_path / "pipe.json")
 
 
+@pytest.mark.promise("plan, record, target …")
 def test_one_bad_store_hides_no_other(files, monkeypatch):
     root = files.path.parent
     bad = {
@@ -758,6 +841,7 @@ def test_one_bad_store_hides_no_other(files, monkeypatch):
         assert finished_stores(root)[0] == files.path
 
 
+@pytest.mark.promise("plan, record, target …")
 def test_numbers_that_are_none_are_no_json(files):
     record = files.record_file("train-0")
     for text in ("NaN", "Infinity", "-Infinity", "1e999"):

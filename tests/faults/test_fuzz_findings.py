@@ -55,6 +55,13 @@ from student.trainer import train
 from student.words import continuation_flags
 from terminal.training import training
 
+pytestmark = pytest.mark.promise(
+    "a run whose checkpoint is of another model, whose optimiser is damaged under a right hash, whose "
+    "config.json cannot be built, whose lock, log or result is a pipe; strays and links beside and in "
+    "checkpoints: not waited for, not exported, not pushed, not removed",
+    cases="1, 1, 3, 8, 2",
+)
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -76,6 +83,11 @@ def files(subjects):
 # -- stores -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "links in the place of `plans/` or `units/`: `--repair` removes nothing outside; files that have not the "
+    "name of a plan stay",
+    cases="1, 1",
+)
 def test_repair_removes_nothing_through_a_link_in_the_place_of_a_directory(files, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -88,6 +100,7 @@ def test_repair_removes_nothing_through_a_link_in_the_place_of_a_directory(files
     assert len(list(outside.iterdir())) == 2
 
 
+@pytest.mark.promise("links in the place …")
 def test_what_has_not_the_name_of_a_plan_is_none(files):
     (files.plans / "notes.json").write_text("[]")
     assert Store.open(files.path).split("train").read([0]).ids.size
@@ -153,6 +166,7 @@ def test_sums_that_are_no_numbers_from_0(files, value):
     assert "sums of mass are not 24 finite numbers from 0" in damage["problem"]
 
 
+@pytest.mark.promise("values of a right …")
 def test_sums_of_more_than_there_is(files):
     """Numbers that are finite, but whose sum is not."""
 
@@ -169,6 +183,12 @@ def test_sums_of_more_than_there_is(files):
     assert "sums of mass are larger than the unit's" in damage["problem"]
 
 
+@pytest.mark.promise(
+    "values of a right checksum that later arithmetic cannot bear: rows of which nearly all was dropped (they "
+    "are derived from), weights that round to nothing, sums whose sum is no number, a vocabulary or k that is "
+    "wider than the stored sums, windows that no memory holds",
+    cases="1, 1, 1, 2, 1",
+)
 def test_rows_of_which_nearly_all_was_dropped_can_be_derived_from(files, tmp_path):
     """A tail of more than 0.979 is stored as 1."""
     craft(files, "train-0", spoil("tail", lambda raw: bytes(len(raw))))
@@ -179,6 +199,7 @@ def test_rows_of_which_nearly_all_was_dropped_can_be_derived_from(files, tmp_pat
     assert len(rows.weights) and (rows.weights > 0).all() and (rows.tail == 1).all()
 
 
+@pytest.mark.promise("values of a right …")
 def test_weights_that_would_be_rounded_to_nothing(files):
     path = files.path / "target.json"
     write_sealed(files.path, path, json.loads(path.read_bytes()) | {"weight_octaves": 200})
@@ -188,6 +209,7 @@ def test_weights_that_would_be_rounded_to_nothing(files):
         ShardMeta("0" * 32, "unit", 24, 65, 16, weight_octaves=200)
 
 
+@pytest.mark.promise("values of a right …")
 @pytest.mark.parametrize("change", [{"vocab_size": 1 << 24}, {"k": 1 << 24, "settings": {"k": 1 << 24}}])
 def test_a_target_that_is_wider_than_the_sums_of_its_units(files, change):
     """Readers make arrays of this width before they read a shard."""
@@ -201,6 +223,7 @@ def test_a_target_that_is_wider_than_the_sums_of_its_units(files, change):
             use()
 
 
+@pytest.mark.promise("values of a right …")
 def test_windows_that_are_longer_than_the_memory(subjects):
     """Which the libraries that allocate report in classes of their own, if the system lets them."""
     path = subjects / "logits" / "target.json"
@@ -245,6 +268,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.promise("statistics, documents …")
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_error_of_a_crafted_shard_names_it_wherever_it_is_read(files, tmp_path, change):
     craft(files, "train-0", CHANGES[change])
@@ -254,6 +278,10 @@ def test_an_error_of_a_crafted_shard_names_it_wherever_it_is_read(files, tmp_pat
             use()
 
 
+@pytest.mark.promise(
+    "statistics, documents, identities of the wrong form; crafted columns, wherever they are read",
+    cases="5, 1, 5, 5",
+)
 @pytest.mark.parametrize(
     "statistics",
     [
@@ -272,6 +300,7 @@ def test_statistics_that_are_no_numbers(files, statistics):
         show(files.path)
 
 
+@pytest.mark.promise("statistics, documents …")
 def test_more_documents_than_a_shard_has(files):
     record = json.loads(files.record_file("train-0").read_bytes())
     record["statistics"]["documents"] += 5
@@ -394,6 +423,22 @@ EXPORTS = {
 }
 
 
+@pytest.mark.promise(
+    "an export whose files are damaged, exchanged, of another shape, no files, or a pickle: RunError or "
+    "RecordError that names it",
+    cases="16, 6, 9",
+)
+@pytest.mark.promise(
+    "a tokenizer with a huge token id or a maximum length that is no number; a config.json of a far larger "
+    "model than its weights: refused in tens of megabytes",
+    cases="4",
+)
+@pytest.mark.promise(
+    "a tokenizer with ids, or a frame around a text, beyond a model's embeddings or segments, or that fails at "
+    "an unknown word; windows beyond its positions: refused wherever a tokenizer and a model are loaded "
+    "together; a panic of the tokenizers library is an error",
+    cases="6, 4 × 2, 3",
+)
 @pytest.mark.parametrize("change", EXPORTS)
 def test_a_damaged_export_is_one_error_that_names_it(subjects, change):
     export = subjects / "export"
@@ -407,6 +452,7 @@ def test_a_damaged_export_is_one_error_that_names_it(subjects, change):
 TOKENIZERS = ("word", "framing", "segment", "unknown")
 
 
+@pytest.mark.promise("a tokenizer with ids …")
 @pytest.mark.parametrize("change", TOKENIZERS)
 def test_a_tokenizer_whose_ids_a_model_does_not_know(subjects, change):
     """Wherever a tokenizer and a model are loaded together."""
@@ -417,6 +463,7 @@ def test_a_tokenizer_whose_ids_a_model_does_not_know(subjects, change):
         trials.load(export)
 
 
+@pytest.mark.promise("a tokenizer with ids …")
 @pytest.mark.parametrize("change", TOKENIZERS)
 def test_a_tokenizer_whose_ids_a_masked_language_model_does_not_know(subjects, change):
     export = subjects / "mlm"
@@ -426,6 +473,7 @@ def test_a_tokenizer_whose_ids_a_masked_language_model_does_not_know(subjects, c
         masked_lms.load(export, torch.device("cpu"))
 
 
+@pytest.mark.promise("a tokenizer with ids …")
 def test_a_panic_of_the_tokenizers_library_is_an_error(subjects, monkeypatch):
     """Such a panic is no Exception, and would pass every handler."""
     panic = type("PanicException", (BaseException,), {})
@@ -447,6 +495,7 @@ def bind_socket(name):
         made.bind(name)
 
 
+@pytest.mark.promise("an export whose files …")
 @pytest.mark.parametrize("name", ["model.safetensors", "lineage.json"])
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, bind_socket])
 def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
@@ -458,6 +507,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
         records.describe(export)
 
 
+@pytest.mark.promise("an export whose files …")
 @pytest.mark.parametrize(
     "text",
     [
@@ -502,6 +552,7 @@ def test_an_auto_map_that_is_no_mapping_still_names_code(subjects):
         Backbone(subjects / "export")
 
 
+@pytest.mark.promise("statistics, documents …")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -556,6 +607,11 @@ def test_weights_of_another_model_under_a_right_hash(run):
     assert train(run)["steps"] == 4
 
 
+@pytest.mark.promise(
+    "figures, step, store or summary of a run of the wrong form: the checkpoint is passed over, the summary "
+    "written anew",
+    cases="4, 1, 5, 1",
+)
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
@@ -572,6 +628,7 @@ def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, 
     assert f"step-00000003 is damaged (state.json: field {field}: expected {expected}" in caplog.text
 
 
+@pytest.mark.promise("figures, step, store …")
 def test_a_checkpoint_that_says_another_step_is_passed_over(run, caplog):
     path = run.output / "checkpoints" / "step-00000003" / "state.json"
     write_sealed(run.output, path, json.loads(path.read_text()) | {"step": 4})
@@ -579,6 +636,7 @@ def test_a_checkpoint_that_says_another_step_is_passed_over(run, caplog):
     assert "step-00000003 is damaged (state.json is of step 4)" in caplog.text
 
 
+@pytest.mark.promise("figures, step, store …")
 @pytest.mark.parametrize(
     "change",
     [{"held_out": {"loss": "low"}}, {"held_out": {"lass": 1.0}}, {"baseline": {}}, {"tokens": 1.5}, {"tokens": True}],
@@ -593,6 +651,7 @@ def test_a_summary_of_another_form_is_written_anew(run, caplog, change):
     training(again, run)
 
 
+@pytest.mark.promise("figures, step, store …")
 def test_the_place_of_a_store_that_is_no_text(run):
     file = run.output / "config.json"
     kept = json.loads(file.read_text())
@@ -612,6 +671,11 @@ def test_a_description_without_the_encoders_hash_is_judged_by_its_architecture(r
     assert train(run)["steps"] == 4
 
 
+@pytest.mark.promise(
+    "checkpoints behind a link: neither written nor removed there; a kept checkpoint whose weights cannot be "
+    "read: not exported; messages of at most 4,000 characters",
+    cases="1, 1, 1",
+)
 def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_path):
     outside = tmp_path / "outside"
     (run.output / "checkpoints").rename(outside)
@@ -622,6 +686,7 @@ def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_pat
     assert sorted(outside.rglob("*")) == before
 
 
+@pytest.mark.promise("checkpoints behind …")
 def test_a_kept_checkpoint_whose_weights_are_none_is_not_exported(run, tmp_path):
     path = run.output / "checkpoints" / "step-00000002"
     (path / "model.safetensors").write_bytes(Pickle(tmp_path).dumps())

@@ -10,6 +10,16 @@ import pytest
 from preloaded import Preloaded, Python
 from test_commit import temporaries, visible_units_are_whole
 
+pytestmark = [
+    pytest.mark.promise(
+        "SIGTERM (exit code 143), SIGHUP (129) and Ctrl-C (130): out within 8 s, finished units kept, no "
+        "temporary; while sampling, learning, encoding, in both layouts",
+        cases="9 signals to real processes",
+    ),
+    pytest.mark.promise("30 SIGTERM, Ctrl-C"),
+    pytest.mark.promise("39 SIGHUP; a display …"),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_TO_EXIT = 8
 CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -24,6 +24,16 @@ from pipeline.learn import learn_dictionary
 from pipeline.teacher import Teacher
 from shards.reader import Store
 
+pytestmark = [
+    pytest.mark.promise(
+        "a document at which the teacher gives NaN or raises, or the solver raises, keeps its windows without "
+        "LSPs; all else is as without it; window numbers of an ids store still fit",
+        cases="3 ways × 2 × 2 layouts",
+    ),
+    pytest.mark.promise("10 a document that fails again and again"),
+    pytest.mark.promise("22 no non-zero code …"),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -136,6 +146,10 @@ def check_records(store, chosen, report, how):
     assert report["quarantined"] == sum(len(record.quarantined) for record in store.records()) >= 1
 
 
+@pytest.mark.promise(
+    "`--retry-quarantine`; exit code 5 and one line; a passing fault is tried again",
+    cases="1 each",
+)
 def test_retry_gives_the_bytes_of_a_clean_run(place, clean, tmp_path):
     expected = rows_of(clean)
     given = replace(place, output=tmp_path)
@@ -165,6 +179,7 @@ def test_an_ids_store_still_pairs(place, clean, tmp_path):
     assert np.array_equal(one.read(order).ids, other.read(order).ids)
 
 
+@pytest.mark.promise("`--retry-quarantine`; exit …")
 def test_what_fails_once_is_tried_again(place, clean, tmp_path, monkeypatch):
     works, calls = Teacher.__call__, []
 
@@ -179,6 +194,10 @@ def test_what_fails_once_is_tried_again(place, clean, tmp_path, monkeypatch):
     assert report["quarantined"] == 0 and shards(report["store"]) == shards(clean.path)
 
 
+@pytest.mark.promise(
+    "disk, memory, most of a batch, too many documents: aborted, not blamed on documents",
+    cases="3, 1, 1",
+)
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("full"), torch.OutOfMemoryError("x")])
 def test_what_is_no_documents_fault_is_raised(place, clean, tmp_path, monkeypatch, error):
     plant(monkeypatch, [rows_of(clean)[5][0]], error)
@@ -188,6 +207,7 @@ def test_what_is_no_documents_fault_is_raised(place, clean, tmp_path, monkeypatc
     assert not list(tmp_path.glob("stores/*/units/.*"))
 
 
+@pytest.mark.promise("disk, memory, most …")
 def test_most_of_a_batch_is_no_documents_fault(place, clean, tmp_path, monkeypatch):
     plant(monkeypatch, [row[0] for row in rows_of(clean)[:40]], "nan")
     with pytest.raises(EncodeError, match="hidden states are not finite"):
@@ -195,6 +215,7 @@ def test_most_of_a_batch_is_no_documents_fault(place, clean, tmp_path, monkeypat
     assert not list(tmp_path.glob("stores/*/units/*"))
 
 
+@pytest.mark.promise("disk, memory, most …")
 def test_too_many_documents_are_no_documents_fault(place, clean, tmp_path, monkeypatch):
     """Here and there over the first units; the count goes on over a resume."""
     plant(monkeypatch, [row[0] for row in rows_of(clean)[::30]], "teacher")
@@ -207,6 +228,7 @@ def test_too_many_documents_are_no_documents_fault(place, clean, tmp_path, monke
     assert kept[0] == kept[1]
 
 
+@pytest.mark.promise("`--retry-quarantine`; exit …")
 def test_exit_code_and_line(place, clean, tmp_path):
     """Code 5 and one line that says what to do; 0 once it is done."""
     window = rows_of(clean)[3][0].tolist()
@@ -234,6 +256,7 @@ def learning(place, tmp_path):
     return LearnConfig(k=48, dictionary_tokens=30_000, dictionary_epochs=1, output=tmp_path / "learning", **given)
 
 
+@pytest.mark.promise("the dictionary's sample leaves out what fails", cases="2")
 def test_the_dictionarys_sample_leaves_out_what_fails(learning, clean, tmp_path, monkeypatch):
     whole = learn_dictionary(replace(learning, output=tmp_path / "clean"))[0]
     plant(monkeypatch, [rows_of(clean)[number][0] for number in (2, 9, 300)], "nan")

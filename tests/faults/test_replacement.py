@@ -16,6 +16,13 @@ from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
 
+pytestmark = pytest.mark.promise(
+    "`--retry-quarantine`: SIGKILL or EIO at a call leaves the old or the new record, with its shard; of two "
+    "retries at once, or one beside an encoder, the better stays; a shard that was taken away before its "
+    "record comes back",
+    cases="2 × every call; 16",
+)
+
 SETTINGS = {"format": FORMAT_VERSION, "kind": "lsp"}
 BLOCK = random_block(np.random.default_rng(9), windows=9, max_length=32, vocab_size=1000, k=300)
 

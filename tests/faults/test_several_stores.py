@@ -3,8 +3,14 @@
 import json
 import os
 
+import pytest
 from preloaded import Preloaded
 from test_commit import run_script
+
+pytestmark = pytest.mark.promise(
+    "several stores of one run, killed or on a full disk between their commits: the rerun's bytes",
+    cases="4; 40 at 1,000 cases",
+)
 
 CASES = max(4, int(os.environ.get("MLSM_FAULT_CASES", 0)) // 25)
 

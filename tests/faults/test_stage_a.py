@@ -27,6 +27,14 @@ from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
 from shards.writer import UnitWriter
 
+pytestmark = [
+    pytest.mark.promise(
+        "changed λ, layer, n, tolerance, dictionary, teacher, tokenizer: another store; an edited file: only it is new",
+        cases="5, 2, 2",
+    ),
+    pytest.mark.promise("a line of 50 MB: bounded memory", cases="1; 6 in four kinds of file"),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,6 +70,10 @@ def ids_of(text, place, output, **settings):
     return encode_ids(EncodeIdsConfig(corpus=(str(text),), **given))[0]
 
 
+@pytest.mark.promise(
+    "bytes do not depend on the order of units nor on retries",
+    cases="4 orders, writes failing at random",
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_bytes_do_not_depend_on_the_order_of_units_nor_on_retries(place, whole, tmp_path, monkeypatch, seed):
     dice = random.Random(seed)
@@ -94,6 +106,8 @@ def in_shuffled_order(encode_missing, dice):
     return shuffled
 
 
+@pytest.mark.promise("writers of one plan …")
+@pytest.mark.promise("15 two writers at …")
 def test_two_commands_at_once(place, whole, tmp_path):
     """Real processes on one plan: each ends well, one shard a unit, the bytes of one run alone."""
     flags = [
@@ -108,6 +122,7 @@ def test_two_commands_at_once(place, whole, tmp_path):
     assert shards(next(tmp_path.glob("stores/*"))) == shards(whole["store"]) and not temporaries(tmp_path)
 
 
+@pytest.mark.promise("12 changed λ, layer, n, dictionary")
 def test_changed_settings_are_another_store(place, whole, tmp_path):
     seen = {whole["store"]}
     other = tmp_path / "other"
@@ -119,6 +134,7 @@ def test_changed_settings_are_another_store(place, whole, tmp_path):
         seen.add(found)
 
 
+@pytest.mark.promise("13 teacher or tokenizer changed under its name")
 def test_a_changed_teacher_or_tokenizer_under_the_same_name(place, tmp_path):
     teacher = tmp_path / "teacher"
     shutil.copytree(place.teacher, teacher)
@@ -141,6 +157,7 @@ def test_a_changed_teacher_or_tokenizer_under_the_same_name(place, tmp_path):
     assert first["plan"] == second["plan"] != third["plan"]
 
 
+@pytest.mark.promise("14 an edited corpus file")
 def test_an_edited_file_is_encoded_anew_and_only_it(place, tmp_path):
     texts = [tmp_path / f"{n}.txt" for n in range(2)]
     for n, text in enumerate(texts):
@@ -162,6 +179,12 @@ def test_an_edited_file_is_encoded_anew_and_only_it(place, tmp_path):
     assert again["finished_before"] and again["plan"] == first["plan"]
 
 
+@pytest.mark.promise(
+    "empty, blank, special-only documents, NUL, byte order mark, CRLF are encoded; bytes that are not UTF-8, "
+    "lone surrogates, broken JSON, a cut .gz, no text are refused with their place",
+    cases="6",
+)
+@pytest.mark.promise("19 empty, blank, special-only documents")
 def test_odd_documents_are_counted_and_keep_their_numbers(place, tmp_path):
     """Empty, blank, of special tokens only, NUL, a byte order mark, CRLF: no NaN, no missing document number."""
     lines = ["first words here", "", "   ", "[SEP] [CLS] [PAD]", "nul \0 inside", "last words here"] * 40
@@ -176,6 +199,9 @@ def test_odd_documents_are_counted_and_keep_their_numbers(place, tmp_path):
     assert one["documents"] == other["documents"] and one["tokens"] == other["tokens"]
 
 
+@pytest.mark.promise("empty, blank, special-only …")
+@pytest.mark.promise("21 odd bytes in a text")
+@pytest.mark.promise("24 no documents; few shards; last partial block")
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -194,6 +220,7 @@ def test_text_that_is_refused_says_where(place, tmp_path, name, content, message
     assert not list(tmp_path.glob("runs/stores/*/units/*"))
 
 
+@pytest.mark.promise("20 50 MB on one line")
 def test_a_document_of_50_mb_on_one_line_takes_bounded_memory(place, tmp_path):
     text = tmp_path / "long.txt"
     text.write_text("word after word " * (50_000_000 // 16))
@@ -210,6 +237,7 @@ def test_a_document_of_50_mb_on_one_line_takes_bounded_memory(place, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.promise("26 an exception inside the writer's `with`")
 def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
     def fails(writer, **columns):
         raise RuntimeError("the writer fails")
@@ -222,6 +250,8 @@ def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
         Store.open(next(tmp_path.glob("stores/*")))
 
 
+@pytest.mark.promise("a full disk, a file …")
+@pytest.mark.promise("7 full disk, file …")
 def test_a_full_disk_has_its_own_exit_code_and_can_be_resumed(place, whole, tmp_path):
     """The file size limit hits the shards of the real command."""
     limit = max(path.stat().st_size for path in Path(whole["store"]).glob("units/*.tar")) - 5000

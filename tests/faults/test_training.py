@@ -37,7 +37,11 @@ SETTINGS = {
     "eval_every": 0,
     "device": "cpu",
 }
-pytestmark = pytest.mark.usefixtures("one_thread")  # as the processes have: the order of sums is part of the result
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),  # as the processes have: the order of sums is part of the result
+    pytest.mark.promise("2 kill -9 of the driver"),
+    pytest.mark.promise("17 trainer killed in mid-epoch"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,13 @@ def assert_same_run(run, unbroken):
     assert not temporaries(run)
 
 
+@pytest.mark.promise(
+    "SIGTERM, SIGHUP and Ctrl-C while a student is trained: a checkpoint of the very last step, and the rest of the "
+    "run as if unbroken",
+    cases="3 signals",
+)
+@pytest.mark.promise("30 SIGTERM, Ctrl-C")
+@pytest.mark.promise("39 SIGHUP; a display …")
 def test_signals_save_a_checkpoint_and_have_their_own_exit_codes(store, flags, unbroken, tmp_path):
     run = tmp_path / "run"
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -107,6 +118,11 @@ def test_signals_save_a_checkpoint_and_have_their_own_exit_codes(store, flags, u
     assert_same_run(run, unbroken)
 
 
+@pytest.mark.promise(
+    "SIGKILL in mid-epoch of training, three times, resumed each time: batches, masks, losses and weights of "
+    "an unbroken run, no step twice in the log",
+    cases="3 real kills",
+)
 def test_killed_at_random_times_the_curve_is_that_of_an_unbroken_run(store, flags, unbroken, tmp_path):
     """SIGKILL in mid-epoch, again and again; a checkpoint is written every seven steps, so several are in between."""
     run, dice, at = tmp_path / "run", random.Random(0), 0
@@ -127,6 +143,12 @@ def test_killed_at_random_times_the_curve_is_that_of_an_unbroken_run(store, flag
     assert_same_run(run, unbroken)
 
 
+@pytest.mark.promise(
+    "a run resumed on a store that was replaced under its name (other tokenizer, other plan): refused, naming "
+    "it, nothing touched",
+    cases="2",
+)
+@pytest.mark.promise("13 teacher or tokenizer …")
 @pytest.mark.parametrize("change", [{"words": 50}, {"train_windows": 160}], ids=["tokenizer", "plan"])
 def test_a_store_that_was_replaced_under_its_name_is_refused(store, tmp_path, change):
     """The run to be resumed belongs to the store that lay there before."""
@@ -149,6 +171,11 @@ def test_a_store_that_was_replaced_under_its_name_is_refused(store, tmp_path, ch
     assert {file: file.read_bytes() for file in config.output.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.promise(
+    "a loop over the dataset, SIGKILL in mid-epoch twice, resumed on other numbers of loader workers (0 to 4): "
+    "every batch in its place",
+    cases="3 × 2 real kills",
+)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [(0, 0, 0), (0, 4, 2), (3, 0, 1)])
 def test_a_loop_over_the_dataset_killed_in_mid_epoch(store, tmp_path, workers):

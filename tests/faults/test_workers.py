@@ -34,6 +34,8 @@ from pipeline.executors.killers import REASON, find_killers
 from pipeline.stores import QUARANTINE_SHARE
 from shards.reader import Store
 
+pytestmark = pytest.mark.promise("9 a worker killed, Dask's among them")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -97,6 +99,11 @@ def is_whole(report, one):
     assert visible_units_are_whole(store.path) == len(store.plan.units) == len(list(store.files.units.iterdir())) // 2
 
 
+@pytest.mark.promise(
+    "a worker killed in the middle of a unit, or between its commit and its answer: another takes it up, one "
+    "shard and one record each, the bytes of one process",
+    cases="2 real kills",
+)
 def test_killed_in_the_middle(client, place, one, tmp_path):
     killed = []
 
@@ -114,6 +121,7 @@ def test_killed_in_the_middle(client, place, one, tmp_path):
     is_whole(report, one)
 
 
+@pytest.mark.promise("a worker killed in …")
 def test_killed_between_commit_and_answer(client, place, one, tmp_path):
     with planted(client, AfterCommit(tmp_path / "mark")):
         report = encode_lsp(replace(place, output=tmp_path / "runs"))[0]
@@ -122,6 +130,11 @@ def test_killed_between_commit_and_answer(client, place, one, tmp_path):
     is_whole(report, one)
 
 
+@pytest.mark.promise(
+    "a text that kills every worker that codes it: found by ranges, quarantined, the rest as if it had raised; "
+    "`--retry-quarantine`",
+    cases="5 real deaths; 100 sets",
+)
 def test_a_text_that_kills_workers(client, place, one, tmp_path):
     """Its window is found; the rest is as if it had raised; once it is harmless, the bytes are a clean run's."""
     windows = [rows_of(one)[40][0]]
@@ -141,6 +154,7 @@ def test_a_text_that_kills_workers(client, place, one, tmp_path):
     assert shards(tried["store"]) == shards(one.path)
 
 
+@pytest.mark.promise("SIGTERM, SIGHUP and Ctrl-C with …")
 def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
     rows = [row[0] for row in rows_of(one)[::20]]
     with planted(client, AtWindows(rows, kills=False)), pytest.raises(EncodeError, match="could not be coded") as said:
@@ -153,6 +167,7 @@ def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.promise("a text that kills …")
 @given(st.sets(st.integers(0, 999), max_size=5), st.integers(0, 1000))
 def test_killers_are_found_wherever_they_are(killers, count):
     def survives(first, stop, trials):
@@ -191,6 +206,12 @@ def test_two_commands_from_two_directories_on_one_cluster(client, place, one, tm
         assert shards(store) == shards(one.path)
 
 
+@pytest.mark.promise(
+    "SIGTERM, SIGHUP and Ctrl-C with two workers: as with one process, workers gone as well; errors, warnings "
+    "and limits of workers are the driver's",
+    cases="3, 1, 6",
+)
+@pytest.mark.promise("39 SIGHUP; a display …")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_the_driver_is_stopped(place, one, tmp_path, number):
     """Out within seconds, workers as well; finished units stay, nothing else. Ctrl-C reaches all processes at once."""

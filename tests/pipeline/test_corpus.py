@@ -30,6 +30,7 @@ def test_blank_lines_end_documents(tmp_path):
     assert documents(TextFile(path, "file")) == {0: path.read_text().lstrip()}
 
 
+@pytest.mark.promise("20 50 MB on one line")
 def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
     path = tmp_path / "long.txt"
     words = 400_000

@@ -30,6 +30,11 @@ from pipeline.job import check_same_teacher, load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
 from shards.reader import Store
 
+pytestmark = [
+    pytest.mark.promise("SIGTERM, SIGHUP and Ctrl-C with …"),
+    pytest.mark.promise("9 a worker killed …"),
+]
+
 CORES = len(os.sched_getaffinity(0))
 
 

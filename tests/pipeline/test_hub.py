@@ -14,6 +14,11 @@ from common.errors import CorpusError
 from pipeline import plan as planning
 from pipeline.corpus import open_corpus
 
+pytestmark = pytest.mark.promise(
+    "no network, no such dataset, a connection that breaks: one clear line (the Hub is played by a local directory)",
+    cases="11",
+)
+
 COMMIT = "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"
 TEXTS = [f"{n} {n}" for n in range(1000, 1060)]
 DATA = "hf://datasets/wikimedia/wikipedia"

@@ -31,6 +31,8 @@ from shards.schema import LOGITS_OCTAVES
 from shards.verify import verify
 from student.objectives import Mlsm
 
+pytestmark = pytest.mark.promise("a checkpoint of which …")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -98,6 +98,7 @@ def test_ties_keep_the_lower_atom(codes, n):
     check(np.array(codes, np.float32).reshape(-1, 6), n)
 
 
+@pytest.mark.promise("22 no non-zero code; NaN")
 def test_empty_codes_stay_empty():
     rows = check(np.array([[0, 0, 0], [0, 2, 0], [0, 0, 0]], np.float32), 2)
     assert rows.indptr.tolist() == [0, 0, 1, 1]
@@ -110,6 +111,7 @@ def test_no_token():
     assert_same_bits(distributions(as_on_a_gpu(csr(np.zeros((0, 4)))), 8), rows)
 
 
+@pytest.mark.promise("23 more than 255 non-zeros; unsorted, out of range")
 def test_all_keeps_up_to_255_and_counts_the_tokens_that_had_more():
     codes = np.zeros((3, 400), np.float32)
     codes[0, :256] = np.arange(1, 257)

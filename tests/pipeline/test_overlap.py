@@ -157,6 +157,7 @@ def in_the_third_unit(plan, store, stage):
     return sum(-(-n // WINDOWS) for n in windows[:2]) + 2 if stage in ("teach", "solve", "finish") else 3
 
 
+@pytest.mark.promise("25 the writer's thread raises")
 @pytest.mark.parametrize(
     ("stage", "error"),
     [
@@ -220,6 +221,7 @@ def test_ctrl_c_while_the_caller_waits(place, alone, layout, tmp_path, monkeypat
     assert len(kept) <= 2 and not list(directory.glob(".*")) and kept.items() <= shards(alone.path).items()
 
 
+@pytest.mark.promise("7 full disk, file …")
 def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")

@@ -16,6 +16,8 @@ from pipeline.executors.inline import Inline
 from pipeline.sample import sample_windows
 from shards.manifest import Plan, PlannedUnit
 
+pytestmark = pytest.mark.promise("odd, blank and no …")
+
 SPECIAL = {"cls": 1, "sep": 2, "pad": 0, "mask": 3, "all": [0, 1, 2, 3]}
 RULES = planning.windowing("tokenizer", 16)
 
@@ -223,6 +225,7 @@ def golden_sources(directory):
     return [TextFile(directory / "a.txt"), JsonLines(directory / "b.jsonl")]
 
 
+@pytest.mark.promise("a duplicate changes …")
 @pytest.mark.parametrize(
     ("max_tokens", "plan_id", "units"),
     [
@@ -251,6 +254,10 @@ def text_file(path, texts):
     return TextFile(path)
 
 
+@pytest.mark.promise(
+    "a duplicate changes the unit it is left out of and no other; a corpus without any keeps the ids of before",
+    cases="1, 2",
+)
 def test_duplicates_are_left_out_across_files_and_only_their_unit_changes(tmp_path):
     first = text_file(tmp_path / "a.txt", numbers(1000, 300))
     unique = text_file(tmp_path / "b.txt", numbers(5000, 1000))

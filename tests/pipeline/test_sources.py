@@ -18,6 +18,12 @@ from common.errors import CorpusError
 from pipeline.corpus import JsonLines, Parquet, TextFile, open_corpus
 from pipeline.corpus import source as source_module
 
+pytestmark = [
+    pytest.mark.promise("a line of 50 MB …"),
+    pytest.mark.promise("odd, blank and no …"),
+    pytest.mark.promise("21 odd bytes in a …"),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"document {n} ünï\nits second line" for n in range(100)]
 ASKED = {"a.txt": TextFile, "a.json": JsonLines, "a.parquet": Parquet}
@@ -100,6 +106,7 @@ def test_files_of_several_compressed_parts(tmp_path, suffix):
     assert [text.strip() for text in documents(opened(path)).values()] == TEXTS
 
 
+@pytest.mark.promise("a compressed file or Parquet file that was cut", cases="7 kinds × 4")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if Path(kind).suffix in (*COMPRESS, ".parquet")])
 def test_a_file_that_was_cut_is_one_clear_error(tmp_path, kind):
     dice = random.Random(0)

@@ -24,6 +24,14 @@ from pipeline.teacher import (
     tokenizer_fingerprint,
 )
 
+pytestmark = pytest.mark.promise(
+    "a checkpoint of which transformers would compute another model (relative positions that it dropped, code "
+    "of its own, weights in embeddings or layers up to l without a place): refused as teacher, masked LM, "
+    "start of a student, for fine-tuning and BLiMP; heads, poolers, layers above l and buffers of older "
+    "versions are fine",
+    cases="11 families × 2 layouts",
+)
+
 
 @pytest.fixture
 def bert_dir(tmp_path):
@@ -399,6 +407,7 @@ class Bomb:
         return open, (self.path, "w")
 
 
+@pytest.mark.promise("32 pickles, `../`")
 def test_pickled_weights_are_refused_and_not_opened(bert_dir, tmp_path):
     (bert_dir / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(str(tmp_path / "exploded"))))
     Teacher.load(bert_dir, 1)  # safetensors beside it are what is read

@@ -18,6 +18,16 @@ from shards.remote import gopen
 from shards.source import Remote, Source
 from shards.verify import verify
 
+pytestmark = [
+    pytest.mark.promise(
+        "a server that sends a byte at a time, an endless or too long body, a compressed bomb, a slow header, a "
+        "redirect to a file; for target, plan, record, block, listing: a typed error, below 96 MB and 20 s",
+        cases="7 × 5",
+    ),
+    pytest.mark.promise("38 hostile servers"),
+    pytest.mark.promise("40 names that are …"),
+]
+
 SECRET = "hunter2"
 WHERE = {
     "target": r"target\.json",
@@ -132,6 +142,7 @@ def files_with(text, *directories):
     ]
 
 
+@pytest.mark.promise("user and password …")
 def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_origins", {})
     with serving(made[0].parent, user=f"me:{SECRET}") as web:
@@ -154,6 +165,7 @@ def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_pa
     assert not files_with(SECRET, options.directory)
 
 
+@pytest.mark.promise("user and password …")
 def test_credentials_come_from_fsspecs_and_the_systems_own_places(made, options, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_origins", {})
     netrc = tmp_path / "netrc"

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from shards.position import Share
 
+pytestmark = pytest.mark.promise("16 other numbers …")
+
 
 def items_of(share, total):
     numbers = (share.item(number) for number in count())

@@ -36,6 +36,15 @@ from shards.source import Remote, Source
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
 
+pytestmark = [
+    pytest.mark.promise(
+        "a block changed in the cache is found; processes that fetch at once fetch once; a full disk; names that "
+        "are paths elsewhere",
+        cases="1 each",
+    ),
+    pytest.mark.promise("27 a remote store that stalls, drops, is cut or wrong"),
+]
+
 FAULTS = ["truncate", "stall", "500", "wrong", "short", "drop"]
 
 
@@ -130,6 +139,7 @@ def test_a_server_without_ranges_sends_each_shard_few_times(made, options):
     assert_cache_is_sound(options, made[0])
 
 
+@pytest.mark.promise("a fetching process …")
 def test_a_server_that_stops_to_honour_ranges_does_not_fill_the_memory(tmp_path, options, monkeypatch):
     files, _, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",) * 8)
     together, ask = [], Source._ask
@@ -173,6 +183,11 @@ def test_a_plan_is_named_where_directories_are_not_listed(made, options, refusal
             Store.open(url.replace(made[1].id, "0" * 32), remote=options)
 
 
+@pytest.mark.promise(
+    "a tokenizer or dictionary of which a file is refused or lost is not kept in part; web pages are not kept "
+    "as files, nor called a damaged store",
+    cases="2, 2, 1, 1",
+)
 def test_a_tokenizer_is_kept_whole_or_not_at_all(made, options, tmp_path):
     """Where directories are not listed, 403 may mean that there is no such file, and may pass."""
     directory = tmp_path / "lsp"
@@ -192,6 +207,7 @@ def test_a_tokenizer_is_kept_whole_or_not_at_all(made, options, tmp_path):
             store.files.dictionary  # noqa: B018
 
 
+@pytest.mark.promise("a tokenizer or dictionary …")
 @pytest.mark.parametrize("fault, error", [("403", "asked once.*access rights"), ("drop", "asked 3 times")])
 def test_a_listed_file_of_a_tokenizer_must_come(made, web, options, fault, error):
     store = Store.open(f"{web.url}/lsp", remote=options)
@@ -202,6 +218,7 @@ def test_a_listed_file_of_a_tokenizer_must_come(made, web, options, fault, error
     assert os.listdir(store.tokenizer_dir) == ["tokenizer.json"]
 
 
+@pytest.mark.promise("a tokenizer or dictionary …")
 def test_web_pages_are_not_kept_as_files(made, options):
     with serving(made[0].parent, lists=False, refusal=200) as web:
         store = Store.open(f"{web.url}/lsp/plans/{made[1].id}.json", remote=options)
@@ -209,6 +226,7 @@ def test_web_pages_are_not_kept_as_files(made, options):
         assert not store.files.dictionary.exists()
 
 
+@pytest.mark.promise("a tokenizer or dictionary …")
 def test_an_address_of_something_else_is_told_from_a_damaged_store(web, options):
     web.refusal = 200
     with pytest.raises(StoreError, match=r"nowhere/target.json is not a .*DOCTYPE.*the address of a store\?"):
@@ -257,6 +275,11 @@ def test_a_smaller_store_is_derived_from_a_remote_one(made, options, tmp_path, m
 # -- faults -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "a remote read that stalls, drops, is cut, of wrong bytes or length, 5xx; on target, plan, record, block: "
+    "passes unseen, or a typed error in bounded time, and nothing bad in the cache",
+    cases="6, 6 × 4",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_passes_is_not_seen(made, web, options, fault):
     once = ["target", r"plans/\w", r"units/.*json", r"\.tar", "tokenizer/t"]
@@ -269,6 +292,7 @@ def test_a_fault_that_passes_is_not_seen(made, web, options, fault):
     assert_cache_is_sound(options, made[0])
 
 
+@pytest.mark.promise("a remote read that …")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("where", ["target", r"plans/\w", r"units/.*json", r"\.tar"])
 def test_a_fault_that_lasts_is_a_clear_error_in_bounded_time(made, web, options, fault, where):
@@ -432,6 +456,11 @@ def seconds_to_fail(url, options):
     return time.monotonic() - began
 
 
+@pytest.mark.promise(
+    "a fetching process that is stopped, or whose server stalls, holds the others up once, for one time limit; "
+    "a server that stops to honour ranges fills no memory",
+    cases="3 readers, 1, 1",
+)
 def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, web, options):
     """Three attempts of 0.6 s; one after the other, the third reader would end after 5.4 s."""
     options = replace(options, timeout=0.6)
@@ -442,6 +471,7 @@ def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, 
     assert_cache_is_sound(options, made[0])
 
 
+@pytest.mark.promise("a fetching process …")
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, options):
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     files, wait = windows.store.files, options.timeout

@@ -65,6 +65,7 @@ def test_order_across_shuffle_groups(tmp_path, monkeypatch):
     assert all(np.array_equal(windows.order(1, 0, i, i + 50), whole[i : i + 50]) for i in range(0, len(whole) - 50, 17))
 
 
+@pytest.mark.promise("24 no documents …")
 def test_a_unit_without_windows_is_an_empty_split(tmp_path):
     files, *_ = make_store(tmp_path / "s", blocks=0, units=("train",))
     windows = Store.open(files.path).split("train")
@@ -139,6 +140,7 @@ def test_one_flipped_bit_is_found_at_the_first_read(tmp_path, where):
         windows.token_counts() if where == "stats" else windows.read(np.arange(3))
 
 
+@pytest.mark.promise("3 shard cut")
 @pytest.mark.parametrize("cut", [1, 1024, 5000])
 def test_a_cut_shard_is_an_error(tmp_path, cut):
     files, *_ = make_store(tmp_path / "s", units=("train", "held_out"))
@@ -163,6 +165,7 @@ def test_a_missing_shard_and_a_missing_record(tmp_path):
         Store.open(tmp_path)
 
 
+@pytest.mark.promise("26 an exception inside …")
 def test_an_exception_inside_the_writer_publishes_nothing(tmp_path):
     from shards.schema import ShardMeta
     from shards.writer import UnitWriter
@@ -244,6 +247,7 @@ def test_a_full_disk_leaves_no_temporary(tmp_path):
     assert not list((tmp_path / "s" / "units").iterdir())
 
 
+@pytest.mark.promise("1 kill -9 at each …")
 def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
     """The shard is linked, the process dies, the record never appears: a rerun finishes the unit."""
     script = (

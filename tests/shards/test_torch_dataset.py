@@ -119,6 +119,7 @@ def test_an_epoch_is_the_counted_order_and_set_epoch_changes_it(store):
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.sampled_from([None, 1, 7, 40]))
 
 
+@pytest.mark.promise("16 other numbers of workers or ranks on resume")
 @settings(max_examples=40, deadline=None)
 @given(first=shapes, then=shapes, stop=st.integers(0, 40), endless=st.booleans())
 def test_any_ranks_workers_and_batches_continue_one_global_order(store, first, then, stop, endless):
@@ -148,6 +149,7 @@ def run(store, shape, state, items, endless):
     return window_ids(in_order), states[0]
 
 
+@pytest.mark.promise("24 no documents …")
 def test_more_workers_than_windows(tmp_path):
     files, *_ = make_store(tmp_path / "s", k=0, blocks=1, units=("train",))
     dataset = LspDataset(files.path, batch_size=30)
@@ -156,6 +158,7 @@ def test_more_workers_than_windows(tmp_path):
     assert [len(rank) for rank in ranks] == [len(list(rank)) for rank in ranks] == [1, 1, 0]
 
 
+@pytest.mark.promise("24 no documents …")
 def test_a_split_without_windows_is_an_empty_epoch(tmp_path):
     files, *_ = make_store(tmp_path / "s", k=0, blocks=0, units=("train",))
     dataset = LspDataset(files.path)
@@ -188,6 +191,7 @@ def test_rank_comes_from_torch_distributed_and_travels_to_spawned_workers(store)
 # -- loaders ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("17 trainer killed …")
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_a_stateful_loader_resumes_in_mid_epoch(store, workers, batch_size):
@@ -209,6 +213,7 @@ def test_a_stateful_loader_resumes_in_mid_epoch(store, workers, batch_size):
     assert sorted(window_ids(second)) == list(range(TRAIN))  # and the next iteration is whole again
 
 
+@pytest.mark.promise("16 other numbers …")
 @pytest.mark.parametrize(("workers", "then"), [(2, 0), (0, 3), (3, 2)])
 def test_another_number_of_workers_takes_a_loaders_state(store, workers, then):
     expected = store.split("train").order(2, 0, 0, TRAIN).tolist()
@@ -229,6 +234,7 @@ def test_a_plain_loader_with_workers_counts_what_was_used(store):
     assert window_ids(begun) + window_ids(again) == store.split("train").order(2, 0, 0, TRAIN).tolist()
 
 
+@pytest.mark.promise("25 the writer's thread …")
 @pytest.mark.parametrize("loader", ["torch.utils.data.DataLoader", "torchdata.stateful_dataloader.StatefulDataLoader"])
 def test_a_killed_worker_is_an_error(store, loader):
     """In a process of its own: torch raises from a signal handler, wherever the process happens to be.
@@ -284,6 +290,7 @@ def pickled(dataset):
     return pickle.loads(pickle.dumps(dataset))
 
 
+@pytest.mark.promise("17 trainer killed …")
 @pytest.mark.parametrize("copied", [lambda dataset: dataset, pickled, deepcopy], ids=["itself", "pickled", "copied"])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_persistent_workers_follow_set_epoch(store, loader, copied):
@@ -316,6 +323,7 @@ def test_samples_of_persistent_workers_come_once_an_epoch(store):
     assert seen[0] != seen[1] != seen[2]
 
 
+@pytest.mark.promise("17 trainer killed …")
 def test_persistent_workers_follow_a_loaded_state(store):
     """Before they start and while they run; the epoch after it is whole again."""
     earlier = LspDataset(store, seed=5, batch_size=8)
@@ -387,6 +395,7 @@ def test_a_loaders_state_of_a_finished_epoch_does_not_repeat_it(store, workers, 
 # -- refusals --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("18 reader state of another store")
 def test_a_state_of_other_data_is_refused_by_what_differs(store, tmp_path):
     state = json.loads(json.dumps(LspDataset(store, seed=1).state_dict()))
     files, *_ = make_store(tmp_path / "other", k=0, blocks=1, units=("train",))
@@ -403,6 +412,7 @@ def test_a_state_of_other_data_is_refused_by_what_differs(store, tmp_path):
         LspDataset(grown.path, seed=1).load_state_dict(state)
 
 
+@pytest.mark.promise("18 reader state of …")
 @pytest.mark.parametrize("state", [None, {}, 7, {"format": "mlsm-position-0"}, {"step": 3}])
 def test_what_is_no_state_is_refused(store, state):
     with pytest.raises(StoreError, match="not a state"):
@@ -417,6 +427,7 @@ def test_samples_that_a_loader_batched_in_workers_are_no_single_position(store):
         dataset.load_state_dict(loader.state_dict())
 
 
+@pytest.mark.promise("18 reader state of …")
 def test_a_worker_state_fits_no_other_worker(store):
     dataset = LspDataset(store, seed=2, batch_size=8)
     list(islice(as_worker(dataset, 1, 2), 2))

@@ -50,6 +50,7 @@ def test_a_whole_store_of_any_index_width(tmp_path, k):
     assert json.loads(json.dumps(report)) == report
 
 
+@pytest.mark.promise("4 one flipped bit")
 def test_every_byte_of_a_shard_is_covered(store):
     """A bit flipped anywhere, headers, padding and end mark included, is found in its block."""
     record = record_of(store)
@@ -123,6 +124,7 @@ def test_damage_that_a_quick_look_finds_and_repair_removes(store, tmp_path, dama
     assert len(Store.open(store.path).split("train")) > 0
 
 
+@pytest.mark.promise("5 zeroed page, swapped …")
 def test_two_blocks_swapped_and_one_zeroed(store):
     record = record_of(store)
     path = store.units / record.file
@@ -148,6 +150,7 @@ def test_a_damaged_plan_is_named_and_removed(store):
     assert not verify.verify(store.path)["damaged"] and Store.open(store.path)
 
 
+@pytest.mark.promise("6 missing shard …")
 def test_what_is_missing_and_what_is_stray(store):
     record = record_of(store)
     store.record_file(record.unit).unlink()

@@ -201,6 +201,11 @@ KILLED = """
 """
 
 
+@pytest.mark.promise(
+    "training with adaptive masks, by SIGKILL between two updates of their weights and right behind one, and by two "
+    "processes that are interrupted between two: batches, losses and weights of an unbroken run",
+    cases="2 real kills",
+)
 def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path):
     """Killed between two updates with counts that wait for the next one, and again right behind an update."""
     common = settings | {"store": lsp_store.path, "objective": "mtl", "mask_unit": "word"}

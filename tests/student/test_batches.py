@@ -9,6 +9,8 @@ from student.masking import Masking
 from student.objectives import Mlm, Mlsm
 from student.step import Loader
 
+pytestmark = pytest.mark.promise("22 no non-zero code …")
+
 
 def loader(store, objective, micro_batch=4, **masks):
     split = store.split("train")
@@ -107,6 +109,7 @@ def test_a_step_that_waits_is_read_after_the_step_before_and_others_ahead_of_it(
     assert ahead == {0: 0, 1: 1, 2: 1, 3: 0, 4: 1, 5: 1, 6: 0}
 
 
+@pytest.mark.promise("25 the writer's thread …")
 def test_an_error_while_reading_ahead_appears_at_its_step():
     def load(step):
         if step == 2:

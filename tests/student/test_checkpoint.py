@@ -97,6 +97,7 @@ def damage_remove(path):
     path.unlink()
 
 
+@pytest.mark.promise("31 damaged checkpoints")
 @pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_remove])
 @pytest.mark.parametrize("name", ["state.json", "resume/optimizer.pt", "resume/student.safetensors"])
 def test_any_damage_falls_back_to_the_one_before_and_says_so(tmp_path, caplog, damage, name):
@@ -143,6 +144,7 @@ def calls_of_a_save(directory):
     return recorded(lambda: save_second(directory))
 
 
+@pytest.mark.promise("31 damaged checkpoints")
 def test_killed_at_every_call_of_a_save_the_newest_whole_one_is_the_old_or_the_new(tmp_path):
     """SIGKILL ahead of each call, and of some writes, half done: what is found is whole, and saving again works."""
     calls = calls_of_a_save(tmp_path / "recorded")
@@ -164,6 +166,7 @@ def test_killed_at_every_call_of_a_save_the_newest_whole_one_is_the_old_or_the_n
     assert found == {1, 3}
 
 
+@pytest.mark.promise("7 full disk, file …")
 def test_a_disk_that_is_full_at_any_call_leaves_the_last_one_and_no_trace(tmp_path):
     """Half of the write that fails is done. Until the rename: after it, the new one is there."""
     calls = [name for name, _ in calls_of_a_save(tmp_path / "recorded")]
@@ -177,6 +180,7 @@ def test_a_disk_that_is_full_at_any_call_leaves_the_last_one_and_no_trace(tmp_pa
         assert checkpoints.newest_whole()[1]["step"] == 1
 
 
+@pytest.mark.promise("7 full disk, file …")
 def test_a_disk_that_is_full_while_the_model_is_exported_is_no_other_error(tmp_path):
     """safetensors has an error class of its own for it."""
 

@@ -21,6 +21,16 @@ from student.export_config import ExportConfig
 from student.export_run import export_run
 from student.trainer import train
 
+pytestmark = [
+    pytest.mark.promise(
+        "a damaged line, cut or bad byte in a run's log, a damaged or lost result.json or config.json, with whole "
+        "checkpoints: the run goes on to the weights of an unbroken one; other settings and foreign checkpoints "
+        "are refused; no advice discards a checkpoint",
+        cases="7, 5, 7, 3",
+    ),
+    pytest.mark.promise("37 log, result or config of a run damaged"),
+]
+
 
 @pytest.fixture(scope="module")
 def begun(ids_store, tmp_path_factory):

@@ -143,6 +143,7 @@ def test_a_dry_run_says_what_would_be_pushed_and_touches_nothing(run, request_of
         assert files == {name: len(data) for name, data in pushed[branch].items() if name != ".gitattributes"}
 
 
+@pytest.mark.promise("a kept checkpoint …")
 def test_a_file_that_was_put_beside_an_export_is_not_pushed(run, request_of):
     stray = run / "checkpoints" / "step-00000002" / "own.py"
     stray.write_text("raise SystemExit\n")

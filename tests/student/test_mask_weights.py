@@ -365,6 +365,11 @@ KILLED = """
 """
 
 
+@pytest.mark.promise(
+    "training with weighted masks of collocations, or three tables in turns, and a mask rate along a cosine, by "
+    "SIGKILL: batches, losses and weights of an unbroken run",
+    cases="2 real kills",
+)
 @pytest.mark.parametrize("weights", ["pmi", ("pmi", "frequency", "uniform")], ids=["one", "in turns"])
 def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store, settings, tmp_path, weights):
     """Turns begin at steps 3 and 6, counted from 0: before the kill, and after the steps that are done again."""

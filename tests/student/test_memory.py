@@ -11,6 +11,8 @@ from student.memory import forget_peak, largest_that_fits, peak_memory
 from student.model import Student
 from student.trainer import train
 
+pytestmark = pytest.mark.promise("11 a GPU's memory …")
+
 
 def allow(monkeypatch, most, after=0):
     """Let the model's forward pass fail for more windows than `most`, but for the first `after` calls."""

@@ -13,6 +13,8 @@ from student.encoders import build_encoder, encoder_config, weights_fingerprint
 from student.model import Student, build_student
 from student.objectives import Mlm, Mlsm
 
+pytestmark = pytest.mark.promise("a checkpoint of which …")
+
 TINY_BERT = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 
 
@@ -94,6 +96,7 @@ def test_no_such_encoder_is_one_clear_line(ids_store, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.promise("13 teacher or tokenizer …")
 def test_an_encoder_with_another_tokenizer_is_refused(ids_store, tmp_path):
     TINY_BERT.save_pretrained(tmp_path / "same")
     write_tokenizer(tmp_path / "same", words=60)
@@ -103,6 +106,7 @@ def test_an_encoder_with_another_tokenizer_is_refused(ids_store, tmp_path):
         encoder_config(settings_for(tmp_path / "same"), ids_store)
 
 
+@pytest.mark.promise("13 teacher or tokenizer …")
 def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
     """Without a tokenizer beside them the number of tokens is all there is to compare; with one, every token."""
     config = BertConfig(**TINY_BERT.to_diff_dict() | {"vocab_size": 55})

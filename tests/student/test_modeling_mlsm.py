@@ -170,6 +170,11 @@ def test_an_encoder_that_is_trained_further_has_no_code(lsp_store, ids_store, tm
         assert not hasattr(encoder_config(StudentConfig(**source, lr=1e-3), ids_store), "auto_map")
 
 
+@pytest.mark.promise(
+    "a kept checkpoint of somebody's run that holds other code, names other code, or has a file beside its "
+    "export: not exported, not pushed",
+    cases="1, 3, 2",
+)
 def test_other_code_in_a_checkpoint_is_not_exported(lsp_store, settings, tmp_path):
     run = train(StudentConfig(store=lsp_store.path, **settings | {"max_steps": 2}))["run"]
     kept = Path(run) / "checkpoints" / "step-00000002"
@@ -186,6 +191,7 @@ def test_other_code_in_a_checkpoint_is_not_exported(lsp_store, settings, tmp_pat
     assert (tmp_path / "out" / CODE_FILE).read_bytes() == before
 
 
+@pytest.mark.promise("a kept checkpoint …")
 @pytest.mark.parametrize(
     ("name", "named"),
     [

@@ -22,6 +22,8 @@ from student.config import StudentConfig
 from student.ranks import Ranks
 from student.trainer import train
 
+pytestmark = pytest.mark.promise("17 trainer killed …")
+
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "encoder": "bert-2x32",
@@ -155,11 +157,13 @@ def test_the_same_number_of_processes_is_bit_for_bit_the_same(finished):
     assert_identical(runs / "again", runs / "two")
 
 
+@pytest.mark.promise("training with adaptive masks …")
 def test_losses_by_token_are_added_up_exactly_and_survive_an_interruption(finished):
     runs, _ = finished
     assert_identical(runs / "adaptive-again", runs / "adaptive")
 
 
+@pytest.mark.promise("16 other numbers …")
 def test_a_run_goes_on_with_another_number_of_processes(finished, lsp_store):
     runs, outcomes = finished
     assert outcomes[4] == [{"steps": 12, "seconds": pytest.approx(0, abs=60)}] * 2

@@ -23,6 +23,8 @@ from student.ranks import Ranks
 from student.step import build_optimizer
 from student.trainer import train
 
+pytestmark = pytest.mark.promise("17 trainer killed …")
+
 ROOT = Path(__file__).resolve().parents[2]
 MILLION = 1_000_000
 
@@ -90,6 +92,7 @@ def test_the_order_far_into_a_run_costs_what_it_does_at_its_beginning(lsp_store)
     assert seconds[1] < 0.5 and seconds[1] < 10 * seconds[0] + 0.05
 
 
+@pytest.mark.promise("7 full disk, file …")
 def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(ids_store, settings, tmp_path):
     """A limit on the size of files stands in for the disk: the checkpoint's weights do not fit."""
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dropout": 0.1})

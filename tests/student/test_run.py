@@ -17,6 +17,7 @@ def contents(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.promise("12 changed λ, layer …")
 def test_the_directory_of_another_run_is_refused_and_untouched(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)

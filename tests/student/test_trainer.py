@@ -213,6 +213,7 @@ KILLED = """
 """
 
 
+@pytest.mark.promise("17 trainer killed …")
 @pytest.mark.parametrize("moment", ["step", "save"])
 def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp_path, moment):
     unbroken = StudentConfig(store=lsp_store.path, **settings | {"output": tmp_path / "unbroken"})
@@ -254,6 +255,7 @@ def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, tmp_path
     assert_same_run(unbroken.output, config.output)
 
 
+@pytest.mark.promise("31 damaged checkpoints")
 def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, caplog):
     unbroken = train_unbroken(ids_store, settings, tmp_path)
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
@@ -269,6 +271,7 @@ def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, capl
     assert_same_run(unbroken.output, config.output)
 
 
+@pytest.mark.promise("22 no non-zero code …")
 def test_a_loss_that_is_not_finite_stops_with_all_one_needs(ids_store, settings, monkeypatch):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     honest, calls = Mlm.loss_sums, []
@@ -336,6 +339,7 @@ def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, setting
     assert result["held_out"] == {} and "no evaluation: of 20 held-out windows no token is masked" in caplog.text
 
 
+@pytest.mark.promise("24 no documents …")
 @pytest.mark.parametrize(("objective", "k"), [("mlm", 0), ("mlsm", 24)])
 def test_a_store_without_training_windows_is_one_clear_line(settings, tmp_path, objective, k):
     store = write_store(tmp_path / "store", k=k, train_windows=0)
@@ -343,6 +347,7 @@ def test_a_store_without_training_windows_is_one_clear_line(settings, tmp_path, 
         train(StudentConfig(store=store.path, objective=objective, **settings))
 
 
+@pytest.mark.promise("24 no documents …")
 def test_an_epoch_smaller_than_the_batch_fills_up_from_the_next(settings, tmp_path):
     store = write_store(tmp_path / "store", k=0, train_windows=5)
     config = StudentConfig(store=store.path, objective="mlm", **settings)

@@ -183,10 +183,10 @@ def _score(values) -> Cell:
     if not values:
         return "–"
     found = interval(values)
-    shown = f"{100 * found.mean:.1f}"
-    return (
-        shown if found.low is None or found.high is None else (shown, f"{100 * found.low:.1f}–{100 * found.high:.1f}")
-    )
+    shown = f"{100 * found.mean:.1f}".replace("-", "−")
+    if found.low is None or found.high is None:
+        return shown
+    return shown, f"{100 * found.low:.1f}–{100 * found.high:.1f}".replace("-", "−")
 
 
 # -- every arm against every other ------------------------------------------------------------------------

@@ -403,14 +403,15 @@ def browser():
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_phone_in_light_and_dark(reported, browser, scheme):
+def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, scheme):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get(reported[0].as_uri())
-    assert browser.get_log("browser") == []
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    for width in (1400, 1000, 390):
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width == 390}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        browser.get(reported[0].as_uri())
+        assert browser.get_log("browser") == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
     paper, ink = (
         browser.execute_script(style, "body", "backgroundColor"),

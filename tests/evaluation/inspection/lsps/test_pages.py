@@ -17,6 +17,8 @@ from common.errors import InspectionError
 from evaluation.inspection.lsps import pages
 from shards import clean
 
+pytestmark = pytest.mark.promise("43 text of others …")
+
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
 
 
@@ -124,6 +126,11 @@ def everything(directory):
     }
 
 
+@pytest.mark.promise(
+    "`show-lsp --html` over an earlier view: files of the user stay, one with the name of a page is refused "
+    "before anything is done",
+    cases="1, 3",
+)
 def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
     place = tmp_path / "view"
     pages.write(hostile_view, place)
@@ -155,6 +162,7 @@ def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["view"]
 
 
+@pytest.mark.promise("`show-lsp --html` …")
 @pytest.mark.parametrize("name", ["index.html", "lsp/3.html", "data"])
 def test_a_file_of_the_user_with_the_name_of_a_page_is_refused_before_anything_is_done(hostile_view, tmp_path, name):
     place = tmp_path / "view"

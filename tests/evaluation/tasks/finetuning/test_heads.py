@@ -10,6 +10,8 @@ from common.errors import ModelError, TeacherError
 from evaluation.tasks.finetuning.heads import Backbone
 from evaluation.tasks.finetuning.tasks import TASKS
 
+pytestmark = pytest.mark.promise("a checkpoint of which …")
+
 FAMILIES = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
 
 

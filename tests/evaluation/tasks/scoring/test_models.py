@@ -10,6 +10,8 @@ from tiny_store import write_tokenizer
 from common.errors import ModelError
 from evaluation.tasks.scoring.models import load
 
+pytestmark = pytest.mark.promise("a checkpoint of which …")
+
 
 def test_a_model_that_transformers_would_compute_as_another_is_refused(tmp_path):
     tiny_model("bert", "masked-lm").save_pretrained(tmp_path)
