@@ -36,7 +36,7 @@ from common.durable import make_directories, replace_json
 from common.errors import LineageError, RecordError
 from common.invocation import program
 from evaluation.lineage import TAIL, lineage
-from shards.checked_json import OBJECT, TEXT, find_problem, is_number, objects, optional, or_null
+from shards.checked_json import NUMBER, OBJECT, TEXT, find_problem, is_number, objects, optional, or_null
 from shards.checksums import canonical_json
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ def check(record: Any, where: Path | str) -> dict:
         metrics = [figure["metric"] for figure in record["figures"]]
         _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
         _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
+    if "lr_choice" in record and (problem := find_problem(record["lr_choice"], _LR_CHOICE, "lr_choice.")):
+        raise RecordError(f"{where}: {problem}. Evaluate again.")
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
@@ -267,6 +269,7 @@ _FIELDS = {
     "env": _OBJECT,
     "wall": (lambda value: is_number(value) and value >= 0, "seconds"),
 }
+_LR_CHOICE = {"lr": NUMBER, "tried": objects({"lr": NUMBER}, "a list of objects")}
 _FIGURE_FIELDS = {
     "metric": _TEXT,
     "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),

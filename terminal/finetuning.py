@@ -23,13 +23,13 @@ def summary(result: dict, settings: "FinetuneConfig") -> str:
         f"\nAlike for all models: inputs of at most {alike['max_length']} tokens, dropout {alike['dropout']:g},"
         f" segments of pairs {segments}."
     )
-    if rates := [
-        f"  {model['model']}: "
-        + ", ".join(f"{task} {' '.join(f'{lr:g}' for lr in found)}" for task, found in chosen.items())
+    chosen = [
+        f"  {model['model']}: {task} {' '.join(f'{lr:g}' for lr in rates.values())}"
         for model in result["models"]
-        if (chosen := model["chosen_lr"])
-    ]:
-        lines.append("\n".join(["\nLearning rates chosen on a tenth of the training examples, by seed:", *rates]))
+        for task, rates in model["chosen_lr"].items()
+    ]
+    if chosen:
+        lines.append("\n".join(["\nLearning rates chosen on a tenth of the training examples, by seed:", *chosen]))
     if settings.split == "train-tenth":
         lines.append(
             "Scored on the tenth of the training examples that was held out: to choose settings by, not as results."

@@ -21,11 +21,15 @@ TABLES = {"| promise | tests | cases |\n|---|---|---|\n": False, "| fault | test
 
 
 def find_markers():
-    """Every marker as (text, cases or None, file without suffix, words of the test's name or "" for the whole file)."""
+    """Every marker as (text, cases or None, file without suffix, words of the test's name or "" for the whole file).
+
+    Raises  ValueError where a file has a marker at another place than a test or `pytestmark`
+    """
     files = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
     files.sort(key=lambda path: FOLDERS.index(path.parts[0]) if path.parts[0] in FOLDERS else len(FOLDERS))
     for file in files:
-        for node in ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")).body:
+        tree, found = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")), 0
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 name, marks = node.name.removeprefix("test_").replace("_", " "), node.decorator_list
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
@@ -34,8 +38,13 @@ def find_markers():
                 continue
             for mark in marks:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
+                    found += 1
                     cases = [ast.literal_eval(word.value) for word in mark.keywords]
                     yield ast.literal_eval(mark.args[0]), *(cases or [None]), file.with_suffix("").as_posix(), name
+        if found != sum(
+            isinstance(n, ast.Attribute) and ast.unparse(n) == "pytest.mark.promise" for n in ast.walk(tree)
+        ):
+            raise ValueError(f"tests/{file}: a promise belongs on a test function of the file, or into its pytestmark")
 
 
 def make_page(text):

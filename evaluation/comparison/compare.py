@@ -6,6 +6,7 @@ Reads records and the logs of their runs: no model, no text. Left out: the page 
 (terminal/comparison.py).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -100,16 +101,24 @@ def _differences(models):
 
 
 def _notes_on_fine_tuning(models):
+    chosen = []
+    for model in models:
+        rates = Counter(record["lr_choice"]["lr"] for record in model.trainings.values() if "lr_choice" in record)
+        if rates:
+            counts = ", ".join(f"{lr:g} by {count}" for lr, count in sorted(rates.items()))
+            tried = {tried["lr"] for r in model.trainings.values() for tried in r.get("lr_choice", {}).get("tried", ())}
+            chosen.append(f"Learning rates that the fine-tunings of {model.label} chose, of {len(tried)}: {counts}.")
     early = [
         model.label
         for model in models
         if any("dropout" not in record["settings"] for record in model.trainings.values())
     ]
     if not early:
-        return []
+        return chosen
     return [
+        *chosen,
         f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
-        "version did not record them. Give finetune the same models again."
+        "version did not record them. Give finetune the same models again.",
     ]
 
 

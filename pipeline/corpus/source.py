@@ -80,7 +80,7 @@ class Source:
         raise NotImplementedError
 
     def stamp(self) -> tuple[int, int]:
-        """Size and time of the file: while they stay, so does its content."""
+        """Size and time of the file: while they stay, its content is taken to be the same."""
         status = self._status()
         return status.st_size, status.st_mtime_ns
 

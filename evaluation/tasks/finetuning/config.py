@@ -45,7 +45,7 @@ class FinetuneConfig:
     lr: float | tuple[float, ...] = 2e-5
     """Learning rate of the first step. Several: each training takes the one that does best when it is trained with each
     on nine tenths of its examples and scored on the tenth (as --split train-tenth does, by the mean of the task's
-    metrics; of equal ones the first). No model is then favoured by a rate that suits it; N rates take about N + 1
+    metrics; of equal ones the smallest). No model is then favoured by a rate that suits it; N rates take about N + 1
     times as long."""
     batch: int = 32
     """Examples in an optimiser step."""
@@ -93,8 +93,7 @@ class FinetuneConfig:
         rates = self.rates()
         if not rates or len(set(rates)) < len(rates) or not all(lr > 0 and math.isfinite(lr) for lr in rates):
             raise ValueError(f"--lr takes positive numbers, each once, found {' '.join(map(str, rates)) or 'none'}")
-        if len(rates) == 1:
-            object.__setattr__(self, "lr", rates[0])
+        object.__setattr__(self, "lr", rates[0] if len(rates) == 1 else tuple(sorted(rates)))
 
     def chosen_tasks(self) -> list[str]:
         """The tasks' names, in the table's order."""

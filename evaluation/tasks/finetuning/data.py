@@ -72,8 +72,9 @@ def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
     train, tenth = sides
     if not train:
         raise DataError(
-            f"--split {TENTH} leaves {task.name} nothing to train on: it has {len(data.train)} training examples of "
-            f"{len(distinct)} text. Give a larger --limit-train, or leave it out."
+            f"a tenth held out (by --split {TENTH}, or for several --lr) leaves {task.name} nothing to train on: it"
+            f" has {len(data.train)} training examples of {len(distinct)} text. Give a larger --limit-train, or "
+            "leave it out."
         )
     return data._replace(train=train, evaluation=dict.fromkeys(task.evaluation, tenth))
 

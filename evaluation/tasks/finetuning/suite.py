@@ -46,7 +46,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
     Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": of
               all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> share of the development examples
-              that were longer than the longest input, "chosen_lr": task -> learning rates by seed, where there were
+              that were longer than the longest input, "chosen_lr": task -> seed -> learning rate, where there were
               several to choose from}], settings: those that were alike for all models, made, kept:
               counts of records, differing: files of records made with other settings, finished_before: whether there
               was nothing to do
@@ -62,6 +62,8 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
         plan = {}
         for name in settings.chosen_tasks():
             data = _load_data(TASKS[name], data_dir, settings)
+            if len(settings.rates()) > 1:
+                hold_out_tenth(TASKS[name], data)  # can it be?
             trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
             plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
@@ -232,7 +234,7 @@ def _describe_differences(record, facts, prefix=""):
 def _report(candidate, settings):
     """What the records say of a model, over the seeds and tasks that were asked for."""
     figures: dict[str, list[float]] = {}
-    chosen: dict[str, list[float]] = {}
+    chosen: dict[str, dict[int, float]] = {}
     failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
     cut = {}
     for task in settings.chosen_tasks():
@@ -245,7 +247,7 @@ def _report(candidate, settings):
                 if record[how]:
                     sentences.append(f"{task}, seed {seed}: {record[how]}")
             if "lr_choice" in record:
-                chosen.setdefault(task, []).append(record["lr_choice"]["lr"])
+                chosen.setdefault(task, {})[seed] = record["lr_choice"]["lr"]
             if "cut" in record:
                 cut[task] = record["cut"]["evaluation"]
     means = [sum(values) / len(values) for values in figures.values()]

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -169,7 +170,7 @@ class Prepared:
         """Train with a seed and evaluate; the record, which is not written."""
         began, task = time.monotonic(), self.trial.task
         lr, choice, done = self.choose_rate(seed, device, report)
-        found = self._train(self.examples, lr, seed, device, lambda step, loss: report(done + step, loss))
+        found = self._train(self.examples, lr, seed, device, partial(_go_on, report, done))
         diverged = False if found.bad_step is None else f"the loss was not finite at step {found.bad_step}"
         return {
             "schema": records.SCHEMA,
@@ -197,15 +198,19 @@ class Prepared:
         rates = self.settings.rates()
         if self.tenth is None:
             return rates[0], {}, 0
-        steps = training.steps_of(len(self.tenth.train), self.settings)
-        scores: list[float | None] = []
+        steps, tried, best, best_score = (
+            training.steps_of(len(self.tenth.train), self.settings),
+            [],
+            rates[0],
+            -math.inf,
+        )
         for number, lr in enumerate(rates):
-            before = number * steps
-            found = self._train(self.tenth, lr, seed, device, lambda step, loss, b=before: report(b + step, loss))
-            scores.append(mean(figure["value"] for figure in found.figures) if found.bad_step is None else None)
-        best = max(range(len(rates)), key=[-math.inf if score is None else score for score in scores].__getitem__)
-        tried = [{"lr": lr, "score": score} for lr, score in zip(rates, scores, strict=True)]
-        return rates[best], {"lr_choice": {"lr": rates[best], "tried": tried}}, steps * len(rates)
+            found = self._train(self.tenth, lr, seed, device, partial(_go_on, report, number * steps))
+            score = mean(figure["value"] for figure in found.figures) if found.bad_step is None else None
+            tried.append({"lr": lr, "score": score})
+            if score is not None and score > best_score:
+                best, best_score = lr, score
+        return best, {"lr_choice": {"lr": best, "tried": tried}}, steps * len(rates)
 
     def _train(self, examples, lr, seed, device, report):
         """A new head, a training with one rate, and what it has learned."""
@@ -229,3 +234,8 @@ class Prepared:
         }
         unread = [part.unread for part in parts if part.unread is not None]
         return cut | ({"words": max(unread)} if unread else {})
+
+
+def _go_on(report, done, step, loss):
+    """Report a step of a training as one after others."""
+    report(done + step, loss)

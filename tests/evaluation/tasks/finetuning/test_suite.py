@@ -16,7 +16,10 @@ from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
+from common.progress import silent
 from evaluation import records
+from evaluation.comparison.compare import compare
+from evaluation.comparison.config import CompareConfig
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import match_trainings, models_of
 from evaluation.tasks.finetuning import training
@@ -254,6 +257,11 @@ def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alo
         chosen.add(lr)
     assert chosen, "something was compared"
     assert "Learning rates chosen on a tenth" in summary(result, grid) and finetune(grid)["finished_before"]
+    said = compare(CompareConfig(results=(grid.output / "evaluations",), output=tmp_path / "compared"), silent)["notes"]
+    assert sum("Learning rates that the fine-tunings of" in note and "of 2:" in note for note in said) == 2
+    damaged = record | {"lr_choice": {"lr": None, "tried": []}}
+    with pytest.raises(RecordError, match="lr_choice.lr"):
+        records.check(damaged, "a file")
     first, second = models_of(records.read([grid.output / "evaluations"]))[0]
     assert len(match_trainings(first, second)[0]) == 2, "trainings with the same rates to choose from are pairs"
 
@@ -274,6 +282,7 @@ def test_a_rate_that_diverges_is_not_chosen(settings):
 
 def test_one_rate_is_a_number_and_senseless_ones_are_refused(settings):
     assert replace(settings, lr=(1e-3,)) == settings
+    assert replace(settings, lr=RATES[::-1]) == replace(settings, lr=RATES), "their order is no setting"
     for rates in ((), (1e-3, 1e-3), (1e-3, 0.0), (1e-3, float("nan"))):
         with pytest.raises(ValueError, match="--lr takes positive numbers, each once"):
             replace(settings, lr=rates)
