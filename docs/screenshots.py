@@ -39,9 +39,7 @@ def main() -> None:
     parser.add_argument("of", nargs="*", metavar="OF", help=f"pages to show: {', '.join(OF)}; all by default")
     parser.add_argument("--store", help="store whose LSPs are shown; by default the newest finished one under ./runs")
     parser.add_argument("--report", type=Path, default=REPORT, help="the report.html of a study or of compare")
-    parser.add_argument(
-        "--figures", type=Path, default=FIGURES, help="directory of the pictures; by default docs/figures"
-    )
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="where to write; by default docs/figures")
     options = parser.parse_args()
     if unknown := set(options.of) - set(OF):
         parser.error(f"expected any of {', '.join(OF)}, found {min(unknown)}")
@@ -56,19 +54,10 @@ def main() -> None:
 
         def take(page: Path, name: str, width: int, height: int, query: str = "") -> None:
             """Write what the browser shows at the top of a page; width and height of its window are in pixels."""
-            flags = [
-                "headless",
-                "no-sandbox",
-                "disable-gpu",
-                "disable-dev-shm-usage",
-                "hide-scrollbars",
-            ]  # also as root
-            flags += [
-                f"user-data-dir={place / 'profile'}",
-                f"window-size={width},{height}",
-                f"screenshot={place / name}",
-            ]
+            flags = ["headless", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"]
+            flags += ["no-sandbox"]  # which root needs, in containers; the pages are ours
             flags += ["virtual-time-budget=10000"]  # milliseconds that the page's script has for loading words
+            flags += [f"user-data-dir={place}/profile", f"window-size={width},{height}", f"screenshot={place}/{name}"]
             command = [browser, *(f"--{flag}" for flag in flags), page.as_uri() + query]
             subprocess.run(command, check=True, timeout=120, stderr=subprocess.DEVNULL)
             with Image.open(place / name) as image:
