@@ -1,9 +1,13 @@
 """What docs/results.md says of the study on two cores follows from the records that are committed with it."""
 
 import csv
+import json
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+from scipy.stats import sem, t
 
 from common.progress import silent
 from evaluation.comparison.compare import compare
@@ -48,3 +52,73 @@ def test_the_text_tells_the_tested_difference():
     for page in (DOCS / "results.md", DOCS.parent / "README.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
         assert f"{difference} points (95 % interval {low} to {high}, p = {float(primary['p']):.2f})" in text
+
+
+def scores_of(records):
+    """(task, arm, seed) -> mean of the figures of the finished students, in per cent; BLiMP is a task."""
+    found = {}
+    for path in records.glob("*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["step"] != 2400:
+            continue
+        arm = "logits" if record["model"].startswith("logits") else record["objective"]
+        if record["suite"] == "blimp":
+            value = record["averages"]["headline"]
+        else:
+            value = fmean(figure["value"] for figure in record["figures"])
+        found[record["task"] if record["suite"] == "finetune" else "blimp", arm, record["run_seed"]] = 100 * value
+    return found
+
+
+def interval(values, digits):
+    """Mean and 95 % interval as the page writes them."""
+    mean, half = fmean(values), sem(values) * t.ppf(0.975, len(values) - 1)
+    mean, low, high = (f"{value:+.{digits}f}".replace("-", "−") for value in (mean, mean - half, mean + half))
+    return mean, f"({low} to {high})"
+
+
+def test_the_text_tells_what_the_records_say_beside_it():
+    """Without the library's own statistics: scipy's, on the committed records."""
+    usual, higher = (scores_of(COMMITTED / name) for name in ("evaluations", "rate-1e-3"))
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    three = ["conll2003", "mrpc", "qnli"]
+
+    def difference(tasks, seeds, digits=1, of=lambda task, arm, seed: usual[task, arm, seed]):
+        each = [fmean(of(task, "mlsm", seed) - of(task, "mlm", seed) for task in tasks) for seed in seeds]
+        return interval(each, digits)
+
+    pairs = range(5)
+    assert f"without that pair the difference is {shorten(difference(three, [0, 2, 3, 4], 2))}" in text
+    assert f"Without CoNLL-2003 it is {' '.join(difference(three[1:], pairs, 2))}" in text
+    assert (
+        f"over all ten tasks {shorten(difference(sorted({name for name, *_ in usual} - {'blimp'}), pairs, 2))}" in text
+    )
+    seeds = range(3)
+    best = {
+        (task, arm): max((usual, higher), key=lambda rate, cell=(task, arm): sum(rate[*cell, seed] for seed in seeds))
+        for task in three
+        for arm in ("mlm", "mlsm")
+    }
+    rows = {
+        "3 × 10⁻⁴ for both": difference(three, seeds),
+        "10 × 10⁻⁴ for both": difference(three, seeds, of=lambda *cell: higher[cell]),
+        "the better one for each arm and task, by the development sets": difference(
+            three, seeds, of=lambda task, arm, seed: best[task, arm][task, arm, seed]
+        ),
+    }
+    for name, said in rows.items():
+        assert f"| {name} | {' '.join(said)} |" in text
+    for rate, scores in (("3 × 10⁻⁴ | mlm", usual), ("10 × 10⁻⁴ | mlm", higher)):
+        means = [
+            [fmean(scores[task, arm, seed] for seed in seeds) for task in (*three, "sst2")] for arm in ("mlm", "mlsm")
+        ]
+        first, second = (" | ".join(f"{value:.1f}" for value in row) for row in means)
+        assert f"| {rate} | {first} | | | mlsm | {second} |" in text
+    mean, said = difference(["blimp"], pairs)
+    assert f"a difference of {mean} points {said.removesuffix(')')}, p = 0.02 over five pairs)" in text
+
+
+def shorten(said):
+    """The text of an interval of two digits with bounds of one, as the page has it where they are wide."""
+    mean, bounds = said
+    return f"{mean} " + re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.1f}", bounds)
