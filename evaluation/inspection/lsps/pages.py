@@ -160,7 +160,7 @@ def _write_lists(view, directory):
     rows = [
         [
             round(line["density"], 6),
-            round(line["mean_weight"], 4),
+            round(line["mean_weight"], 6),
             line["words"],
             round(line["information"], 6),
             int(line["positional"]),
