@@ -1,6 +1,6 @@
 """What the student learns at a masked token: one small class per objective, and the table of them.
 
-To add one: a class here, its entry in OBJECTIVES, its name among the flag's choices (config.py).
+To add one: docs/training.md, "Add an objective".
 Left out: what all of them share (objective.py), what is masked (masking.py), the records of targets (targets.py), the
 arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
 
