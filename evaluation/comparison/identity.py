@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
-from student.config import BEFORE
+from student.config import BEFORE, LSP_OBJECTIVES
 from student.mask_weights_config import ADAPTIVE
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
@@ -29,7 +29,6 @@ Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 KEPT = "mass kept of targets"
 SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
 UNKNOWN = "unknown"
-_LSP_OBJECTIVES = ("mlsm", "mtl", "hard-mlsm", "naive-mlsm")
 _HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
 _ALWAYS_TIED = ("mlm", "kd")
 _OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
@@ -220,7 +219,7 @@ def _of_record(facts: dict) -> Groups:
         found["mtl"] = {"kappa": facts["kappa"]}
     if facts["objective"] not in WITHOUT_TARGETS:
         found["teacher"] = {"teacher": facts["teacher"]}
-    if facts["objective"] in _LSP_OBJECTIVES:
+    if facts["objective"] in LSP_OBJECTIVES:
         found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
     return found
 
@@ -228,7 +227,7 @@ def _of_record(facts: dict) -> Groups:
 def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
-    if objective not in _LSP_OBJECTIVES:
+    if objective not in LSP_OBJECTIVES:
         return {"logits": _DEFAULTS["logits"] | {f"logits {name}": value for name, value in own.items()} | kept}
     learned = target.get("dictionary_settings", {})
     dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}
