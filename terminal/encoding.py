@@ -23,6 +23,8 @@ def encoding(reports: list[dict], settings: object) -> str:
     lines += corpus_lines(reports[0].get("corpus"))
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
     stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    if reports[0]["kind"] == "lsp":
+        stores.append(f"{shlex.join(['show-lsp', reports[0]['store'], '--html', 'lsps'])}  # what its LSPs stand for")
     return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
 
 
