@@ -274,6 +274,8 @@ class StoreFiles:
     def no_target_error(self) -> StoreError:
         """The error to raise without a target.json: for a damaged store, or for something that is not a store."""
         lacking = "it has no target.json" if self.path.exists() else "there is no such directory"
+        if (self.path / "stores").is_dir():
+            lacking += f", but stores are under {self.path / 'stores'}"
         is_damaged = self.units.is_dir() and self.plans.is_dir()
         return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
 

@@ -194,7 +194,10 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "log
         raise StoreError(str(unusable))
     if not newest:
         wanted = " or ".join(kinds)
-        raise RequestError(f"no finished store of {wanted} under {root}. Make one:  {program()} encode-{kinds[0]}")
+        raise RequestError(
+            f"no finished store of {wanted} under {root}. Name one that lies elsewhere, or make one:"
+            f"  {program()} encode-{kinds[0]}"
+        )
     return sorted(newest, key=lambda path: (newest[path], path), reverse=True)
 
 

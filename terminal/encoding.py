@@ -7,7 +7,7 @@ from terminal.tables import duration, quantity, size, store_rows, table
 
 
 def encoding(reports: list[dict], settings: object) -> str:
-    """Show the stores that were made, and the command that trains on each."""
+    """Show the stores that were made, the command that trains on each, and the one that shows LSPs."""
     if getattr(settings, "dry_run", False):
         return show_estimate(reports[0])
     lines = []
@@ -23,7 +23,11 @@ def encoding(reports: list[dict], settings: object) -> str:
     lines += corpus_lines(reports[0].get("corpus"))
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
     stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
-    return "\n".join([*lines, "\nNext:", *(f"  {program()} {words}" for words in stores)])
+    lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
+    if reports[0]["kind"] == "lsp":
+        show = shlex.join(["show-lsp", reports[0]["store"], "--html", "lsps"])
+        lines.append(f"\nWhat its LSPs stand for:\n  {program()} {show}")
+    return "\n".join(lines)
 
 
 def show_estimate(report: dict) -> str:

@@ -89,6 +89,8 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
         unknown = spelt[flags[0]].partition("=")[0]
         meant = meant_by(unknown.lstrip("-"), fields)
         hint = f" Did you mean --{meant.replace('_', '-')}?" if meant else ""
+        if meant in fields and is_word(fields[meant]):
+            hint = f" Give {meant.upper()} behind the command, without a flag."
         raise ValueError(f"there is no flag {unknown}.{hint}")
     return {name: _value(fields[name], words) for name, words in vars(found).items()}
 

@@ -13,9 +13,9 @@ def similarity(result: dict, settings: object) -> str:
     parts = [_pair(pair) for pair in result.get("pairs", ())] + [_table(found) for found in result.get("tables", ())]
     cut = [f"Texts that were cut to a window: {result['cut']:,}"] if result["cut"] else []
     lsps = [row[0] for pair in result.get("pairs", ()) for row in pair["shared"]]
-    hint = []
+    hint = [f"What the measures are:  {program()} docs similarity"] if "pairs" in result else []
     if lsps and "store" in result:
-        hint = [f"One of them in full:  {program()} show-lsp {result['store']} --lsp {lsps[0]}"]
+        hint = [*hint, f"One of them in full:  {program()} show-lsp {result['store']} --lsp {lsps[0]}"]
     return "\n\n".join(["\n" + table(who), *parts, *cut, *hint])
 
 

@@ -216,5 +216,5 @@ def newest_probe(fingerprint: str | None, root: str = ProbeConfig.root) -> str:
             return str(path.parent.parent)
     raise InspectionError(
         f"no finished softmax probe of a student of these LSPs under {root}: a probe turns LSPs into words. Train one,"
-        f" {program()} train-probe, or name one with --student."
+        f" {program()} train-probe (which needs a student: {program()} train-student), or name one with --student."
     )
