@@ -43,7 +43,8 @@ class Job:
     special_ids  dict of `teacher.special_ids`
     rules        dict of `plan.windowing`
     sources      by name
-    stamps       of the sources when they were scanned, by name: while they stay, so do their contents, we take it
+    stamps       of the sources when they were scanned, by name: while they stay, contents are taken to
+                 be the same
     progress     called with what the command is doing; a process that the job is sent to reports nothing
     products     which library computes which product of the teacher, where that is decided already
     """

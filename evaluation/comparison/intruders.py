@@ -59,16 +59,10 @@ def read_judgements(paths: Iterable[Path]) -> Judgements:
                 f"--intruders {path} was judged by {how[0]} with --samples {how[1]}, the files before it by {before[0]}"
                 f" with --samples {before[1]}: their figures do not compare. Judge all of them alike."
             )
-        found = {one["target"]: one["auc"] for one in values["dictionaries"]}
-        if any(found[one["target"]] != one["auc"] for one in values["dictionaries"]):
-            raise ComparisonError(
-                f"--intruders {path} has two AUCs for stores of one target; perhaps more text was encoded in between."
-                " Give a file of one of them."
-            )
-        if twice := [target for target in found.keys() & aucs.keys() if found[target] != aucs[target]]:
-            raise ComparisonError(
-                f"--intruders {path} has another AUC for the store of target {twice[0][:12]} than the files before it;"
-                " perhaps more text was encoded in between. Give one of them."
-            )
-        aucs |= found
+        for one in values["dictionaries"]:
+            if aucs.setdefault(one["target"], one["auc"]) != one["auc"]:
+                raise ComparisonError(
+                    f"--intruders {path} has another AUC for the store of target {one['target'][:12]} than was read"
+                    " before; perhaps more text was encoded in between. Give one of them."
+                )
     return Judgements(before[0] if before else "", aucs)

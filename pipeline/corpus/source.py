@@ -85,7 +85,10 @@ class Source:
         return status.st_size, status.st_mtime_ns
 
     def identity(self) -> tuple[int, int, int]:
-        """Which file it is and when it last changed: unlike the time in `stamp`, no program can set this one."""
+        """Which file it is and when it last changed: unlike the time in `stamp`, no program can set this one.
+
+        A new name or other rights change it as well, so a command that reads on for days goes by `stamp`.
+        """
         status = self._status()
         return status.st_dev, status.st_ino, status.st_ctime_ns
 

@@ -1,6 +1,12 @@
+import json
+import os
+import signal
+import textwrap
+
 import numpy as np
 import pytest
 import tiny_store
+from preloaded import run_python
 from tiny_store import write_store
 from transformers import (
     BertConfig,
@@ -22,6 +28,21 @@ FAMILIES = {
     "distilbert": DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64),
     "modernbert": ModernBertConfig(**SIZE),
 }
+
+KILLED = """
+    import json, os, signal, sys
+    import torch
+    from student.config import StudentConfig
+    from student.trainer import train
+
+    torch.set_num_threads(1)
+
+    def kill(stage, done, total, *, step=0, **figures):
+        if step == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(StudentConfig(**json.loads(sys.argv[1])), kill)
+"""
 
 
 @pytest.fixture(params=FAMILIES)
@@ -93,3 +114,15 @@ def settings(tmp_path):
         "device": "cpu",
         "output": tmp_path / "run",
     }
+
+
+@pytest.fixture
+def train_until_killed():
+    """Function of a StudentConfig and a step: trains in a process that SIGKILL ends after that step."""
+
+    def run(config, step):
+        command = ["-c", textwrap.dedent(KILLED), json.dumps(config.to_json()), str(step)]
+        child = run_python(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert child.returncode == -signal.SIGKILL, child.stderr
+
+    return run

@@ -1,14 +1,10 @@
 """Adaptive masks: losses of tokens and weights against SciPy and loops; runs that are killed, or told their weights."""
 
 import json
-import os
-import signal
-import textwrap
 
 import numpy as np
 import pytest
 import torch
-from preloaded import run_python
 from safetensors.torch import save_file
 from scipy.special import log_softmax, rel_entr
 from tiny_store import SPECIAL, log_of
@@ -185,37 +181,19 @@ def test_a_step_is_masked_with_the_weights_of_the_update_before_it(ids_store, se
     assert not set(masked["by its losses"]) & set(masked["uniformly"])
 
 
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.config import StudentConfig
-    from student.trainer import train
-
-    torch.set_num_threads(1)
-
-    def kill(stage, done, total, *, step=0, **figures):
-        if step == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(StudentConfig(**json.loads(sys.argv[1])), kill)
-"""
-
-
 @pytest.mark.promise(
     "training with adaptive masks, by SIGKILL between two updates of their weights and right behind one, and by two "
     "processes that are interrupted between two: batches, losses and weights of an unbroken run",
     cases="2 real kills",
 )
-def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path, train_until_killed):
     """Killed between two updates with counts that wait for the next one, and again right behind an update."""
     common = settings | {"store": lsp_store.path, "objective": "mtl", "mask_unit": "word"}
     unbroken = StudentConfig(**common | {"output": tmp_path / "unbroken"})
     train(unbroken)
     killed = StudentConfig(**common)
     for step in (5, 7):
-        command = ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json()), str(step)]
-        child = run_python(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert child.returncode == -signal.SIGKILL, child.stderr
+        train_until_killed(killed, step)
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [6, 7, 8, 9, 10]

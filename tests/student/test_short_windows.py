@@ -1,14 +1,10 @@
 """Steps on short windows against transformers' models on each piece alone; runs that are killed around the switch."""
 
 import json
-import os
-import signal
-import textwrap
 
 import pytest
 import torch
 import torch.nn.functional as F
-from preloaded import run_python
 from tiny_exports import scrambled
 from tiny_store import LENGTH, log_of, write_store
 from torch._dynamo.utils import counters
@@ -105,23 +101,9 @@ def test_order_masks_and_targets_are_those_of_whole_windows(store_for, settings,
     assert torch.equal(*later)
 
 
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.config import StudentConfig
-    from student.trainer import train
-
-    torch.set_num_threads(1)
-
-    def kill(stage, done, total, *, step=0, **figures):
-        if step == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(StudentConfig(**json.loads(sys.argv[1])), kill)
-"""
-
-
-def test_a_killed_run_goes_on_bit_for_bit_and_sees_the_batches_of_others(lsp_store, settings, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit_and_sees_the_batches_of_others(
+    lsp_store, settings, tmp_path, train_until_killed
+):
     """Killed among the steps on pieces, and again behind the switch with a checkpoint right at it."""
     common = settings | {"store": str(lsp_store.path), "save_every": 2, "dropout": 0.1, "checkpoints": (0, 1)}
     whole = {"short_windows": None}
@@ -130,9 +112,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_sees_the_batches_of_others(lsp_sto
         train(StudentConfig(**common | changes | {"output": tmp_path / name}))
     killed = StudentConfig(**common | {"output": tmp_path / "killed"})
     for step in (3, 5):
-        command = ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json()), str(step)]
-        child = run_python(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert child.returncode == -signal.SIGKILL, child.stderr
+        train_until_killed(killed, step)
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]

@@ -320,6 +320,7 @@ def test_judgements_that_do_not_compare_are_refused(tmp_path):
     for files, message in (
         ((right, judgements(tmp_path / "b.json", judge="another", l8=(known, 0.9))), "b.json was judged by another"),
         ((right, judgements(tmp_path / "d.json", l8=(known, 0.8))), "d.json has another AUC for the store"),
+        ((judgements(tmp_path / "e.json", l8=(known, 0.8), l9=(known, 0.7)),), "e.json has another AUC for the store"),
         ((judgements(tmp_path / "c.json", l12=(of_layer(12), 0.9)),), "none of the judged stores is one that"),
         ((tmp_path / "nothing.json",), "nothing.json: .*No such file.*show-lsp STORE --intruders --json"),
         ((tmp_path / "list.json",), "expected an object"),
