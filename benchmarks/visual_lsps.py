@@ -38,7 +38,7 @@ def main() -> None:
 
     digits = load_digits()
     result: dict = {"benchmark": "visual_lsps", "k": K, "lam": LAM, "epochs": EPOCHS, "shares": {}}
-    shares: dict[tuple[str, str], list[float]] = {}
+    shares: dict[tuple[str, str], list[float | None]] = {}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         np.save(place / "pixels.npy", digits.data.astype(np.float32))
