@@ -25,6 +25,7 @@ UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
 LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
+OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token of the vocabulary
 WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]

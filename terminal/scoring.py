@@ -4,8 +4,18 @@ from terminal.tables import quantity, table
 
 
 def scores(result: dict, settings: object) -> str:
-    """Show the figures of every model and file, and where the scores of its sentences or pairs are."""
-    return "\n".join(["", "\n\n".join(table(_rows(record)) for record in result["results"])])
+    """Show the figures of every model and file, the pairs furthest from right, and where all scores are."""
+    return "\n" + "\n\n".join(table(_rows(record)) + _wrong(record) for record in result["results"])
+
+
+def _wrong(record):
+    if not record.get("wrong"):
+        return ""
+    second, first = "{:9,.2f} nats  second  {}", "{:>21}   {}"
+    lines = []
+    for pair in record["wrong"]:
+        lines += [second.format(pair["nats"], pair["bad"]), first.format("first", pair["good"])]
+    return "\n".join(["\n\n  Pairs whose first sentence is not likelier, furthest first:", *lines])
 
 
 def _rows(record):

@@ -14,12 +14,15 @@ import pytest
 
 import cli
 import mlsm
+from evaluation.comparison.models import OBJECTIVES as LABELS
 from evaluation.inspection.pages import text_of
+from student.config import OBJECTIVES
 from terminal.choice import load
 from terminal.flags import read_flags, take_flag, take_value
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.ipynb")])
+TABLES = ("training.md", "commands.md")
 ROOMS = {"common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal"}
 
 
@@ -98,6 +101,14 @@ def test_commands_and_flags_exist(page):
         except ValueError as error:
             is_placeholder = "needs a value" in str(error) or " takes " in str(error)  # --lsp N
             assert is_placeholder, f"{name} {words}: {error}"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_objectives_are_in_the_tables(objective):
+    rows = {page: re.findall(r"^\|.*$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M) for page in TABLES}
+    assert any(row.startswith(f"| `{objective}`") for row in rows["training.md"])
+    assert any(row.startswith("| `train-student`") and f"`{objective}`" in row for row in rows["commands.md"])
+    assert objective in LABELS
 
 
 def test_pictures_are_small():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
-from student.config import BEFORE, LSP_OBJECTIVES
+from student.config import BEFORE, LSP_OBJECTIVES, OVER_VOCABULARY, UNTIABLE
 from student.mask_weights_config import ADAPTIVE
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
@@ -29,8 +29,6 @@ Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 KEPT = "mass kept of targets"
 SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
 UNKNOWN = "unknown"
-_HAVE_WORDS = ("mlm", "kd", "mtl", "naive-mlsm")
-_ALWAYS_TIED = ("mlm", "kd")
 _OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
 _SKIPPED = (
     "kind",
@@ -200,8 +198,8 @@ def groups(facts: dict) -> Groups:
         found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}
     if objective == "mtl":
         found["mtl"] = {"kappa": settings.get("kappa")}
-    if objective in _HAVE_WORDS:
-        found["words"] = {"tied": objective in _ALWAYS_TIED or settings.get("tied", False)}
+    if objective in OVER_VOCABULARY:
+        found["words"] = {"tied": objective not in UNTIABLE or settings.get("tied", False)}
     if objective not in WITHOUT_TARGETS:
         names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
         shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}

@@ -29,7 +29,7 @@ from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.config import CorpusConfig, EncodeConfig
 from pipeline.teacher import BUNDLED
 from shards.reader import Store
-from student.config import LSP_OBJECTIVES, StudentConfig
+from student.config import LSP_OBJECTIVES, OVER_VOCABULARY, StudentConfig
 
 TIMED_STEPS = 3  # after one to warm up
 CHARACTERS = 4.5  # of a token, about
@@ -203,7 +203,7 @@ def _token_seconds(part: Part, parts: list[Part]) -> float:
 def _speed_of(training: Part, parts: list[Part]) -> "Speed":
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
-    outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in ("mlm", "kd", "mtl"))
+    outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
     device = training.values.get("device", "auto")
     return _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device)
 

@@ -43,13 +43,15 @@ from shards.manifest import fingerprint
 
 SCHEMA = "mlsm-scores-1"
 CHUNK = 1000  # rows that are scored together and written at once
+SHOWN = 5  # wrong pairs
 
 
 def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every file with every model, unless an earlier command did.
 
     Returns  results: one for every model and file, as its record (<name>.json beside <name>.jsonl) holds it, with
-             already_finished and the path of its `scores`
+             already_finished and the path of its `scores`; of pairs also `wrong`: those that are furthest from right,
+             at most SHOWN of them, [{"good", "bad", "nats": by how much the bad one is likelier}]
     Raises   ScoringError, CorpusError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer):
              a file or a model cannot be used
     """
@@ -80,6 +82,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                     break
             if finished:
                 record = json.loads(commit.read_text(encoding="utf-8"))
+                rows = _read_lines(scores)
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
@@ -88,7 +91,8 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                 record |= summarise(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
                 replace_json(commit, record)
             shutil.rmtree(base, ignore_errors=True)  # also what a command left that was killed right here
-            results.append(record | {"scores": str(scores), "already_finished": finished})
+            wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
+            results.append(record | {"scores": str(scores), "already_finished": finished} | wrong)
     return {"results": results}
 
 
@@ -111,6 +115,17 @@ def _judge(scores: Sequence[Sequence[float]]) -> dict:
     return figures | {"low": float(low), "high": float(high)}
 
 
+def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
+    """The pairs whose second sentence is likelier by the most nats, equal ones included, furthest first."""
+    furthest = sorted(rows, key=lambda row: row["pll"][0] - row["pll"][1])[:SHOWN]
+    found = []
+    for row in furthest:
+        good, bad, *_ = row.values()  # whatever their columns are called
+        if row["pll"][0] <= row["pll"][1]:
+            found.append({"good": good, "bad": bad, "nats": row["pll"][1] - row["pll"][0]})
+    return found
+
+
 def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
@@ -121,7 +136,7 @@ def _score_in_parts(
         progress("score", start, len(material.rows), unit="rows", model=model)
         part, chunk = place / f"{start:09}.jsonl", material.rows[start : start + CHUNK]
         if part.is_file():  # whole: it appeared as one
-            rows += map(json.loads, part.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+            rows += _read_lines(part)
             continue
         found = score_rows(scorer, chunk, material.columns)
         replace_bytes(part, _json_lines(found))
@@ -174,6 +189,10 @@ def _shared(good: Encoded, bad: Encoded) -> tuple[list[int], list[int]]:
             inside = range(start, start + block.size)
             found[side].extend(token for token, place in enumerate(sentence.places) if place in inside)
     return found
+
+
+def _read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
 
 
 def _json_lines(rows: Sequence[dict]) -> bytes:

@@ -110,7 +110,12 @@ def test_pairs_are_judged_by_all_tokens_and_by_those_that_are_shared(config, mod
     middle = (share + z * z / 10) / (1 + z * z / 5)
     half = z / (1 + z * z / 5) * math.sqrt(share * (1 - share) / 5 + z * z / 100)
     assert (result["low"], result["high"]) == pytest.approx((middle - half, middle + half))
+    wrong = [(pll[1] - pll[0], pair) for pll, pair in zip((row["pll"] for row in rows), PAIRS, strict=True)]
+    wrong = sorted((found for found in wrong if found[0] >= 0), reverse=True)
+    assert len(wrong) >= 2
+    assert [(pair["nats"], (pair["good"], pair["bad"])) for pair in result["wrong"]] == wrong
     text = summary({"results": [result]}, config)
+    assert text.index(result["wrong"][0]["bad"]) < text.index(result["wrong"][1]["bad"])
     assert f"{100 * right / 5:.2f} %" in text and "1 tie, counted as wrong" in text
 
 
