@@ -123,6 +123,8 @@ class Backbone:
         if table.padding_idx is not None:
             keeps_V[table.padding_idx] = True
         self.encoder.set_input_embeddings(PartialEmbedding(table, keeps_V.nonzero().flatten()))
+        for weight in self.encoder.parameters():  # the file that they were read from stays mapped, as a whole, until none is
+            weight.data = weight.data.clone()
 
 
 def takes_types(config: PretrainedConfig) -> bool:

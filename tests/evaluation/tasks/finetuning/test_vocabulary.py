@@ -1,5 +1,6 @@
 """A part of the vocabulary's embeddings gives the same scores and weights as all of them."""
 
+import gc
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,19 @@ def test_the_rows_are_those_of_all_texts_that_are_read_and_of_special_tokens(set
     assert len(read) == 3 and special
     used = special.union(*(part.ids_T.tolist() for part in read))
     assert model.get_input_embeddings().ids_R.tolist() == sorted(used)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what is mapped into memory is asked of Linux")
+def test_the_file_of_the_whole_vocabulary_leaves_memory(teacher_directory):
+    def is_mapped():
+        return str(teacher_directory.resolve()) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    gc.collect()
+    assert not is_mapped()
+    backbone = Backbone(teacher_directory)
+    assert is_mapped()
+    backbone.keep_rows([3, 5])
+    assert not is_mapped()
 
 
 def test_a_token_without_a_row_is_an_error_not_another_token():
