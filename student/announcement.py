@@ -153,23 +153,29 @@ def _seconds_left(trainer: "Trainer") -> float:
 
 @functools.cache  # a process may train many runs
 def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
-    """Operations per second of a matrix product as in a base encoder, measured once for a twentieth of a second."""
-    matrices = [torch.ones(rows, size, device=device, dtype=dtype or torch.float32) for rows in (4096, size)]
+    """Operations per second of a matrix product as in a base encoder, measured once for a twentieth of a second.
 
-    def seconds(repeats):
+    Where a product takes long, as in bfloat16 on a processor without it, it is one of fewer rows.
+    """
+
+    def seconds(rows, repeats=1):
+        left, right = (torch.ones(many, size, device=device, dtype=dtype or torch.float32) for many in (rows, size))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()
         for _ in range(repeats):
-            product = matrices[0] @ matrices[1]
+            product = left @ right
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         del product
         return time.perf_counter() - begun
 
-    once = max(min(seconds(1), seconds(1)), 1e-6)  # the first one also allocates
+    rows = 64
+    seconds(rows)  # the first one also allocates
+    while (once := max(seconds(rows), 1e-6)) < 0.01 and rows < 4096:
+        rows *= 2
     repeats = max(1, min(100, round(0.05 / once)))
-    return 2 * 4096 * size * size * repeats / seconds(repeats)
+    return 2 * rows * size * size * repeats / seconds(rows, repeats)
 
 
 def _count(number: float) -> str:

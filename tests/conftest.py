@@ -53,7 +53,8 @@ def teacher_directory(tmp_path_factory, english_text):
 def forked_workers():
     """Dask's workers are forked from a process that has imported what they use, instead of importing it themselves.
 
-    The workers of a command that runs in a process of its own are not: they start as a user's do.
+    The workers of a command that runs in a process of its own are not: they start as a user's do, or faults/command.py
+    forks them.
     """
     import dask
     from distributed.utils import get_mp_context

@@ -135,6 +135,18 @@ def _server(threads):
     return ours
 
 
+def serve_from_here():
+    """From here on this process's Preloaded ones are forked from it as it is now. For one that is itself preloaded."""
+    global _server
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        become(*serve(theirs), theirs)
+        sys.exit()
+    theirs.close()
+    _server = lambda _: ours  # noqa: E731
+
+
 def serve(requests):
     """Start a process for each request; returns in it, with what it should run and its streams."""
     for module in IMPORTED:

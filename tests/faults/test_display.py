@@ -1,7 +1,6 @@
 """A display that goes away, is closed, full or of another encoding: the work goes on, its exit code stays that of the
 work, and all files are those of a run that was watched. Real processes, terminals, pipes and signals."""
 
-import fcntl
 import json
 import os
 import pty
@@ -9,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,29 @@ COMMAND = [sys.executable, SCRIPT]
 STEPS = 30
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
+ALL = """
+    import os, sys
+    from pathlib import Path
+    import cli, pipeline.encode, student.trainer    # so that the processes of the commands have not to
+
+    def run(words):
+        if not (process := os.fork()):
+            cli.main(words)
+        assert os.waitpid(process, 0)[1] == 0, words[0]
+
+    def output(words):
+        return Path(words[words.index("--output") + 1])
+
+    then = sys.argv.index("then")
+    encode, train = sys.argv[1:then], sys.argv[then + 1 :]
+    run(encode)
+    (store,) = (output(encode) / "stores").glob("*")
+    train.append(str(store))
+    run(train)
+    (output(train) / "result.json").unlink()    # so that it is resumed, and exported once more
+    run(train)
+"""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -61,6 +84,12 @@ def train(store, tmp_path):
     return ["train-student", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
 
 
+def start_after(first, flags, **options):
+    """Start the command in a process that is as these statements leave it."""
+    code = f"import runpy, sys; {first}; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    return Preloaded(["-c", code, SCRIPT, *flags], **options)
+
+
 def is_finished(run):
     return (run / "result.json").is_file() and sorted(log_of(run)) == list(range(1, STEPS + 1))
 
@@ -74,10 +103,9 @@ def test_a_pipe_whose_reader_dies(train, tmp_path):
     assert is_finished(tmp_path / "run")
 
 
-@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
-def test_streams_that_are_closed_or_full(train, tmp_path, streams):
+def test_streams_that_are_closed(train, tmp_path):
     """A closed one's number must not be given to a file of the run, which would then receive warnings."""
-    line = f'exec "$@" {streams}'
+    line = 'exec "$@" <&- >&- 2>&-'
     run = subprocess.run(
         ["sh", "-c", line, "sh", *COMMAND, *train], timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -85,20 +113,23 @@ def test_streams_that_are_closed_or_full(train, tmp_path, streams):
     assert is_finished(tmp_path / "run")
 
 
+def test_streams_that_are_full(train, tmp_path):
+    with open("/dev/full", "w") as full:
+        process = Preloaded([SCRIPT, *train], stdout=full, stderr=full, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert process.wait(timeout=300) == 0
+    assert is_finished(tmp_path / "run")
+
+
 def test_a_terminal_that_is_closed_stops_training_as_sigterm_does(train, tmp_path):
     """The kernel sends SIGHUP, and every further write to the terminal fails."""
     run, (master, terminal) = tmp_path / "run", pty.openpty()
-
-    def take_terminal():
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    process = subprocess.Popen(
-        [*COMMAND, *train],
+    process = start_after(
+        f"import fcntl; fcntl.ioctl(0, {termios.TIOCSCTTY}, 0)",
+        train,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        preexec_fn=take_terminal,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
     )
     os.close(terminal)
@@ -117,8 +148,9 @@ def test_a_terminal_that_is_closed_stops_training_as_sigterm_does(train, tmp_pat
 
 def test_nohup_keeps_its_promise(train, tmp_path):
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *COMMAND, *train],
+    process = start_after(
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)",
+        train,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -133,12 +165,11 @@ def test_nohup_keeps_its_promise(train, tmp_path):
 
 def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
     """With --json the output is the work."""
-    command = ["sh", "-c", 'exec "$@" > /dev/full', "sh", *COMMAND, "show-shards", str(store.path), "--json"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    command = [SCRIPT, "show-shards", store.path, "--json"]
+    with open("/dev/full", "w") as full:
+        run = run_python(command, stdout=full)
     assert run.returncode == 74 and "No space left" in run.stderr and "Traceback" not in run.stderr
-    gone = subprocess.Popen(
-        [*COMMAND, "show-shards", str(store.path), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    gone = Preloaded(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     gone.stdout.close()  # `| head -1`
     assert gone.stderr.read() == "" and gone.wait() == 0
 
@@ -160,28 +191,20 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
         *("--top-n", 8, "--max-length", 32, "--dictionary-tokens", 5_000, "--max-tokens", 20_000, "--batch-tokens"),
         *(2048, "--device", "cpu", "--dictionary-epochs", 1, "--output", place / "runs"),
     ]
-    assert r"caf\xe9 \xff" in finish(flags, ASCII)
+    train = ["train-student", "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
+             "--device", "cpu", "--eval-windows", 8, "--output", place / "run", "--store"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ASCII
+    run = run_python(["-c", textwrap.dedent(ALL), *flags, "then", *train], Python, env=environment, text=None)
+    said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")
+    assert run.returncode == 0 and r"caf\xe9 \xff" in said and said.count("The student is finished") == 2, said
     (store,) = (place / "runs" / "stores").glob("*")
     assert "teach" in json.loads((store / "target.json").read_text())["lineage"]["teacher_name"]
     sources = json.loads(next((store / "plans").glob("*.json")).read_text())["units"][0]["source"]
     assert os.fsencode(sources).endswith(b"t\xe9xt.txt")  # as it is called, and not as it is shown
     assert Store.open(store).report()["tokens"] > 0
-    train = ["train-student", "--store", store, "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
-             "--device", "cpu", "--eval-windows", 8, "--output", place / "run"]  # fmt: skip
-    assert "The student is finished" in finish(train, {}, Preloaded)
-    (place / "run" / "result.json").unlink()  # so that it is resumed, and exported once more
-    assert "The student is finished" in finish(train, ASCII)
     assert r"teach\xe9r" in (place / "run" / "export" / "README.md").read_text(encoding="utf-8")
     (vectors,) = LspModel.from_pretrained(place / "run").lsp(["a b"])
     assert len(vectors.tokens)
     read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
     assert show(read, lambda *_, **__: None)["view"] == "overview"
     assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 96 + 6
-
-
-def finish(flags, environment, process=Python):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    run = run_python([SCRIPT, *flags], process, env=environment, text=None)
-    said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")
-    assert run.returncode == 0, said
-    return said

@@ -1,11 +1,10 @@
 """The first cases of the fuzzer: a fixed number of a fixed seed, so that the suite gives the same answer every time."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import run_python
 
 pytestmark = pytest.mark.promise(
     "whole stores (LSPs, ids, logits), runs, finished runs, dictionaries, exports, probes, masked language "
@@ -19,7 +18,7 @@ FUZZ = Path(__file__).with_name("fuzz.py")
 
 
 def test_the_first_cases_have_no_finding():
-    done = subprocess.run([sys.executable, FUZZ, "--seed", "0", "--cases", "24"], capture_output=True, text=True)
+    done = run_python([FUZZ, "--seed", "0", "--cases", "24"])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["cases"] == 24 and counts["findings"] == 0

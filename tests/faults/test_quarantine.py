@@ -95,12 +95,13 @@ def plant(patch, windows, how):
 def rows_of(store, split="train"):
     """Per window: ids and its stored rows."""
     windows = store.split(split)
-    found = []
-    for number in range(len(windows)):
-        batch = windows.read([number])
-        length = int(batch.lengths[0])
-        rows = windows.targets(batch, np.zeros(length, int), np.arange(length))
-        found.append((batch.ids[0], np.diff(rows.indptr), rows.indices, rows.weights, rows.tail))
+    batch = windows.read(np.arange(len(windows)))
+    rows = windows.targets(batch, *np.nonzero(np.arange(store.max_length) < batch.lengths[:, None]))
+    found, ends = [], np.cumsum(batch.lengths)
+    for ids, first, end in zip(batch.ids, ends - batch.lengths, ends, strict=True):
+        entries = slice(rows.indptr[first], rows.indptr[end])
+        counts = np.diff(rows.indptr[first : end + 1])
+        found.append((ids, counts, rows.indices[entries], rows.weights[entries], rows.tail[first:end]))
     return found
 
 

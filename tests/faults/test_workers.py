@@ -56,7 +56,8 @@ def client(forked_workers):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, english_text, teacher_directory, client):
+def alone(tmp_path_factory, english_text, teacher_directory):
+    """Settings of a single process."""
     directory = tmp_path_factory.mktemp("workers")
     atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
     Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
@@ -73,14 +74,19 @@ def place(tmp_path_factory, english_text, teacher_directory, client):
         batch_tokens=1024,
         device="cpu",
         output=directory / "one",
-        scheduler=client.scheduler.address,
     )
 
 
 @pytest.fixture(scope="module")
-def one(place):
+def place(alone, client):
+    """The same with the cluster's workers."""
+    return replace(alone, scheduler=client.scheduler.address)
+
+
+@pytest.fixture(scope="module")
+def one(alone):
     """The store of a single process."""
-    return Store.open(encode_lsp(replace(place, scheduler=None))[0]["store"])
+    return Store.open(encode_lsp(alone)[0]["store"])
 
 
 @contextmanager
@@ -213,14 +219,18 @@ def test_two_commands_from_two_directories_on_one_cluster(client, place, one, tm
 )
 @pytest.mark.promise("39 SIGHUP; a display …")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_the_driver_is_stopped(place, one, tmp_path, number):
-    """Out within seconds, workers as well; finished units stay, nothing else. Ctrl-C reaches all processes at once."""
+def test_the_driver_is_stopped(alone, tmp_path, number):
+    """Out within seconds, workers as well; finished units stay, nothing else. Ctrl-C reaches all processes at once.
+
+    It is tried with workers that start as a user's do, the others with forked ones, which block the same signals.
+    """
     flags = [
-        *("encode-lsp", "--teacher", place.teacher, "--layer", 2, "--corpus", *place.corpus, "--workers", 2),
-        *("--dictionary", place.dictionary, "--lam", 0.1, "--top-n", 8, "--max-length", 32, "--unit-tokens", 3_000),
+        *("encode-lsp", "--teacher", alone.teacher, "--layer", 2, "--corpus", *alone.corpus, "--workers", 2),
+        *("--dictionary", alone.dictionary, "--lam", 0.1, "--top-n", 8, "--max-length", 32, "--unit-tokens", 3_000),
         *("--batch-tokens", 1024, "--device", "cpu", "--output", tmp_path),
     ]
-    process = start(flags, start_new_session=True)
+    forked = {} if number == signal.SIGINT else {"MLSM_TEST_FORKED_WORKERS": "1"}
+    process = start(flags, start_new_session=True, **forked)
     units = lambda: {path.name for path in tmp_path.glob("stores/*/units/*.json")}  # noqa: E731
     while len(units()) < 3:
         assert process.poll() is None, process.stderr.read()

@@ -30,10 +30,11 @@ def random_block(rng, *, windows, max_length, vocab_size, k):
 def random_rows(rng, special, k):
     """Rows with 0 to 32 entries; weights sum to 1 - tail."""
     nnz = np.where(special, 0, rng.integers(0, min(32, k) + 1, len(special)))
-    indices = np.concatenate([np.sort(rng.choice(k, n, replace=False)) for n in nnz]).astype(np.int64)
+    rows = np.repeat(np.arange(len(nnz)), nnz)
+    indices = rng.integers(0, k - nnz[rows] + 1)  # sorted in each row, then a place further for each one before it
+    indices = indices[np.lexsort((indices, rows))] + np.arange(len(rows)) - (np.cumsum(nnz) - nnz)[rows]
     weights = rng.gamma(0.7, size=len(indices)) + 1e-3
     tail = np.where(rng.random(len(nnz)) < 0.5, rng.random(len(nnz)) * 0.2, 0.0) * (nnz > 0)
-    rows = np.repeat(np.arange(len(nnz)), nnz)
     weights *= ((1 - tail) / np.maximum(np.bincount(rows, weights, len(nnz)), 1e-30))[rows]
     return {"nnz": nnz, "indices": indices, "weights": weights, "tail": tail}
 

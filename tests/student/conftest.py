@@ -53,6 +53,15 @@ def family(request, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def families(tmp_path_factory):
+    """A directory with the directories of all of them."""
+    place = tmp_path_factory.mktemp("families")
+    for name, config in FAMILIES.items():
+        config.save_pretrained(place / name)
+    return place
+
+
+@pytest.fixture(scope="session")
 def lsp_store(tmp_path_factory):
     """A store with k = 24: 150 training windows, 20 held out."""
     return write_store(tmp_path_factory.mktemp("lsp") / "store", k=24)

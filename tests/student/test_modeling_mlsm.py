@@ -96,9 +96,24 @@ def run_alone(exports, place):
     return [load_file(export.parent / "found.safetensors") for export in exports]
 
 
-@pytest.fixture
-def alone(tmp_path):
-    return lambda *exports: run_alone(exports, tmp_path)
+@pytest.fixture(scope="module")
+def alone(families, lsp_store, tmp_path_factory):
+    """Exports by name and what one process finds for each: every family's of mlsm, and of mtl, whose model.safetensors
+    is a masked language model; and one with a second head."""
+    place = tmp_path_factory.mktemp("alone")
+    cases = [(path, objective) for path in families.iterdir() for objective in (Mlsm(lsp_store), Mtl(lsp_store))]
+    exports = {}
+    for encoder, objective in [*cases, ("bert-2x32", Mlsm(lsp_store))]:
+        name = f"{Path(encoder).name}-{objective.name}"
+        (place / name).mkdir()
+        exports[name] = exported(encoder, objective, lsp_store, place / name / "export")[1]
+    several = exports["bert-2x32-mlsm"]
+    tensors = load_file(several / "lsp_head.safetensors")
+    tensors["output.bias"] += torch.arange(lsp_store.k)  # a head that differs, as that of another store does
+    save_file(tensors, several / "lsp_head_2.safetensors")
+    (several / "lsp_config_2.json").write_bytes((several / "lsp_config.json").read_bytes())
+    found = run_alone(exports.values(), place)
+    return {name: (export, tensors) for (name, export), tensors in zip(exports.items(), found, strict=True)}
 
 
 def assert_equal_to_ours(found, export):
@@ -112,13 +127,9 @@ def assert_equal_to_ours(found, export):
         assert torch.allclose(found[name], expected.distributions_Tk, atol=1e-6)
 
 
-def test_transformers_alone_gives_what_our_own_model_gives(family, lsp_store, tmp_path, alone):
-    """The LSPs of an export of mlsm, and of mtl, whose model.safetensors is a masked language model."""
-    exports = []
-    for objective in (Mlsm(lsp_store), Mtl(lsp_store)):
-        (tmp_path / objective.name).mkdir()
-        exports.append(exported(family, objective, lsp_store, tmp_path / objective.name / "export")[1])
-    for found, export in zip(alone(*exports), exports, strict=True):
+def test_transformers_alone_gives_what_our_own_model_gives(family, alone):
+    for objective in ("mlsm", "mtl"):
+        export, found = alone[f"{family.name}-{objective}"]
         assert_equal_to_ours(found, export)
 
 
@@ -131,14 +142,8 @@ def test_it_is_saved_whole_or_not_at_all(lsp_store, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-def test_of_several_stores_each_head_can_be_had(lsp_store, tmp_path, alone):
-    (tmp_path / "one").mkdir()
-    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "one" / "export")
-    tensors = load_file(export / "lsp_head.safetensors")
-    tensors["output.bias"] += torch.arange(lsp_store.k)  # a head that differs, as that of another store does
-    save_file(tensors, export / "lsp_head_2.safetensors")
-    (export / "lsp_config_2.json").write_bytes((export / "lsp_config.json").read_bytes())
-    (found,) = alone(export)
+def test_of_several_stores_each_head_can_be_had(alone):
+    export, found = alone["bert-2x32-mlsm"]
     with torch.no_grad():
         expected = LspModel.from_pretrained(export, head=2)(IDS, ATTENTION)
     assert torch.allclose(found["second"], expected, atol=1e-5)

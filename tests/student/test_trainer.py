@@ -120,7 +120,8 @@ def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, s
     batches, encoders = set(), set()
     for objective in OBJECTIVES:
         paths = {"store": store_for(objective).path, "output": tmp_path / objective}
-        train(StudentConfig(**settings | paths | {"objective": objective, "max_steps": 14}))
+        whole = {"micro_batch": settings["batch_windows"], "save_every": 0}
+        train(StudentConfig(**settings | paths | whole | {"objective": objective, "max_steps": 14}))
         batches.add(tuple(line["batch"] for line in log_of(tmp_path / objective).values()))
         start = json.loads((tmp_path / objective / "log.jsonl").read_text().splitlines()[0])
         encoders.add(start["initial_encoder"])
@@ -146,7 +147,7 @@ def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, se
 
 
 def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, settings, tmp_path):
-    common = settings | {"store": ids_store.path, "objective": "mlm"}
+    common = settings | {"store": ids_store.path, "objective": "mlm", "micro_batch": 12, "save_every": 0}
     masks = {
         "plain": {},
         "words": {"mask_unit": "word"},
@@ -166,7 +167,8 @@ def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, setting
 def test_without_dropout_the_micro_batch_does_not_matter(store_for, settings, tmp_path, objective):
     curves = []
     for micro_batch in (12, 5, 1):
-        changes = {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
+        few = {"max_steps": 3, "eval_windows": 6, "save_every": 0}
+        changes = few | {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
         train(StudentConfig(store=store_for(objective).path, objective=objective, **settings | changes))
         curves.append(log_of(changes["output"]))
     for step, line in curves[0].items():

@@ -99,6 +99,12 @@ def reported(tmp_path_factory):
     return write_report(result, models, directory / "report", STUDY)[0], directory, models, result
 
 
+@pytest.fixture
+def page_alone(monkeypatch):
+    """The figures of the paper, which `compare` draws as well, are the matter of other tests, and take time."""
+    monkeypatch.setattr(comparing, "draw_all", lambda *_: [])
+
+
 def test_the_page_answers_its_question(reported):
     page = Page(reported[0])
     effect = table(reported[1] / "report" / "report-hypotheses.csv")[0]
@@ -253,6 +259,7 @@ def test_compare_writes_the_page_and_says_where(tmp_path):
     assert result["conclusion"] and all(sentence in page.text for sentence in result["conclusion"])
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_only_tasks_that_are_learned_count(tmp_path):
     """mlm is above the untrained student in cola for certain, in mrpc by little, and in rte by chance."""
     floors = {seed: {"cola": 0.2, "mrpc": 0.49 + seed / 100, "rte": 0.50 + 0.1 * (-1) ** seed} for seed in range(4)}
@@ -268,6 +275,7 @@ def test_only_tasks_that_are_learned_count(tmp_path):
         assert ("Counted are the tasks in which mlm is above" in text and "no mean: rte." in text) is untrained
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     floor = arm("mlm", {0: {"cola": 0.2, "mrpc": 0.9, "rte": 0.2}}, fraction=0)
     study = StudyFacts(title="", question="", primary=("mlsm", "mlm"), seeds=(0,), learned_by="mlm")
@@ -278,6 +286,7 @@ def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     assert "Counted are the tasks" not in text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_many_arms_have_no_conclusion(tmp_path):
     found = [r for i in range(4) for r in arm("mlsm", {0: {"rte": 0.5 + i / 10}}, name=f"m{i}", layer=i, identity=None)]
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
@@ -294,6 +303,7 @@ def test_records_of_blimp_alone_have_a_page(tmp_path):
     assert "there are no records of fine-tunings of MLM and of KD" in text and "BLiMP" in text and "60.0" in text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_an_untrained_encoder_alone_has_a_page(tmp_path):
     found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
@@ -301,6 +311,7 @@ def test_an_untrained_encoder_alone_has_a_page(tmp_path):
     assert "floor" in text and "50.0" in text and "No conclusion" in text
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_arms_without_a_common_task_have_a_page(tmp_path):
     found = [
         record
@@ -314,6 +325,7 @@ def test_arms_without_a_common_task_have_a_page(tmp_path):
     assert "no task" in Page(tmp_path / "out" / "report.html").text
 
 
+@pytest.mark.usefixtures("page_alone")
 @pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "../" * 50, "~"])
 def test_a_record_may_name_any_path(tmp_path, path):
     found = [record | {"path": path} for record in pair([[0.01]], ("rte",))]

@@ -40,6 +40,12 @@ def no_data():
         yield
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Those of the paper, which every end of a study draws anew, are the matter of other tests, and take time."""
+    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory, english_text, teacher_directory):
     """A recipe of two arms with two seeds, one task on miniature data."""
@@ -135,6 +141,7 @@ def test_the_first_conclusion_comes_before_the_rest(recipe, tmp_path):
         done.add(part.name)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_study_that_goes_on_does_not_measure_again(recipe, tmp_path, monkeypatch):
     settings = StudyConfig(recipe=recipe, output=tmp_path, only=("encode-lsp/lsp", "train-student/mlm-seed0"))
     first = {cost["part"]: cost["seconds"] for cost in study(settings)["parts"]}
@@ -270,6 +277,7 @@ def test_all_models_are_compared_and_the_data_are_said_to_mean_nothing(finished)
     assert few["verdict"] == "too few" and "1 of the 2 planned pairs" not in page  # one was planned
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_finished_study_is_found(finished, recipe):
     settings, before = finished
     parts = plan(read_study(recipe), settings.directory, None).parts
@@ -312,6 +320,7 @@ def test_what_was_not_run_is_what_can_be_run_next(recipe, tmp_path):
     assert int(re.search(r"and (\d+) parts that wait", sentence)[1]) >= 8
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_one_part_alone(recipe, finished, tmp_path):
     settings, _ = finished
     with pytest.raises(StudyError, match=r"there is no .* yet. First:  --only encode-lsp/lsp"):
