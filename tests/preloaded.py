@@ -7,7 +7,8 @@
 Each is a process of its own and a child of this one, with its own streams, environment, signals and exit. What Python
 does at import is done before it begins, and its hashes of strings are those of all that come from the same process. So
 tests of how a process begins, of memory, and comparisons of two processes that could depend on an order of hashes start
-Python itself for (one of) them.
+Python itself for (one of) them. At its end threads are waited for, functions of `atexit` run and streams are flushed,
+but modules are not taken apart: with torch among them that takes longer than most commands.
 """
 
 import atexit
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -156,7 +158,7 @@ def serve(requests):
     while True:
         request, streams, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, 3)
         if not request:
-            sys.exit()
+            os._exit(0)
         if between := os.fork():
             os.waitpid(between, 0)
             for stream in streams:
@@ -196,10 +198,27 @@ def become(request, streams, requests):
         runpy.run_path(run, run_name="__main__")
 
 
+def end_at_once(codes):
+    """End with the exit code, if it is known; where a stream cannot be flushed, Python ends the process as it would."""
+    if codes:
+        with suppress(OSError, ValueError):
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            os._exit(codes[0])
+
+
 if __name__ == "__main__":
+    exit_codes = []
+    atexit.register(end_at_once, exit_codes)  # before anything else is, so that it comes last
     sys.path.insert(1, str(ROOT))
     from terminal.process import quiet_libraries
 
     quiet_libraries(downloads=False)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    become(*serve(connection), connection)
+    try:
+        become(*serve(connection), connection)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            exit_codes.append(end.code or 0)
+        raise
+    exit_codes.append(0)

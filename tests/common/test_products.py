@@ -1,12 +1,10 @@
 """Which library computes a product: every way gives the product, and what was measured is kept."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from data import ROOT
+from preloaded import run_python
 
 import common.products
 from common.onednn import available
@@ -98,7 +96,7 @@ def test_what_was_measured_is_looked_up_next_time(timed, cache):
 def test_callers_may_let_torch_round_in_any_of_its_ways(setting, precision):
     """In a process of its own: torch refuses to be asked again once a caller has used both of its interfaces."""
     code = f"import torch; {setting}; from common.products import _machine; print(_machine())"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    run = run_python(["-c", code])
     assert run.stdout.strip().endswith(f"precision {precision}"), run.stdout + run.stderr
 
 

@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import documents
+from preloaded import Python, run_python
 
 from common.errors import CorpusError
 from pipeline.corpus import JsonLines, TextFile, docstring_reader, docstrings, join_windows, open_corpus
@@ -212,19 +211,33 @@ NO_WIKIPEDIA = "hf://datasets/wikimedia/wikipedia/20231101.en/.*cannot be reache
 NO_DOLMA = "'dolma-v1_7/falcon-refinedweb-filtered/.*' matches no file.*docs corpora"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--recipe", "paper"], NO_TEACHER),
-        (["--recipe", "scaled-up"], NO_TEACHER),
-        (["--recipe", "paper", "--teacher", "bundled"], NO_WIKIPEDIA),
-        (["--recipe", "scaled-up", "--teacher", "bundled"], NO_DOLMA),
-    ],
-)
-def test_a_recipe_without_its_material_is_one_line_that_names_it(tmp_path, arguments, message):
-    command = [sys.executable, str(ROOT / "cli.py"), "encode-lsp", *arguments]
-    nowhere = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    run = subprocess.run(command, cwd=tmp_path, env=nowhere, capture_output=True, text=True)
-    errors = [line for line in run.stderr.splitlines() if line.startswith("mlsm: error:")]
-    assert run.returncode == 2 and len(errors) == 1 and re.search(message, errors[0]), run.stderr
-    assert "Traceback" not in run.stderr and not list(tmp_path.glob("runs/stores/*"))
+WITHOUT_MATERIAL = [
+    (["--recipe", "paper"], NO_TEACHER),
+    (["--recipe", "scaled-up"], NO_TEACHER),
+    (["--recipe", "paper", "--teacher", "bundled"], NO_WIKIPEDIA),
+    (["--recipe", "scaled-up", "--teacher", "bundled"], NO_DOLMA),
+]
+ENCODE_EACH = """
+import json, os, sys
+import cli, pipeline.encode
+
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if not os.fork():
+        sys.argv[1:] = ["encode-lsp", *arguments]
+        os.dup2(os.open(f"{number}.txt", os.O_WRONLY | os.O_CREAT), 2)
+        sys.exit(cli.main())
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_recipe_without_its_material_is_one_line_that_names_it(tmp_path):
+    """In forks of one process, which has imported with a cache in which there is nothing."""
+    nowhere = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    commands = json.dumps([arguments for arguments, _ in WITHOUT_MATERIAL])
+    run = run_python(["-c", ENCODE_EACH, commands], Python, cwd=tmp_path, env=os.environ | nowhere)
+    assert run.stdout.split() == ["2"] * len(WITHOUT_MATERIAL), run.stderr
+    for number, (_, message) in enumerate(WITHOUT_MATERIAL):
+        printed = (tmp_path / f"{number}.txt").read_text()
+        errors = [line for line in printed.splitlines() if line.startswith("mlsm: error:")]
+        assert len(errors) == 1 and re.search(message, errors[0]) and "Traceback" not in printed, printed
+    assert not list(tmp_path.glob("runs/stores/*"))

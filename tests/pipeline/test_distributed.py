@@ -205,7 +205,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
         teacher=str(minilm_dir()),
         layer=2,
         corpus=(str(english_text),),
-        max_tokens=12_000,
+        max_tokens=6_000,
         dictionary=tmp_path / "dictionary",
         device="cpu",
     )

@@ -1,17 +1,13 @@
 """One step of dictionary learning: against plain NumPy, whatever the threads, and the same in torch."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import numba
 import numpy as np
 from planted import planted, unit_rows
 
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.cpu import CpuLearner
 from pipeline.solvers import nonneg_lasso
-
-ROOT = Path(__file__).resolve().parents[2]
+from pipeline.solvers.parallel import thread_count
 
 
 def test_atom_update_is_one_atom_after_the_other():
@@ -48,25 +44,15 @@ def test_gram_matrix_in_blocks_is_the_product():
     np.testing.assert_allclose(CpuLearner(atoms, 0.05, 1.0).gram_KK, atoms @ atoms.T, atol=1e-6)
 
 
-def test_thread_count_does_not_change_the_atoms(tmp_path):
+def test_thread_count_does_not_change_the_atoms(tmp_path, monkeypatch):
     hidden, _ = planted(width=130)
     np.save(tmp_path / "hidden.npy", hidden)
-    code = (
-        "import sys; from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary\n"
-        "settings, schedule = DictionarySettings(300, 0.05, seed=0), LearningSchedule(epochs=1, batch=512)\n"
-        "print(learn_dictionary(sys.argv[1], settings, schedule).fingerprint)"
-    )
-    prints = {
-        subprocess.run(
-            [sys.executable, "-c", code, tmp_path / "hidden.npy"],
-            cwd=ROOT,
-            text=True,
-            check=True,
-            env=os.environ | {"NUMBA_NUM_THREADS": threads},
-            capture_output=True,
-        ).stdout
-        for threads in ("1", "2", "3")
-    }
+    settings, schedule = DictionarySettings(300, 0.05, seed=0), LearningSchedule(epochs=1, batch=512)
+    prints = set()
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        assert thread_count() == threads
+        prints.add(learn_dictionary(tmp_path / "hidden.npy", settings, schedule).fingerprint)
     assert len(prints) == 1
 
 

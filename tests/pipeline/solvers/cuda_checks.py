@@ -127,7 +127,7 @@ def agrees_with_the_cpu_and_with_scikit_learn():
     from sklearn.linear_model import Lasso
 
     for width, count, lam in [(16, 41, 0.05), (8, 50, 0.02)]:
-        hidden, atoms = problem(3, width, count)
+        hidden, atoms = problem(2, width, count)
         codes = solve(hidden, atoms, lam, tol=1e-4)
         certify(hidden, atoms, codes, lam, tol=1e-4)
         same_objective(hidden, atoms, codes, nonneg_lasso(hidden, atoms, lam, tol=1e-5), lam, 1e-4)

@@ -184,45 +184,75 @@ print(hashlib.sha256(codes.indices.tobytes() + codes.values.tobytes() + codes.kk
 """
 
 
-def code_in_new_process(package_root=ROOT, **environment):
+def run_in_new_process(arguments, package_root=ROOT, **environment):
     environment = {**os.environ, "PYTHONPATH": str(package_root), **environment}
-    run = subprocess.run(
-        [sys.executable, "-c", CODE_AND_HASH], cwd=package_root, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, *arguments]
+    run = subprocess.run(command, cwd=package_root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
 def test_same_bits_compiled_cached_and_with_any_number_of_threads(tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    compiled = code_in_new_process(**cache)
+    compiled = run_in_new_process(["-c", CODE_AND_HASH], **cache)
     assert list(tmp_path.rglob("*.nbc"))
-    assert code_in_new_process(**cache) == compiled
-    assert code_in_new_process(NUMBA_NUM_THREADS="1", **cache) == compiled
+    assert run_in_new_process(["-c", CODE_AND_HASH], **cache) == compiled
+    assert run_in_new_process(["-c", CODE_AND_HASH], NUMBA_NUM_THREADS="1", **cache) == compiled
 
 
-def test_works_where_nothing_can_be_cached(tmp_path):
+@pytest.fixture
+def copied_solvers(tmp_path):
+    """A directory with a copy of the package, which a test may change."""
+    solvers = Path("pipeline", "solvers")
+    shutil.copytree(ROOT / solvers, tmp_path / solvers, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_works_where_nothing_can_be_cached(copied_solvers):
     """A package and a home directory that cannot be written: no cache, but no failure."""
-    shutil.copytree(
-        ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for blocked in (tmp_path / "pipeline" / "solvers" / "__pycache__", tmp_path / "home"):
+    home = copied_solvers / "home"
+    for blocked in (copied_solvers / "pipeline" / "solvers" / "__pycache__", home):
         blocked.write_text("a file, so that no directory can be made here, not even by root")
-    environment = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
-    assert code_in_new_process(tmp_path, **environment).strip()
-    assert not list(tmp_path.rglob("*.nbc"))
+    # all kernels ask for a cache when they are imported; one is compiled, the smallest
+    code = "import numpy as np; from pipeline.solvers import cd_cpu, prepared\n"
+    code += "integers = np.zeros((2, 2), np.int16); prepared._quantise(np.eye(2, dtype=np.float32), 3.0, integers)\n"
+    code += "print(prepared.__file__, integers.tolist())"
+    printed = run_in_new_process(["-c", code], copied_solvers, HOME=str(home), XDG_CACHE_HOME=str(home / "cache"))
+    assert printed == f"{copied_solvers / 'pipeline' / 'solvers' / 'prepared.py'} [[3, 0], [0, 3]]\n"
+    assert not list(copied_solvers.rglob("*.nbc"))
 
 
-def test_a_change_of_what_is_compiled_in_is_noticed(tmp_path):
+SMALL_KERNEL = """
+import numpy as np
+from pipeline.solvers import cd_cpu
+from pipeline.solvers.parallel import kernel
+from pipeline.solvers.vectors import LANES, SUBTRACTED_ROWS, subtract_rows
+
+@kernel
+def subtract(out, weights, matrix, rows, count):
+    subtract_rows(out, weights, matrix, rows, count)
+
+out, weights, matrix = (np.ones(shape, np.float32) for shape in (LANES, SUBTRACTED_ROWS, (LANES, LANES)))
+subtract(out, weights, matrix, np.arange(SUBTRACTED_ROWS, dtype=np.int32), SUBTRACTED_ROWS)
+print(out[0] - 1, sum(subtract.stats.cache_hits.values()), cd_cpu._solve_rows.py_func.__qualname__)
+"""
+
+
+def test_a_change_of_what_is_compiled_in_is_noticed(copied_solvers):
     """Numba's cache looks at a kernel's own file alone; its vector loops are in another."""
-    shutil.copytree(
-        ROOT / "pipeline" / "solvers", tmp_path / "pipeline" / "solvers", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    before = code_in_new_process(tmp_path, **cache)
-    vectors = tmp_path / "pipeline" / "solvers" / "vectors.py"
+    (copied_solvers / "small.py").write_text(SMALL_KERNEL)
+
+    def run():
+        cache = str(copied_solvers / "cache")
+        printed = run_in_new_process(["small.py"], copied_solvers, NUMBA_CACHE_DIR=cache).split()
+        return float(printed[0]), printed[1] == "1", printed[2]
+
+    compiled, cached = run(), run()
+    assert compiled == (-8.0, False, cached[2]) and cached[:2] == (-8.0, True)
+    vectors = copied_solvers / "pipeline" / "solvers" / "vectors.py"
     vectors.write_text(vectors.read_text().replace("builder.fsub(total, product", "builder.fadd(total, product"))
-    assert code_in_new_process(tmp_path, **cache) != before
+    changed = run()
+    assert changed[:2] == (8.0, False) and changed[2] != cached[2]  # that of the solver's own kernel, too
 
 
 def test_an_error_in_one_thread_stops_the_others(monkeypatch):
