@@ -123,7 +123,8 @@ class Backbone:
         if table.padding_idx is not None:
             keeps_V[table.padding_idx] = True
         self.encoder.set_input_embeddings(PartialEmbedding(table, keeps_V.nonzero().flatten()))
-        for weight in self.encoder.parameters():  # the file that they were read from stays mapped, as a whole, until none is
+        # the file that the weights were read from stays mapped, as a whole, as long as one of them lies in it
+        for weight in self.encoder.parameters():
             weight.data = weight.data.clone()
 
 
