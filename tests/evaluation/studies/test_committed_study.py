@@ -122,3 +122,34 @@ def shorten(said):
     """The text of an interval of two digits with bounds of one, as the page has it where they are wide."""
     mean, bounds = said
     return f"{mean} " + re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.1f}", bounds)
+
+
+def test_the_tables_of_masks_are_those_of_the_records():
+    scores = {("uniform", *cell): value for cell, value in scores_of(COMMITTED / "evaluations").items()}
+    for path in (COMMITTED / "masks").glob("*/finetune/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        masks = record["model"].split("-")[1]  # <objective>-<masks>-seed<seed>
+        cell = masks, record["task"], record["objective"], record["run_seed"]
+        scores[cell] = 100 * fmean(figure["value"] for figure in record["figures"])
+    held_out = {
+        (row["arm"], int(row["pre-training seed"])): float(row["held-out loss"])
+        for row in rows_of(COMMITTED / "masks/held-out.csv")
+    }
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    kinds = ("uniform", "frequency", "pmi", "later")
+    each = [(arm, task) for arm in ("mlm", "mlsm") for task in ("conll2003", "mrpc")]
+    for masks in kinds:
+        cells = []
+        for arm, task in each:
+            if task == "conll2003":
+                trained = arm if masks == "uniform" else f"{arm}-{masks}"
+                cells.append(", ".join(f"{held_out[trained, seed]:.3f}" for seed in range(3)))
+            cells.append(", ".join(f"{scores[masks, task, arm, seed]:.1f}" for seed in range(3)))
+        assert f"| {masks.replace('pmi', 'PMI')} | {' | '.join(cells)} |" in text
+    for masks in kinds[1:]:
+        less = [
+            [scores[masks, task, arm, seed] - scores["uniform", task, arm, seed] for seed in range(3)]
+            for arm, task in each
+        ]
+        cells = [" ".join(interval(values, 1)) for values in less]
+        assert f"| {masks.replace('pmi', 'PMI')} | {' | '.join(cells)} |" in text
