@@ -51,7 +51,7 @@ FIELDS = (
     "teacher",
 )
 UNTRAINED = "untrained"
-WITHOUT_TARGETS = ("mlm", UNTRAINED)  # objectives that learn none of a store's distributions
+WITHOUT_TARGETS = ("mlm", "supersense", UNTRAINED)  # objectives that learn none of a store's distributions
 _TAIL = {"mass_kept": or_null(NUMBER)}
 _SETTINGS = {"kappa": NUMBER, "seed": COUNT, "max_steps": COUNT, "encoder": TEXT}
 _OF_TARGET = {
@@ -134,7 +134,7 @@ def lineage(directory: Path | str) -> dict:
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
     objective = UNTRAINED if step == 0 and settings.get("continue_from") is None else known.get("objective")
-    if objective in WITHOUT_TARGETS:  # mlm reads the words of a store, whatever targets that holds
+    if objective in WITHOUT_TARGETS:  # reads the words of a store, whatever targets that holds
         target = {}
     return {
         "objective": objective,
@@ -256,7 +256,7 @@ def read_log(log: Path) -> list[dict]:
 
 def _count_teacher(known):
     tokens = known.get("tokens")
-    if known.get("objective") == "mlm" or tokens == 0:
+    if known.get("objective") in WITHOUT_TARGETS or tokens == 0:
         return 0.0
     total = 0.0
     for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had a pass of its own

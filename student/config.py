@@ -19,14 +19,14 @@ from common.settings import check, require
 from student.mask_settings import check_masks
 from student.mask_weights_config import ADAPTIVE
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm"]
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
 LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
 OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token of the vocabulary
-WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm")  # objectives whose students predict no words
+WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -35,7 +35,7 @@ FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "e
 
 OPERATIONAL = frozenset(
     ["store", "output", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every", "track", "keep_last", "activation_checkpointing", "products"]
+    + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
 BEFORE = {  # what runs did before they had the setting
@@ -66,7 +66,11 @@ class StudentConfig:
     objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
     teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
-    LSPs alone, `naive-mlsm` mlsm at the cost of mtl"""
+    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher)"""
+
+    wordnet: Path | None = None
+    """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the
+    run, not its place"""
 
     kappa: float = 1.0
     """mtl: weight of the cross-entropy beside the KL of the LSPs"""
@@ -279,6 +283,11 @@ class StudentConfig:
                 f" out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
                 f" objectives."
             )
+        if (self.wordnet is None) == (self.objective == "supersense"):
+            raise ValueError(
+                f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
+                f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
+            )
         if self.untied and self.objective not in UNTIABLE:
             raise ValueError(
                 f"--untied is for the objectives {' and '.join(UNTIABLE)} alone, found {self.objective}. Leave it out."
@@ -331,7 +340,7 @@ class StudentConfig:
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
         settings = asdict(self)
-        for name in ("output", "continue_from"):
+        for name in ("output", "continue_from", "wordnet"):
             settings[name] = None if settings[name] is None else str(settings[name])
         lists = [name for name, value in settings.items() if isinstance(value, tuple)]
         return settings | {name: list(settings[name]) for name in lists}

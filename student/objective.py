@@ -35,6 +35,7 @@ class Objective:
     kappa               weight of mtl's second term; the others ignore it
     untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
+    wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
     Raises              RunError where the store does not hold what the objective needs
     """
 
@@ -63,14 +64,22 @@ class Objective:
     other_stores: tuple[Store, ...] = ()
     """stores beside the first one that it learns from (several_stores.py)"""
 
-    def __init__(self, store: Store, kappa: float = 1.0, *, untied: bool = False, target_temperature: float = 1.0):
+    def __init__(
+        self,
+        store: Store,
+        kappa: float = 1.0,
+        *,
+        untied: bool = False,
+        target_temperature: float = 1.0,
+        wordnet: Path | None = None,
+    ):
         if store.kind not in self.kinds:
             raise RunError(
                 f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
                 f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
                 f" --objective."
             )
-        self.kappa, self.untied, self.temperature = kappa, untied, target_temperature
+        self.kappa, self.untied, self.temperature, self.wordnet = kappa, untied, target_temperature, wordnet
         self.facts: dict = {}  # of the targets, for the log
         self.set_up(store)
 
@@ -97,6 +106,10 @@ class Objective:
     def heads(self, store: Store) -> list[tuple[slice, Store]]:
         """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
         return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
+
+    def identity(self) -> dict:
+        """What the targets follow from beside settings and stores, under the names of settings: part of a run's."""
+        return {}
 
     def digest(self, windows: WindowReader) -> str:
         """What becomes another one where the bytes that a split's targets are read from do."""

@@ -1,8 +1,8 @@
 """What the student learns at a masked token: one small class per objective, and the table of them.
 
 To add one: docs/training.md, "Add an objective".
-Left out: what all of them share (objective.py), what is masked (masking.py), the records of targets (targets.py), the
-arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
+Left out: supersense (supersenses.py), what all of them share (objective.py), what is masked (masking.py), the records
+of targets (targets.py), the arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
@@ -22,6 +22,7 @@ from student.baselines import average_lsp_figures, average_teacher_figures, unig
 from student.losses import divergence_by_token, sparse_cross_entropy
 from student.objective import Objective
 from student.sparse_rows import negative_entropy, row_of_entry, temper
+from student.supersenses import Supersense
 from student.targets import JointTargets, MaskedTokens, SparseTargets, TeacherTargets, TokenTargets
 
 logger = logging.getLogger(__name__)
@@ -340,4 +341,4 @@ class Mtl(Objective):
         return with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
-OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm)}
+OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm, Supersense)}

@@ -45,6 +45,7 @@ class ProbeConfig(StudentConfig):
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
     objective: ObjectiveName = field(init=False, default="mlm")
+    wordnet: Path | None = field(init=False, default=None)
     store_weights: tuple[float, ...] | None = field(init=False, default=None)
     kappa: float = field(init=False, default=1.0)
     target_temperature: float = field(init=False, default=1.0)

@@ -2,7 +2,7 @@
 
 Left out: how they are read from a store (objectives.py, sparse_rows.py), the losses (losses.py).
 
-Shapes: M masked tokens, V vocabulary, k LSPs, E stored entries of M sparse rows.
+Shapes: M masked tokens, V vocabulary, k LSPs, S supersenses, E stored entries of M sparse rows.
 """
 
 from typing import NamedTuple
@@ -82,6 +82,17 @@ class TeacherTargets(NamedTuple):
     """sum of P log P over entries and buckets, nats"""
     labels_M: Tensor
     """int64"""
+
+
+class SupersenseTargets(NamedTuple):
+    """Distributions over WordNet's supersenses of M tokens."""
+
+    counts: tuple[int]
+    """tokens that have one"""
+    shares_MS: Tensor
+    """float32 probabilities; the rows of other tokens are zero"""
+    coded_M: Tensor
+    """float32, 1 where a token has one"""
 
 
 class SeveralTargets(NamedTuple):

@@ -50,7 +50,7 @@ class Task(NamedTuple):
         """The settings that decide what is trained: those of the configuration, and what was decided here."""
         segments = {"segments": True} if self.segments else {}
         others = [store.target_id for store in self.objective.other_stores]
-        return config.identity() | segments | ({"other_targets": others} if others else {})
+        return config.identity() | self.objective.identity() | segments | ({"other_targets": others} if others else {})
 
 
 def student_task(config: StudentConfig, store: Store) -> Task:
@@ -66,6 +66,7 @@ def student_task(config: StudentConfig, store: Store) -> Task:
         kappa=config.kappa,
         untied=config.untied,
         target_temperature=config.target_temperature,
+        wordnet=config.wordnet,
     )
     for one in stores:
         if one.kind != "ids" and config.documents_apart != one.settings.get("documents_apart", False):

@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import indent
 
 from common.invocation import program
-from student.config import WITHOUT_WORDS
+from student.config import LSP_OBJECTIVES, WITHOUT_WORDS
 from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
 
@@ -32,7 +32,7 @@ def training(result: dict, settings: object) -> str:
         ),
         _how_to_load(result["export"]),
     ]
-    if result["objective"] in WITHOUT_WORDS:
+    if result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
         probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":

@@ -42,7 +42,7 @@ _SKIPPED = (
     "dictionary_settings",
 )
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
-    "run": BEFORE | {"segments": False, "mask_weights": "uniform"},
+    "run": BEFORE | {"segments": False, "mask_weights": "uniform", "wordnet": None},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd", "dictionary atoms": "learned"},
     "logits": {"logits masked_passes": 0},
@@ -63,6 +63,7 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
     "tolerance": ("solver",),  # FISTA has none
     "mask_update_steps": ("mask_weights",),  # only adaptive ones have it
     "mask_weight_steps": ("mask_weights",),  # only several that take turns have it
+    "wordnet": ("objective",),  # only supersense has it
     "short_share": ("short_windows",),  # only runs that begin with pieces of windows have it
 }
 

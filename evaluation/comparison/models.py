@@ -33,6 +33,7 @@ OBJECTIVES = {
     "mtl": "MLSM+MLM",
     "hard-mlsm": "hard MLSM",
     "naive-mlsm": "naive MLSM",
+    "supersense": "supersenses",
 }
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 _RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have

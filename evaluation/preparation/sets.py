@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
+from common.wordnet import WordNet
 from evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, data_files, read_annotated
-from evaluation.studies.word_senses.wordnet import WordNet
 from evaluation.tasks.blimp import data as blimp
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS

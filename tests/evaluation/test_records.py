@@ -169,9 +169,10 @@ def test_a_student_tells_its_lineage(run):
     records.check(record(**whole), "here")
 
 
-def test_an_mlm_student_has_no_teacher_whatever_its_store_holds(run, tmp_path):
+@pytest.mark.parametrize("objective", ["mlm", "supersense"])
+def test_a_student_of_words_has_no_teacher_whatever_its_store_holds(run, tmp_path, objective):
     known = json.loads((run[0] / "export" / "lineage.json").read_text())
-    (tmp_path / "lineage.json").write_text(json.dumps(known | {"objective": "mlm"}))
+    (tmp_path / "lineage.json").write_text(json.dumps(known | {"objective": objective}))
     found = lineage(tmp_path)
     assert [found[name] for name in ("layer", "k", "lambda", "dictionary", "teacher")] == [None] * 5
     assert found["flops"]["teacher"] == 0.0 and found["encoder"] == "bert-2x32"

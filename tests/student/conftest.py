@@ -102,6 +102,19 @@ def store_for(lsp_store, logits_store):
     return lambda objective: logits_store if objective == "kd" else lsp_store
 
 
+@pytest.fixture(scope="session")
+def needed_by(tmp_path_factory):
+    """Objective -> the settings that it cannot do without. In this WordNet w5 to w60 have one to three synsets."""
+    file = tmp_path_factory.mktemp("wordnet") / "index.sense"
+    senses = [
+        (word, 7 * word % 45 if sense else word % 4, sense) for word in range(5, 61) for sense in range(word % 3 + 1)
+    ]
+    file.write_text(
+        "".join(f"w{word}%1:{lex:02}:{sense:02}:: {word}{sense} {sense + 1} 0\n" for word, lex, sense in senses)
+    )
+    return lambda objective: {"wordnet": file} if objective == "supersense" else {}
+
+
 @pytest.fixture(autouse=True)
 def on_one_thread(one_thread):
     """Tiny models are fastest so, above all on a busy machine."""

@@ -67,14 +67,16 @@ def losses_by_numpy(name, targets, logits_MK, lsps):
     if name == "mtl":
         words = losses_by_numpy("mlm", targets.tokens, logits_MK[:, :-lsps], lsps)
         return losses_by_numpy("mlsm", targets.lsps, logits_MK, lsps) + words
+    if name == "supersense":
+        return [divergences(targets.shares_MS.double().numpy(), logits_MK)]
     rows = np.arange(len(logits_MK))
     return [-log_softmax(logits_MK.double().numpy(), axis=1)[rows, targets.labels_M.numpy()]]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_loss_of_each_token_is_that_of_scipy_and_adds_up(store_for, name):
+def test_the_loss_of_each_token_is_that_of_scipy_and_adds_up(store_for, needed_by, name):
     store = store_for(name)
-    objective = CLASSES[name](store)
+    objective = CLASSES[name](store, **needed_by(name))
     micro = micro_batch(store, objective)
     logits_MK = logits_for(micro, objective)
     losses_TM, carries_TM = objective.token_losses(logits_MK, micro.targets)
@@ -146,13 +148,15 @@ def test_counts_do_not_depend_on_how_a_batch_is_split(ids_store):
     assert torch.equal(ours, theirs) and ours[1].sum() == PARTS * len(logits_MK)
 
 
-def test_before_the_first_update_masks_are_uniform_then_they_follow_the_objective(store_for, settings, tmp_path):
+def test_before_the_first_update_masks_are_uniform_then_they_follow_the_objective(
+    store_for, needed_by, settings, tmp_path
+):
     few = settings | {"max_steps": 8, "checkpoints": (1,), "save_every": 0}
     batches, baselines = {}, {}
     for name in (*OBJECTIVES, "uniform"):
         changes = {"objective": "mlm", "mask_weights": None} if name == "uniform" else {"objective": name}
         paths = {"store": store_for(changes["objective"]).path, "output": tmp_path / name}
-        baselines[name] = train(StudentConfig(**few | paths | changes))["baseline"]
+        baselines[name] = train(StudentConfig(**few | paths | changes | needed_by(name)))["baseline"]
         batches[name] = [line["batch"] for line in log_of(paths["output"]).values()]
     assert all(batches[name][:3] == batches["uniform"][:3] for name in OBJECTIVES)
     apart = batches.keys() - {"naive-mlsm"}  # which may learn just what mlsm learns

@@ -97,7 +97,8 @@ def test_what_the_settings_say_of_objectives_is_what_the_classes_do(store_for):
             "OVER_VOCABULARY": over_vocabulary,
             "WITHOUT_WORDS": plain.token_columns is None,
         }
-        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary
+        supersenses = 45 * (name == "supersense")
+        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary + supersenses
         assert plain.tied == over_vocabulary
         for of, holds in facts.items():
             if holds:

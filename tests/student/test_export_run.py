@@ -86,10 +86,13 @@ def test_a_step_can_be_named(finished, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("objective", ["mlsm", "mtl", "mlm"])
-def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(objective, lsp_store, settings, tmp_path):
+@pytest.mark.parametrize("objective", ["mlsm", "mtl", "mlm", "supersense"])
+def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(
+    objective, lsp_store, needed_by, settings, tmp_path
+):
     BertConfig(**SIZE).save_pretrained(tmp_path / "encoder")
     settings |= {"store": lsp_store.path, "objective": objective, "encoder": str(tmp_path / "encoder")}
+    settings |= needed_by(objective)
     kept = StudentConfig(**settings | {"checkpoints": (0.75,), "output": tmp_path / "kept"})
     train(kept)
     unfinished = StudentConfig(**settings | {"checkpoints": (1.0,)})

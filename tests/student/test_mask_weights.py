@@ -221,13 +221,15 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["frequency", "pmi"])
-def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_masks(store_for, settings, tmp_path, kind):
+def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_masks(
+    store_for, needed_by, settings, tmp_path, kind
+):
     few = settings | {"encoder": "bert-1x32", "max_steps": 2, "checkpoints": (1,), "save_every": 0}
     batches, baselines = {}, {}
     for name in (*OBJECTIVES, "uniform"):
         masks = {"objective": "mlm"} if name == "uniform" else {"objective": name, "mask_weights": kind}
         paths = {"store": store_for(masks["objective"]).path, "output": tmp_path / "students" / name}
-        baselines[name] = train(StudentConfig(**few | paths | masks))["baseline"]
+        baselines[name] = train(StudentConfig(**few | paths | masks | needed_by(name)))["baseline"]
         batches[name] = [line["batch"] for line in log_of(paths["output"]).values()]
     assert baselines["mlm"] == baselines["uniform"]
     assert all(batches[objective] == batches["mlm"] for objective in OBJECTIVES)

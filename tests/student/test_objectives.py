@@ -262,8 +262,8 @@ def test_naive_mlsm_is_mlsm_on_a_slice_and_leaves_the_other_columns_alone(lsp_st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_half_precision_logits_are_widened_before_the_arithmetic(store_for, name):
-    objective = OBJECTIVES[name](store_for(name))
+def test_half_precision_logits_are_widened_before_the_arithmetic(store_for, needed_by, name):
+    objective = OBJECTIVES[name](store_for(name), **needed_by(name))
     targets = read_all(store_for(name), objective)
     half = random_logits(objective, targets, torch.bfloat16)
     wide = half.detach().float().requires_grad_()
@@ -275,9 +275,9 @@ def test_half_precision_logits_are_widened_before_the_arithmetic(store_for, name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_micro_batch_without_masked_tokens_adds_nothing(store_for, name):
+def test_a_micro_batch_without_masked_tokens_adds_nothing(store_for, needed_by, name):
     store = store_for(name)
-    objective = OBJECTIVES[name](store)
+    objective = OBJECTIVES[name](store, **needed_by(name))
     windows = store.split("train")
     none = np.zeros(0, np.int64)
     targets = objective.read_targets(MaskedTokens(windows, windows.read([3, 4]), none, none))
@@ -314,8 +314,8 @@ def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_of_any_size_have_finite_losses_and_gradients(store_for, name):
-    objective = OBJECTIVES[name](store_for(name))
+def test_logits_of_any_size_have_finite_losses_and_gradients(store_for, needed_by, name):
+    objective = OBJECTIVES[name](store_for(name), **needed_by(name))
     targets = read_all(store_for(name), objective)
     logits = random_logits(objective, targets)
     huge = (logits.detach() * 1e4).requires_grad_()

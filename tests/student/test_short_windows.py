@@ -33,7 +33,7 @@ def settings(settings):
 
 
 def loader_for(store, config, objective="mlm", **reading):
-    read_targets = CLASSES[objective](store).read_targets
+    read_targets = CLASSES[objective](store, wordnet=config.wordnet).read_targets
     reading = {"micro_batch": config.micro_batch, "pieces": LENGTH // PIECE, "short_steps": 1} | reading
     return Loader(store.split("train"), build_masking(config, store), read_targets, **reading)
 
@@ -84,9 +84,9 @@ def test_documents_of_a_piece_are_kept_apart(packed_store, settings):
 
 
 @pytest.mark.parametrize("objective", CLASSES)
-def test_order_masks_and_targets_are_those_of_whole_windows(store_for, settings, objective):
+def test_order_masks_and_targets_are_those_of_whole_windows(store_for, needed_by, settings, objective):
     store = store_for(objective)
-    config = StudentConfig(**settings | {"objective": objective})
+    config = StudentConfig(**settings | {"objective": objective} | needed_by(objective))
     short, whole = (loader_for(store, config, objective, short_steps=steps) for steps in (1, 0))
     cut, kept = (loader.step(config.seed, 0, WINDOWS) for loader in (short, whole))
     assert (cut.digest, cut.counts, cut.tokens) == (kept.digest, kept.counts, kept.tokens)

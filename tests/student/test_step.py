@@ -80,16 +80,17 @@ def state_of(stepper):
 
 
 def stepper_and_loader(config, store, **reading):
-    objective = OBJECTIVES[config.objective](store)
+    objective = OBJECTIVES[config.objective](store, wordnet=config.wordnet)
     masking = build_masking(config, store)
     loader = Loader(store.split("train"), masking, objective.read_targets, micro_batch=config.micro_batch, **reading)
     return Stepper(config, build_student(config, store, objective), objective), loader
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_few_shapes_are_the_same_loss(store_for, settings, objective):
+def test_few_shapes_are_the_same_loss(store_for, needed_by, settings, objective):
     """Numbers of masked positions are rounded up: the losses, gradients and held-out figures of a step stay."""
-    config = StudentConfig(**settings | {"objective": objective, "dropout": 0.0, "micro_batch": 12, "mask_rate": 0.3})
+    changes = {"objective": objective, "dropout": 0.0, "micro_batch": 12, "mask_rate": 0.3} | needed_by(objective)
+    config = StudentConfig(**settings | changes)
     figures, sizes = [], []
     for few_shapes in (False, True):
         stepper, loader = stepper_and_loader(config, store_for(objective), few_shapes=few_shapes)

@@ -116,12 +116,14 @@ def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkey
     assert train(config) == first | {"already_finished": True}
 
 
-def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, settings, tmp_path):
+def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, needed_by, settings, tmp_path):
     batches, encoders = set(), set()
     for objective in OBJECTIVES:
         paths = {"store": store_for(objective).path, "output": tmp_path / objective}
         whole = {"micro_batch": settings["batch_windows"], "save_every": 0}
-        train(StudentConfig(**settings | paths | whole | {"objective": objective, "max_steps": 14}))
+        train(
+            StudentConfig(**settings | paths | whole | needed_by(objective) | {"objective": objective, "max_steps": 14})
+        )
         batches.add(tuple(line["batch"] for line in log_of(tmp_path / objective).values()))
         start = json.loads((tmp_path / objective / "log.jsonl").read_text().splitlines()[0])
         encoders.add(start["initial_encoder"])
@@ -130,10 +132,10 @@ def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, s
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_beats_its_constant_prediction(store_for, settings, objective):
+def test_every_objective_beats_its_constant_prediction(store_for, needed_by, settings, objective):
     size = {"encoder": "bert-1x64", "dropout": 0.0, "batch_windows": 24, "micro_batch": 24}
     course = {"max_steps": 120, "lr": 5e-3, "mask_rate": 0.3, "save_every": 0}
-    paired = {"store": store_for(objective).path, "objective": objective}
+    paired = {"store": store_for(objective).path, "objective": objective} | needed_by(objective)
     result = train(StudentConfig(**settings | size | course | paired))
     assert result["improvement"] > 0.05
     assert {name.removesuffix("_by_position") for name in result["baseline"]} <= result["held_out"].keys()
@@ -164,11 +166,12 @@ def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, setting
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_without_dropout_the_micro_batch_does_not_matter(store_for, settings, tmp_path, objective):
+def test_without_dropout_the_micro_batch_does_not_matter(store_for, needed_by, settings, tmp_path, objective):
     curves = []
     for micro_batch in (12, 5, 1):
         few = {"max_steps": 3, "eval_windows": 6, "save_every": 0}
         changes = few | {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
+        changes |= needed_by(objective)
         train(StudentConfig(store=store_for(objective).path, objective=objective, **settings | changes))
         curves.append(log_of(changes["output"]))
     for step, line in curves[0].items():

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from common.device import choose_device
 from common.errors import MlsmError
+from common.wordnet import LEXNAMES
 from evaluation import records
 from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
@@ -204,6 +205,7 @@ def _speed_of(training: Part, parts: list[Part]) -> "Speed":
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
     outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
+    outputs += len(LEXNAMES) * (objective == "supersense")
     device = training.values.get("device", "auto")
     return _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device)
 

@@ -289,7 +289,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                     f" {store} is one of {maker}."
                 )
             choices = list(stores[store].choices())
-            if objective == "mlm":  # learns words, which are those of every layer and k
+            if objective not in NEEDED:  # learns of the words alone, which are those of every layer and k
                 choices = [("", *choices[0][1:])]
             for of_store, layer, k in choices:
                 arm = f"{name}{of_store}{suffix}"

@@ -14,7 +14,7 @@ from evaluation.comparison.report import Part as Spent
 from evaluation.comparison.report import StudyFacts
 from evaluation.comparison.report.curves import quiet_step_seconds
 from evaluation.studies.protocol.costs import Cost, is_finished
-from evaluation.studies.protocol.description import Arm, Study
+from evaluation.studies.protocol.description import NEEDED, Arm, Study
 from evaluation.studies.protocol.parts import Part, Plan
 from shards.checked_json import COUNT, NUMBER, find_problem
 from student.config import StudentConfig
@@ -88,7 +88,7 @@ def _not_run(parts: list[Part]) -> list[str]:
 
 def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:
     """What an arm's training needed beside itself; None where it was not estimated."""
-    if arm.settings.get("objective", StudentConfig.objective) == "mlm":
+    if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
         return {}  # which needs ids alone, whatever else its store holds
     recipe = study.stores[arm.store]
     recipes = [recipe]

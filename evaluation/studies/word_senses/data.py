@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.wordnet import WordNet
 from evaluation.studies.word_senses.framework import (
     SEMCOR,
     SENSE_INDEX,
@@ -25,7 +26,6 @@ from evaluation.studies.word_senses.framework import (
     read_annotated,
 )
 from evaluation.studies.word_senses.sense_scores import Questions
-from evaluation.studies.word_senses.wordnet import WordNet
 
 EXPECTED = {"training": 226_036, "test": 7_253, "first sense F1": 65.2}  # Raganato et al. 2017, tables 1, 2 and 4
 

@@ -9,18 +9,15 @@ Framework and Empirical Comparison, EACL): <set>.data.xml and <set>.gold.key.txt
     <instance id="d000.s000.t000" lemma="group" pos="NOUN">Fulton County Grand Jury</instance>
 
 One word of ours is one <wf> or <instance>, whatever its number of tokens. The files are read as streams. Left out:
-WordNet (wordnet.py), where to get the data (docs/word-senses.md).
+WordNet (common/wordnet.py), where to get the data (docs/word-senses.md).
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.parsers import expat
 
 from common.errors import WsdDataError
-
-if TYPE_CHECKING:
-    from evaluation.studies.word_senses.wordnet import WordNet
-
+from common.wordnet import PARTS_OF_SPEECH, WordNet
 
 SEMCOR = Path("Training_Corpora/SemCor/semcor")
 TEST_SETS = {
@@ -29,7 +26,6 @@ TEST_SETS = {
 }
 SENSE_INDEX = Path("wordnet3.0/index.sense")
 OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # what each stands in
-PARTS_OF_SPEECH = {"NOUN": "n", "VERB": "v", "ADJ": "as", "ADV": "r"}  # WordNet's letters; s is a satellite adjective
 
 
 class Instance(NamedTuple):
@@ -67,7 +63,7 @@ def data_files(root: Path) -> list[Path]:
     return files
 
 
-def read_annotated(root: Path, folder: Path, wordnet: "WordNet") -> list[Sentence]:
+def read_annotated(root: Path, folder: Path, wordnet: WordNet) -> list[Sentence]:
     """The sentences of one set, in the file's order.
 
     wordnet  WordNet, which must know every gold key

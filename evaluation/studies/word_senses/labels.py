@@ -10,7 +10,7 @@ Shapes: S synsets, K LSPs, s synsets of one LSP, F lexicographer files.
 import numpy as np
 from scipy import sparse
 
-from evaluation.studies.word_senses.wordnet import WordNet
+from common.wordnet import WordNet
 
 SYNSETS, LEXNAMES, LEMMAS = 5, 3, 5  # most of each that an LSP is given
 

@@ -104,6 +104,13 @@ def test_weights_of_masks_are_named_by_their_kind_and_content():
     assert list(named(a=identity(**turns), b=later).settings) == ["mask_weight_steps"]
 
 
+def test_another_wordnet_is_named_and_one_beside_other_objectives_is_not():
+    first, second = (identity("supersense", wordnet=content * 16) for content in "ab")
+    assert named(a=first, b=second).settings == {"wordnet": {"a" * 8: ["a"], "b" * 8: ["b"]}}
+    assert list(named(a=first, mlsm=identity(), mlm=identity("mlm")).settings) == ["objective"]
+    assert set(named(a=first, b=second, mlm=identity("mlm")).settings) == {"objective", "wordnet"}
+
+
 def test_short_windows_are_named_with_their_length():
     short = {"short_windows": 128, "short_share": 0.9}
     assert named(a=identity(**short), b=identity()).settings == {"short_windows": {"128": ["a"], "not set": ["b"]}}

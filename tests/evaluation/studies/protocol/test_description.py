@@ -76,6 +76,10 @@ def test_a_student_of_words_is_one_on_a_store_of_several_layers(read):
     both = ["mlsm-l4", "mlm"]
     study = read({"encode-lsp.layer": [4, 8], "study.primary": both})
     assert {name: arm.layer for name, arm in study.arms.items()} == {"mlsm-l4": 4, "mlsm-l8": 8, "mlm": 4}
+    supersense = {"store": "lsp", "objective": "supersense", "wordnet": "index.sense"}
+    both, arms = ["mlsm-l4", "senses"], {"mlsm": {"store": "lsp"}, "senses": supersense}
+    study = read({"encode-lsp.layer": [4, 8], "study.primary": both, "study.arms": arms})
+    assert {name: arm.layer for name, arm in study.arms.items()} == {"mlsm-l4": 4, "mlsm-l8": 8, "senses": 4}
 
 
 def test_hypotheses_have_the_seeds_that_their_arms_share(read):

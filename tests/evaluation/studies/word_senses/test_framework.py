@@ -10,9 +10,9 @@ from tiny_senses import SETS, write_miniature
 
 from common.errors import WsdDataError
 from common.progress import silent
+from common.wordnet import WordNet
 from evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from evaluation.studies.word_senses.framework import SEMCOR, read_annotated
-from evaluation.studies.word_senses.wordnet import WordNet
 
 
 def test_the_real_data_has_the_published_counts():

@@ -1,7 +1,8 @@
-"""WordNet, read from its sense index: candidates of a word, synsets of sense keys, names of synsets.
+"""WordNet, read from its sense index: candidates of a word, synsets of sense keys, names and supersenses of synsets.
 
     wordnet = WordNet.load("wordnet3.0/index.sense")
     wordnet.candidates("dog", "NOUN")           # [("dog%1:05:00::", "02084071-n"), ...], first sense first
+    wordnet.supersenses("dog")                  # ["noun.animal", ..., "verb.motion"], one for each synset
 
 Format of a line (WordNet's senseidx(5WN)): sense_key synset_offset sense_number tag_count, where a key is
 lemma%ss_type:lex_filenum:lex_id:head_word:head_id. A synset is named by its offset and its type's letter; satellite
@@ -11,8 +12,8 @@ adjectives (s) number their senses together with the other adjectives (a). Left 
 from pathlib import Path
 
 from common.errors import WsdDataError
-from evaluation.studies.word_senses.framework import PARTS_OF_SPEECH
 
+PARTS_OF_SPEECH = {"NOUN": "n", "VERB": "v", "ADJ": "as", "ADV": "r"}  # WordNet's letters; s is a satellite adjective
 TYPES = "nvars"  # ss_type 1 ... 5
 LEXNAMES = (  # noqa: SIM905 (lexnames(5WN): lex_filenum 0 ... 44; as a list literal a page)
     "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition "
@@ -71,6 +72,11 @@ class WordNet:
         """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that is not in WordNet."""
         senses = self._keys_of.get((lemma, PARTS_OF_SPEECH[pos][0]), ())
         return [(key, self.synset_of[key]) for _, key in senses]
+
+    def supersenses(self, lemma: str) -> list[str]:
+        """The lexicographer files of a word's synsets of all parts of speech, one entry for each synset."""
+        keys = [key for letter in "nvar" for _, key in self._keys_of.get((lemma, letter), ())]
+        return [self.lexname(self.synset_of[key]) for key in keys]
 
     def lemmas(self, synset: str) -> list[str]:
         """Words of a synset, the most frequent in this sense first."""
