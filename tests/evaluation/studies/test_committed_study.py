@@ -153,3 +153,25 @@ def test_the_tables_of_masks_are_those_of_the_records():
         ]
         cells = [" ".join(interval(values, 1)) for values in less]
         assert f"| {masks.replace('pmi', 'PMI')} | {' | '.join(cells)} |" in text
+
+
+def test_the_table_of_chosen_rates_is_that_of_the_records():
+    """Two pairs so far; a third student has no partner yet."""
+    scores, taken = scores_of(COMMITTED / "chosen-rates"), {}
+    for path in (COMMITTED / "chosen-rates").glob("*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        tried = {trial["lr"]: trial["score"] for trial in record["lr_choice"]["tried"]}
+        assert record["lr_choice"]["lr"] == max(tried, key=tried.get)
+        taken[record["task"], record["objective"], record["run_seed"]] = 10_000 * record["lr_choice"]["lr"]
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    for arm in ("mlm", "mlsm"):
+        cells = [
+            ", ".join(f"{scores[task, arm, pair]:.1f} ({taken[task, arm, pair]:.0f})" for pair in range(2))
+            for task in ("conll2003", "mrpc")
+        ]
+        assert f"| {arm} | {' | '.join(cells)} |" in text
+    usual = scores_of(COMMITTED / "evaluations")
+    gains = [
+        scores["conll2003", arm, pair] - usual["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in (0, 1)
+    ]
+    assert f"worth {min(gains):.0f} to {max(gains):.0f} points of CoNLL-2003" in " ".join(text.split())
