@@ -279,8 +279,8 @@ class StudentConfig:
         if self.target_temperature != 1 and self.objective not in TEMPERABLE:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"
-                f" {self.objective}: mlm and hard-mlsm learn no distribution, and the entries that a kd store leaves"
-                f" out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
+                f" {self.objective}: mlm, hard-mlsm and supersense learn no stored one, and the entries that a kd store"
+                f" leaves out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
                 f" objectives."
             )
         if (self.wordnet is None) == (self.objective == "supersense"):

@@ -82,7 +82,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                     break
             if finished:
                 record = json.loads(commit.read_text(encoding="utf-8"))
-                rows = _read_lines(scores)
+                rows = _read_lines(scores) if config.pairs else []  # sentences are summed up in their record
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
