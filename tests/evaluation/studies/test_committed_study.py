@@ -156,22 +156,30 @@ def test_the_tables_of_masks_are_those_of_the_records():
 
 
 def test_the_table_of_chosen_rates_is_that_of_the_records():
-    """Two pairs so far; a third student has no partner yet."""
-    scores, taken = scores_of(COMMITTED / "chosen-rates"), {}
+    scores, usual = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations"))
+    taken, pairs = {}, range(5)
     for path in (COMMITTED / "chosen-rates").glob("*/*/*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
         tried = {trial["lr"]: trial["score"] for trial in record["lr_choice"]["tried"]}
         assert record["lr_choice"]["lr"] == max(tried, key=tried.get)
-        taken[record["task"], record["objective"], record["run_seed"]] = 10_000 * record["lr_choice"]["lr"]
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
-    for arm in ("mlm", "mlsm"):
-        cells = [
-            ", ".join(f"{scores[task, arm, pair]:.1f} ({taken[task, arm, pair]:.0f})" for pair in range(2))
-            for task in ("conll2003", "mrpc")
-        ]
-        assert f"| {arm} | {' | '.join(cells)} |" in text
-    usual = scores_of(COMMITTED / "evaluations")
-    gains = [
-        scores["conll2003", arm, pair] - usual["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in (0, 1)
-    ]
-    assert f"worth {min(gains):.0f} to {max(gains):.0f} points of CoNLL-2003" in " ".join(text.split())
+        taken[record["task"], record["objective"], record["run_seed"]] = round(10_000 * record["lr_choice"]["lr"])
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    differences = {}
+    for task, name in (("conll2003", "CoNLL-2003"), ("mrpc", "MRPC")):
+        for arm, start in (("mlm", f"| {name} | mlm | "), ("mlsm", "| | mlsm | ")):
+            cells = " | ".join(f"{scores[task, arm, pair]:.1f} ({taken[task, arm, pair]})" for pair in pairs)
+            assert f"{start}{cells} | {fmean(scores[task, arm, pair] for pair in pairs):.1f} |" in text
+        differences[task] = [scores[task, "mlsm", pair] - scores[task, "mlm", pair] for pair in pairs]
+    assert sum(difference < 0 for each in differences.values() for difference in each) == 9
+    both = " ".join(interval(list(map(fmean, zip(*differences.values(), strict=True))), 1))
+    first, second = (" ".join(interval(values, 1)) for values in differences.values())
+    first = first.replace(" (", " points (")
+    said = f"mlsm less mlm is {first} of CoNLL-2003, {second} of MRPC and {both} in the mean of both"
+    assert said in text
+    assert both.replace(" (", " points (") in " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    gains = {cell: scores[cell] - usual[cell] for cell in scores}
+    ner = [gain for (task, *_), gain in gains.items() if task == "conll2003"]
+    assert f"worth {min(ner):.0f} to {max(ner):.0f} points of CoNLL-2003" in text
+    lost = sorted(-gain for (task, *rest), gain in gains.items() if task == "mrpc" and taken[task, *rest] != 3)
+    assert f"fell by {lost[0]:.1f} and {lost[1]:.1f} points" in text and len(lost) == 2
+    assert [taken["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in pairs].count(30) == 7
