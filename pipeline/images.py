@@ -7,7 +7,8 @@ writes <output>/vectors/<encoder>-l<layer>-<digits>/, which appears whole or not
     vectors.npy       float16 (N, d), rows of unit length: the patches of the first image, row by row of its grid, then
                       those of the next image
     vectors.json      the images' names, the grid of patches that each of them has, encoder and layer
-    pictures/<n>.jpg  what the encoder saw of image n: resized and cropped by its own processor
+    pictures/<n>.jpg  what the encoder saw of image n: turned upright as its EXIF says, then resized and cropped by the
+                      encoder's own processor
 
 learn-dictionary --hidden learns from vectors.npy, show-lsp DICTIONARY --vectors shows what came out. Left out: encoders
 that do not keep one vector a patch in every layer (Swin, ConvNeXt), which are refused; the class token, whose vector
@@ -20,6 +21,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,7 @@ from common.settings import check
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
+ORIENTATION = 0x0112  # EXIF's tag for how a camera was held; 1 is upright
 INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
 
 
@@ -75,15 +78,22 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     device = choose_device(config.device)
     files = _find_images(config.images)
     processor, encoder, last_layer = _load(config)
+    from PIL import Image  # which is there, now
+
     weights = hashlib.sha256()
     for name, tensor in encoder.state_dict().items():
         weights.update(f"{name} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
+    turned = []
+    for number, file in enumerate(files):
+        # a file that is no image is named where its pixels are read
+        with suppress(Exception), Image.open(file) as image:
+            turned += [number] * (image.getexif().get(ORIENTATION, 1) != 1)
     request = {
         "encoder": weights.hexdigest(),
         "processor": processor.to_dict(),
         "layer": config.layer,
         "images": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
-    }
+    } | ({"turned": turned} if turned else {})  # earlier versions read these as they lie in the file
     name = f"{Path(str(config.teacher)).name}-l{config.layer}"
     place = named_by_content(config.output / "vectors", name, fingerprint(request))
     finished_before = place.is_dir()
@@ -209,11 +219,12 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
 def _pixels(processor, file):
     """An image as the encoder reads it: float32 (channels, height, width)."""
     import numpy as np
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
-            (pixels,) = processor(image.convert("RGB"), return_tensors="np")["pixel_values"]
+            upright = ImageOps.exif_transpose(image).convert("RGB")  # a camera held on its side says so in EXIF
+            (pixels,) = processor(upright, return_tensors="np")["pixel_values"]
     except Exception as error:  # of Pillow, of the processor, with classes of their own
         raise EncodeError(f"{file} cannot be read as an image ({describe(error)}). Leave it out.") from error
     return np.ascontiguousarray(pixels, np.float32)

@@ -89,6 +89,8 @@ class CardText(NamedTuple):
     tags: list[str]
     fills_masks: bool
     """whether AutoModelForMaskedLM loads it"""
+    reads_words: bool = False
+    """whether it learned from the words of the store, and none of the targets that the store may hold"""
 
 
 def export_student(model: Student, directory: Path, objective: Objective, store: Store, lineage: dict) -> None:
@@ -160,6 +162,7 @@ def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
         loading="\n\n".join([_loading(objective, stock, family)] + [mask_later_note(layer)] * (layer > 0)),
         tags=[objective.name, "masked-latent-semantic-modeling"],
         fills_masks=stock and layer == 0,
+        reads_words="ids" in objective.kinds,
     )
 
 
@@ -232,6 +235,12 @@ model = SentenceTransformer(modules=[encoder, models.Pooling(encoder.get_word_em
 ```"""
 
 
+_WORDS_READ = """\
+## The store that was read
+
+Only its words were. The targets that it may hold, of the teacher that is named here, were not learned."""
+
+
 def loading_code(directory: Path) -> str:
     """The code of an export's card that loads it, with its directory for PATH; empty where the card has none."""
     card = directory / "README.md"
@@ -256,7 +265,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"## Sentences\n\n{_SENTENCES}",
         f"## Held-out text\n\n{_figures(lineage)}",
         f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
-        f"## Where the targets come from\n\n{_targets(store)}",
+        f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
     ]

@@ -346,4 +346,5 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
         loading="\n\n".join([loading, LSP_LOADING] + [mask_later_note(layer)] * (layer > 0)),
         tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
         fills_masks=model.probe_input == "logits" and layer == 0,
+        reads_words=True,
     )

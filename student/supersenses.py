@@ -5,9 +5,10 @@ SenseBERT predicts them at masked words (Levine et al. 2020). The target of a to
 text, in lower case, is looked up as a lemma, and each of the lemma's synsets, of any part of speech, adds an equal part
 to its lexicographer file. The official MLSM code learns these distributions where the file of `--kb_file` is missing.
 
-Special tokens and tokens that continue a word (words.py) have no row, nor has text that is no lemma. Left out:
-morphology ("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the
-sense that a word has in its context.
+Special tokens and tokens that continue a word (words.py) have no row, nor has text that is no lemma. A token that
+begins a longer word has the row of its own text ("un" of "un ##happy" is the United Nations). Left out: morphology
+("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the sense that
+a word has in its context.
 
 Shapes: M masked tokens, V vocabulary, S supersenses.
 """

@@ -25,6 +25,7 @@ def jensen_shannon(p_NK: np.ndarray, q_MK: np.ndarray) -> np.ndarray:
     JSD(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, in nats.
     """
     distance_NM = cdist(p_NK.astype(np.float64), q_MK.astype(np.float64), "jensenshannon")  # the root of it
+    distance_NM[np.isnan(distance_NM)] = 0  # of equal rows, up to rounding: their JSD may come out below 0
     coded_NM = np.outer(p_NK.any(1), q_MK.any(1))
     return np.where(coded_NM, 1 - distance_NM**2 / np.log(2), 0.0)
 

@@ -16,6 +16,7 @@ from student.export import export_student
 from student.model import build_student
 from student.objectives import Kd, Mlm, Mlsm, Mtl, NaiveMlsm
 from student.stock import HEAD_LAYOUTS, stock_model
+from student.supersenses import Supersense
 from student.task import student_task
 from student.trainer import train
 
@@ -118,18 +119,21 @@ def test_every_export_of_a_run_loads_with_its_tokenizer(lsp_store, settings, cap
     assert all(torch.equal(last[name], export[name]) for name in export)
 
 
-@pytest.mark.parametrize("objective", [Mlsm, Mlm, Mtl])
+@pytest.mark.parametrize("objective", [Mlsm, Mlm, Mtl, Supersense])
 def test_the_card_tells_figures_lineage_and_how_to_load(objective, lsp_store, tmp_path):
     objective = objective(lsp_store)
     _, export = exported("bert-2x32", objective, lsp_store, tmp_path)
     card = ModelCard.load(export / "README.md")
     assert card.data.library_name == "transformers"
     assert card.data.tags == [objective.name, "masked-latent-semantic-modeling"]
-    assert card.data.pipeline_tag == ("feature-extraction" if objective.name == "mlsm" else "fill-mask")
+    assert card.data.pipeline_tag == ("fill-mask" if objective.token_columns else "feature-extraction")
     ids = (lsp_store.target_id, lsp_store.plan_id)
     for part in ("1.5000 | 2.0000", "AutoModel", "| layer of the teacher | `3` |", "99 real tokens", *ids):
         assert part in card.text
     assert ("LspModel" in card.text) == (objective.lsp_columns is not None)
+    reads_words = objective.name in ("mlm", "supersense")
+    assert ("Only its words were" in card.text) == reads_words
+    assert ("Where the targets come from" in card.text) != reads_words
     assert_code_of_ours_names_its_package(card.text)
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage.items() >= LINEAGE.items() and lineage["objective"] == objective.name

@@ -120,7 +120,8 @@ def load_judge(
     if judge is not None:
         return judge, embed(judge, words)
     loaded = load_store_teacher(store, teacher)
-    return f"input embeddings of the teacher {loaded.fingerprint[:12]}", loaded.embeddings_Vd
+    embeddings_Vd = loaded.embeddings_Vd[: len(words)]  # some models have more rows than their tokenizer has ids
+    return f"input embeddings of the teacher {loaded.fingerprint[:12]}", embeddings_Vd
 
 
 def embed(place: str, texts: list[str]) -> np.ndarray:

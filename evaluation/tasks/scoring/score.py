@@ -130,6 +130,8 @@ def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
     """Rows of scores. Those of every CHUNK rows of the file become a part of their own, which is found again."""
+    for start in range(0, len(material.rows), CHUNK):  # a sentence that is too long is named before hours are spent
+        scorer.encode([sentence for row in material.rows[start : start + CHUNK] for sentence in row])
     make_directories(place)
     rows: list[dict] = []
     for start in range(0, len(material.rows), CHUNK):

@@ -14,7 +14,8 @@ from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
 from evaluation.inspection.lsps.sample import Sample, by_lsp
 from evaluation.inspection.lsps.show import show
-from evaluation.inspection.lsps.texts import embed
+from evaluation.inspection.lsps.texts import embed, load_judge
+from pipeline.teacher import Teacher
 from terminal.lsps import summary
 
 TOKENS, ENTRIES, TOPICS, WIDTH = 40_000, 600, 12, 24
@@ -114,6 +115,21 @@ def test_a_judge_reads_each_text_alone(teacher_directory):
     with torch.inference_mode():
         expected = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
     np.testing.assert_allclose(embed(str(teacher_directory), texts), np.stack(expected), atol=1e-5)
+
+
+def test_a_teacher_may_have_more_embeddings_than_the_vocabulary_has_words(teacher_directory, tmp_path):
+    """As DeBERTa-v3 has, whose table is filled up to a round number."""
+    model, tokenizer = AutoModel.from_pretrained(teacher_directory), AutoTokenizer.from_pretrained(teacher_directory)
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    model.resize_token_embeddings(len(words) + 24)
+    model.save_pretrained(tmp_path / "padded")
+    tokenizer.save_pretrained(tmp_path / "padded")
+    settings = {"teacher_name": str(tmp_path / "padded"), "layer": 1, "dtype": "float32"}
+    fingerprint = Teacher.load(tmp_path / "padded", 1).fingerprint
+    store = SimpleNamespace(path="store", settings=settings | {"teacher": fingerprint})
+    _, embeddings_Vd = load_judge(store, words)
+    expected_Vd = model.get_input_embeddings().weight.detach().numpy()[: len(words)]
+    assert np.array_equal(embeddings_Vd, expected_Vd)
 
 
 def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monkeypatch):

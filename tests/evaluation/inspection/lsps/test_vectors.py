@@ -99,6 +99,19 @@ def test_vectors_are_the_whole_models_hidden_states_of_the_patches(encoded, pict
     assert encode_images(replace(settings, layer=1))["vectors"] != report["vectors"]
 
 
+def test_a_photograph_is_turned_as_its_camera_was_held(pictures, vit, tmp_path):
+    usual = {"teacher": str(vit), "layer": 2, "device": "cpu", "output": tmp_path / "runs"}
+    upright, exif = Image.open(pictures / "flower.jpg"), Image.Exif()
+    exif[0x0112] = 6  # the file's rows are the picture's columns: turn it by a quarter, clockwise
+    upright.save(tmp_path / "upright.png")
+    upright.rotate(90, expand=True).save(tmp_path / "held.png", exif=exif)
+    found = [
+        encode_images(ImagesConfig(images=(str(tmp_path / name),), **usual)) for name in ("upright.png", "held.png")
+    ]
+    vectors, of_held = (np.load(report["vectors"]) for report in found)
+    assert np.array_equal(vectors, of_held)
+
+
 def test_other_encoders(pictures, tmp_path):
     """CLIP without its half for text; registers beside the class token; an encoder whose
     patches are merged is refused."""

@@ -60,6 +60,15 @@ def rows_of(result):
     return [json.loads(line) for line in Path(result["scores"]).read_text(encoding="utf-8").split("\n")[:-1]]
 
 
+def test_a_sentence_that_is_too_long_is_named_before_any_is_scored(config, monkeypatch):
+    monkeypatch.setattr(scoring, "CHUNK", 1)
+    config = sentences_of(config)
+    config.sentences[0].write_text("w1 w2\nw3\n" + "w4 " * 600)
+    with pytest.raises(ScoringError, match="a sentence of 602 tokens .*'w4 w4"):
+        score_text(config)
+    assert not list(config.output.rglob("*.jsonl"))
+
+
 @pytest.mark.parametrize("metric", ["original", "within-word-l2r"])
 def test_sentences_score_as_minicons_recorded_them(metric, tmp_path):
     entries = RECORDED["scores"][metric]
