@@ -221,7 +221,7 @@ class Scorer:
     def _mask(self, sentence: Encoded, place: int) -> tuple[int, ...]:
         """The row in which one token, or what the metric hides with it, is masked."""
         stop, word = place + 1, sentence.words[place]
-        while self._hides_rest_of_word and word is not None and sentence.words[stop] == word:
+        while self._hides_rest_of_word and word is not None and sentence.words[stop : stop + 1] == [word]:
             stop += 1
         return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
 

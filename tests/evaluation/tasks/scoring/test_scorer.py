@@ -1,5 +1,6 @@
 """Token scores against their definition, one row at a time through the whole model, and against minicons."""
 
+import copy
 import json
 import runpy
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from tiny_exports import exported
 from tiny_families import SIZES, tiny_model
 from tiny_store import write_store, write_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForMaskedLM
 
 from evaluation.tasks.scoring import scorer as scorer_module
@@ -216,6 +218,20 @@ def test_tokens_score_as_minicons_recorded_them(metric, bundled):
     assert sum(len(scores) for scores in found) > 100
     for entry, scores in zip(entries, found, strict=True):
         np.testing.assert_allclose(scores, entry["tokens"], rtol=0, atol=1e-4)
+
+
+def test_the_last_word_is_hidden_to_its_end_where_no_special_token_follows(bundled):
+    model, tokenizer = bundled[0], copy.deepcopy(bundled[1])
+    cls = tokenizer.cls_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls} $A", special_tokens=[(cls, tokenizer.cls_token_id)]
+    )
+    ids = tokenizer("unquestionably")["input_ids"]
+    assert len(ids) > 3 and ids[-1] != tokenizer.sep_token_id
+    rows = [(ids[:at] + [tokenizer.mask_token_id] * (len(ids) - at), at, ids[at]) for at in range(1, len(ids))]
+    whole = AutoModelForMaskedLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+    (scores,) = Scorer(model, tokenizer, "within-word-l2r").score(["unquestionably"])
+    np.testing.assert_allclose(scores, by_definition(whole, rows), rtol=0, atol=1e-4)
 
 
 def test_the_recorded_sentences_tell_the_metrics_apart():
