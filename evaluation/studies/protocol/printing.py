@@ -72,7 +72,12 @@ def _in_make(command):
 def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
     """A shell script that gives every part to sbatch, to wait until those that it needs have ended well."""
     jobs = {part.name: f"job{number}" for number, part in enumerate(parts, 1)}
-    lines = ["#!/bin/sh", "set -e"]
+    lines = [
+        "#!/bin/sh",
+        "# The jobs' partition, time and GPUs come from SBATCH_PARTITION, SBATCH_TIMELIMIT, SBATCH_GPUS and the like.",
+        "# Run this again after a failure, when the jobs that wait in vain are cancelled: finished parts end at once.",
+        "set -e",
+    ]
     for part in parts:
         waits = ":".join(f"${jobs[name]}" for name in part.needs if name in jobs)
         after = f" --dependency=afterok:{waits}" if waits else ""
