@@ -69,7 +69,7 @@ def verification(report: dict, settings: VerifyConfig) -> str:
         place, digits = Path(report["store"]).absolute(), report["target"][:12]
         if place.parent.name != "stores" or not place.name.endswith(f"-{digits}"):
             wanted = f"{place.parent.parent}/stores/*-{digits}"
-            lines.append(f"\nThe store was moved or renamed: the command that encodes looks for {wanted}.")
+            lines.append(f"\nThe store was moved or renamed: the last command above looks for {wanted}.")
             lines.append("Move it there first, or all of it is encoded anew, and give verify-shards its new place.")
     return "\n".join(lines)
 
