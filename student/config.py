@@ -245,7 +245,7 @@ class StudentConfig:
     WANDB_MODE=offline), trackio; needs mlsm[track]"""
 
     output: Path | None = None
-    """directory of the run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
+    """directory of the run itself; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
     def __post_init__(self):
         check(self)

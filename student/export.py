@@ -229,9 +229,8 @@ With `sentence-transformers`, a sentence's vector is the mean of its hidden stat
 compare, or train further, before you rely on it.
 
 ```python
-from sentence_transformers import SentenceTransformer, models
-encoder = models.Transformer(PATH)
-model = SentenceTransformer(modules=[encoder, models.Pooling(encoder.get_word_embedding_dimension())])
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(PATH)
 ```"""
 
 

@@ -1,6 +1,7 @@
 """What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection/stores.py as text."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.invocation import program
 from shards.config import VerifyConfig
@@ -65,6 +66,11 @@ def verification(report: dict, settings: VerifyConfig) -> str:
             lines.append(
                 "  with the same --max-tokens, --unit-tokens, --text-field and --document-boundary as then, if any"
             )
+        place, digits = Path(report["store"]).absolute(), report["target"][:12]
+        if place.parent.name != "stores" or not place.name.endswith(f"-{digits}"):
+            wanted = f"{place.parent.parent}/stores/*-{digits}"
+            lines.append(f"\nThe store was moved or renamed: the last command above looks for {wanted}.")
+            lines.append("Move it there first, or all of it is encoded anew, and give verify-shards its new place.")
     return "\n".join(lines)
 
 

@@ -45,6 +45,11 @@ def test_verify_ends_with_3_on_damage_and_says_how_to_repair(place):
     assert len(report["repaired"]) == 2 and len(report["commands"]) == 1
     run = mlsm(place, "verify-shards", store)
     assert "unfinished" in run.stdout and "Missing:" in run.stdout and "encode-lsp" in run.stdout
+    where = f"moved or renamed: the last command above looks for {place}/runs/stores/*-{report['target'][:12]}"
+    assert where in run.stdout
+    at_its_place = (place / store).rename(place / f"{store}-{report['target'][:12]}")
+    run = mlsm(place, "verify-shards", at_its_place)
+    assert "Missing:" in run.stdout and "moved or renamed" not in run.stdout
     assert "is not a store: there is no such directory" in mlsm(place, "verify-shards", "nowhere", code=2).stderr
 
 

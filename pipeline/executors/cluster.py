@@ -132,7 +132,9 @@ def quiet() -> Iterator[None]:
     """Keep Dask's log lines off the terminal: where a dead worker matters, we report it.
 
     After an error they stay off, because an interrupted start logs its complaints only when it is garbage collected.
+    Those of distributed.process always do: at the exit of this process it names each worker that has not ended yet.
     """
+    logging.getLogger("distributed.process").setLevel(logging.CRITICAL)
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     for name in levels:
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, process
 from distributed.comm import CommClosedError
 from minilm import minilm_dir
 from threadpoolctl import threadpool_limits
@@ -172,6 +172,17 @@ def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, cap
     assert f"a batch of {len(job.plan.units)}" in caplog.messages
     with pytest.raises(EncodeError, match="empties the code of every one of the first"):
         encode_lsp(replace(spread, lam=0.999, tolerance=0.9, output=tmp_path))
+
+
+def test_workers_that_end_late_are_not_listed_on_the_terminal(monkeypatch, caplog):
+    """When Python exits, after the command's summary, Dask would name each worker process that has not ended yet."""
+    said = []
+    monkeypatch.setattr(process.logger, "handle", said.append)
+    with caplog.at_level(logging.INFO, logger="distributed"):  # as Dask sets it
+        with quiet():
+            pass
+        process.logger.info("reaping stray process")
+    assert not said
 
 
 def test_a_worker_with_another_teacher_refuses(alone, tmp_path):

@@ -14,8 +14,8 @@ class StudyConfig:
     """Run a study: all that its recipe says, from the corpus to the report, as far as it is not finished."""
 
     recipe: str = "study-demo"
-    """A study's recipe: study-demo, study-cpu, paper-objectives, paper-layers, paper-k, paper-kappa, or a YAML file
-    (mlsm docs study)."""
+    """A study's recipe: study-demo, study-cpu, study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or a
+    YAML file of your own (mlsm docs study)."""
     output: Path | None = None
     """Directory of everything the study makes; unset: runs/studies/<recipe>."""
     data_dir: Path | None = None

@@ -4,9 +4,11 @@
         cost.part, cost.seconds, cost.bytes
 
 A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
-the recipe's length; probes and evaluations follow by their tokens. So the figures tell hours from minutes, not minutes
-from seconds: tokens of an example are counted by their characters, and short inputs are slower than full windows. What
-is finished costs nothing. Of the diagnostic of layers only the teacher's pass over SemCor and the dictionaries count.
+the recipe's length and, for steps that read them in pieces, on the pieces; probes and evaluations follow by their
+tokens. So the figures tell hours from minutes, not minutes from seconds: tokens of an example are counted by their
+characters, and short inputs are slower than full windows. What is finished costs nothing. Of the diagnostic of layers
+only the teacher's pass over SemCor and the dictionaries count. Left out: what `mask_later` saves, and that a higher
+mask rate costs more.
 """
 
 import json
@@ -141,9 +143,16 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
     speed = _speed_of(of, parts)
     steps = part.values.get("max_steps") or of.values["max_steps"] // 10
     batch = part.values.get("batch_windows") or of.values["batch_windows"]
-    times = 3 if part.verb == "train-student" else 1
-    size = (_kept_checkpoints(of) + 1 + STATE) * WEIGHT_BYTES * speed.parameters if part.verb == "train-student" else 0
-    return Cost(part.name, steps * batch * times * speed.window_seconds, size)
+    if part.verb == "train-probe":  # always on whole windows
+        return Cost(part.name, steps * batch * speed.window_seconds, 0)
+    seconds = steps * speed.window_seconds
+    if (piece := part.values.get("short_windows")) is not None:
+        share = part.values.get("short_share", StudentConfig.short_share)
+        short = StudentConfig(short_windows=piece, short_share=share).short_steps(steps)
+        in_pieces = _maker_of(part, parts).window / piece * _speed_of(part, parts, piece).window_seconds
+        seconds += short * (in_pieces - speed.window_seconds)
+    size = (_kept_checkpoints(of) + 1 + STATE) * WEIGHT_BYTES * speed.parameters
+    return Cost(part.name, 3 * batch * seconds, size)
 
 
 def _tuning_seconds(part: Part, parts: list[Part]) -> float:
@@ -201,13 +210,14 @@ def _token_seconds(part: Part, parts: list[Part]) -> float:
     return _measure(model, None, 2, length, part.values.get("device", "auto")).window_seconds / length
 
 
-def _speed_of(training: Part, parts: list[Part]) -> "Speed":
+def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "Speed":
+    """Of a student on windows of a length, of its store's where none is given."""
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
     outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
     outputs += len(LEXNAMES) * (objective == "supersense")
     device = training.values.get("device", "auto")
-    return _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device)
+    return _measure(training.values["encoder"], maker.vocabulary, outputs, length or maker.window, device)
 
 
 def _training_of(run: str, parts: list[Part]) -> Any:

@@ -14,6 +14,7 @@ import re
 import shlex
 from typing import Any
 
+from common.errors import EXIT_QUARANTINE
 from common.invocation import program
 from common.settings import is_word
 from evaluation.studies.protocol.config import StudyConfig
@@ -61,8 +62,13 @@ def as_make(parts: list[Part], settings: StudyConfig) -> str:
         file = files[part.name]
         needs = " ".join(stamps[name] for name in part.needs if name in stamps)
         stamp = f"@mkdir -p {shlex.quote(str(file.parent))} && touch {shlex.quote(str(file))}"
-        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(command_line(part)), _in_make(stamp), ""]
+        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(_tolerant(part)), _in_make(stamp), ""]
     return "\n".join([*lines, ".PHONY: all"])
+
+
+def _tolerant(part):
+    """The command, for what goes on after a success alone. As in `study`, a store without some documents is one."""
+    return command_line(part) + (f" || test $? -eq {EXIT_QUARANTINE}" if part.verb.startswith("encode-") else "")
 
 
 def _in_make(command):
@@ -72,11 +78,16 @@ def _in_make(command):
 def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
     """A shell script that gives every part to sbatch, to wait until those that it needs have ended well."""
     jobs = {part.name: f"job{number}" for number, part in enumerate(parts, 1)}
-    lines = ["#!/bin/sh", "set -e"]
+    lines = [
+        "#!/bin/sh",
+        "# The jobs' partition, time and GPUs come from SBATCH_PARTITION, SBATCH_TIMELIMIT, SBATCH_GPUS and the like.",
+        "# Run this again after a failure, when the jobs that wait in vain are cancelled: finished parts end at once.",
+        "set -e",
+    ]
     for part in parts:
         waits = ":".join(f"${jobs[name]}" for name in part.needs if name in jobs)
         after = f" --dependency=afterok:{waits}" if waits else ""
-        wrap = f"--wrap={shlex.quote(command_line(part))}"
+        wrap = f"--wrap={shlex.quote(_tolerant(part))}"
         lines.append(f"{jobs[part.name]}=$(sbatch --parsable --job-name={shlex.quote(part.name)}{after} {wrap})")
     after = ":".join(f"${job}" for job in jobs.values())
     wrap = f"--wrap={shlex.quote(report_line(settings))}"

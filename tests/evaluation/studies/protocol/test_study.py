@@ -224,8 +224,21 @@ def test_slurm_writes_the_report_when_all_have_ended_well(recipe, tmp_path):
     settings = StudyConfig(
         recipe=recipe, output=tmp_path, only=("encode-lsp/lsp", "*mlm-seed0"), print_commands="slurm"
     )
-    *_, last = study(settings)["commands"].splitlines()
+    *_, encode, train, _, last = study(settings)["commands"].splitlines()
     assert "--dependency=afterok:$job1:$job2:$job3 --wrap='mlsm study --recipe" in last
+    assert encode.endswith("|| test $? -eq 5')"), "a store without some documents is one to train on"
+    assert "--dependency=afterok:$job1" in train and "|| test" not in train
+
+
+@pytest.mark.parametrize(("ended", "made"), [(0, True), (5, True), (2, False)])
+def test_make_goes_on_with_a_store_that_lacks_some_documents(ended, made, recipe, tmp_path):
+    settings = StudyConfig(recipe=recipe, output=tmp_path / "made", only=("encode-lsp/lsp",), print_commands="make")
+    (tmp_path / "study.mk").write_text(study(settings)["commands"])
+    (tmp_path / "mlsm").write_text(f'#!/bin/sh\ntest "$1" = study || exit {ended}\n')
+    (tmp_path / "mlsm").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = subprocess.run(["make", "-f", str(tmp_path / "study.mk")], env=environment, capture_output=True, text=True)
+    assert (run.returncode == 0) == made == (tmp_path / "made/done/encode-lsp/lsp").is_file(), run.stderr
 
 
 def test_stores_are_compared_with_that_of_the_first_student_also_when_done_alone(finished, recipe, tmp_path):
