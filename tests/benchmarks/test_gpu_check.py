@@ -4,10 +4,12 @@ import functools
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from preloaded import Preloaded
 
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.items import ITEMS, PARTS, Item, Setting, Skip
@@ -62,11 +64,20 @@ def test_each_part_fits_into_nine_minutes():
         assert sum(entry.seconds for entry in ITEMS.values() if entry.part == part) <= gpu_check.PART_SECONDS
 
 
-def test_an_item_has_a_process_of_its_own_and_a_limit(tmp_path):
+def test_an_item_has_a_process_of_its_own_and_a_limit(monkeypatch):
+    processes = []
+
+    def start(command, **settings):  # forked from a process that has imported the libraries
+        processes.append(Preloaded(command[1:], **settings))
+        return processes[-1]
+
+    preloaded = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu_check, "subprocess", preloaded)
     found = gpu_check.run_alone("synccheck", TOY, 120)
     assert found["status"] == "skipped: needs a GPU" and found["measurement"] == {}
     found = gpu_check.run_alone("synccheck", TOY, gpu_check.LEAST_SECONDS / 100)
     assert found["status"] == "skipped: the time of the part is over"
+    assert [process.returncode for process in processes] == [0]
 
 
 def test_what_hangs_is_ended_and_what_it_measured_stays(monkeypatch):

@@ -201,6 +201,7 @@ def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
 
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
     records = [
         a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
         for i in range(15)

@@ -300,7 +300,8 @@ def judgements(path, judge="a judge", **aucs):
     return path
 
 
-def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path):
+def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
     eight, ten, twelve = (of_layer(layer) for layer in (8, 10, 12))
     untold = a_record("old", "rte", 0, [0.5])
     words = identity("mlm", target=eight["target_settings"])  # reads words of the store, not its LSPs

@@ -25,7 +25,9 @@ def computed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("study")
     described = read_study("study-cpu")
     facts = facts_of(described, plan(described, directory, None), {})
-    compare(CompareConfig(results=(COMMITTED / "evaluations",), output=directory), silent, facts)
+    with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, which nothing here looks at, take time
+        patch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+        compare(CompareConfig(results=(COMMITTED / "evaluations",), output=directory), silent, facts)
     return directory
 
 

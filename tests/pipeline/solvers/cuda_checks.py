@@ -19,25 +19,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-import numba.cuda
 import numpy as np
 import torch
 from numba import config
+
+if config.ENABLE_CUDASIM:  # not when kernels_on_cpu.py runs this
+    import lockstep
+
+    lockstep.install()  # before kernels are made
 
 from pipeline.solvers import (
     cd_cuda,
     cuda_block,
     cuda_kernels,
-    cuda_large,
     cuda_products,
     cuda_working_set,
     nonneg_lasso,
 )
 from pipeline.solvers.cuda_block import SIMULATED
 from pipeline.solvers.problem import Codes, kkt_violation, objective
-
-if config.ENABLE_CUDASIM:  # not when kernels_on_cpu.py runs this
-    import lockstep
 
 DEVICE = "cpu" if SIMULATED else "cuda"
 ABOVE = 1.2e-3  # what a certificate may exceed the violation by, which it is a bound of; see cuda_products.py
@@ -393,22 +393,11 @@ def everything_that_is_named_exists():
     assert len(named) > 10 and not [pair for pair in named if not hasattr(modules[pair[0]], pair[1])]
 
 
-class CudaOfTheKernels:
-    """What `cuda` is in the module of the kernels, where the simulator puts its stand-in for the time of a launch.
-
-    In the module of a device function it does so for the time of each call, and threads undo that for one another.
-    """
-
-    def __getattr__(self, name):
-        modules = (cuda_kernels, cuda_working_set, cuda_large)
-        return getattr(next((m.cuda for m in modules if m.cuda is not numba.cuda), numba.cuda), name)
-
-
 @simulator_check
 def with_the_scheduler_of_numba():
     hidden, atoms = problem(2, 6, 9)
     expected = solve(hidden, atoms, 0.05)
-    with lockstep.uninstalled(), changed(cuda_block, cuda=CudaOfTheKernels()):
+    with lockstep.uninstalled():
         same_bits(solve(hidden, atoms, 0.05), expected)
 
 
@@ -493,7 +482,6 @@ def products_as_exact_as_promised():
 def main(names):
     checks = CHECKS | (SIMULATOR_CHECKS if config.ENABLE_CUDASIM else GPU_CHECKS)
     if config.ENABLE_CUDASIM:
-        lockstep.install()
         lockstep.shrink_kernels()
     warnings.simplefilter("error", ResourceWarning)
     results = {}

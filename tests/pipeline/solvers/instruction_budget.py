@@ -91,10 +91,11 @@ class Level(NamedTuple):
     loop: int
 
 
-def stack(instruction):
-    """The loops of the source around an instruction, from the outermost to the innermost."""
+@functools.cache
+def stack(source):
+    """The loops of the source around an instruction that comes from there, from the outermost to the innermost."""
     levels, calls = [], ()
-    for file, line in instruction.source:
+    for file, line in source:
         place = places(file).get(line)
         if place is None:  # a `def`, or no statement of ours
             continue
@@ -119,6 +120,7 @@ class Kernel:
             self.level[loop] = self._level(loop)
         self.fewest = self._fewest()
         self.unrolled = {loop: self._unrolled(loop) for loop in self.level}
+        self.passes, self.share = functools.cache(self.passes), functools.cache(self.share)  # asked of each instruction
 
     def _level(self, loop):
         """The loop of the source: the outermost one below that of the loop around, of which most instructions are.
@@ -128,7 +130,7 @@ class Kernel:
         around, alone = self._around(loop), self._holds_no_other(loop)
         votes, heads = Counter(), set()
         for instruction in self.own[loop]:
-            levels = stack(instruction)
+            levels = stack(instruction.source)
             if around in levels:
                 levels = levels[levels.index(around) + 1 :]
             elif around is not None:
@@ -177,9 +179,9 @@ class Kernel:
         level, times = self.level[loop], self.passes(loop.parent)
         if level is None:
             return times
-        chain = next(i.source for i in self.own[loop] if level in stack(i))
+        chain = next(i.source for i in self.own[loop] if level in stack(i.source))
         depth = len(level.calls)
-        entries = self.share([*chain[:depth], sass.Line(level.file, level.loop)], loop.parent, entering=True)
+        entries = self.share((*chain[:depth], sass.Line(level.file, level.loop)), loop.parent, entering=True)
         return times * entries * self._mean_passes(level, self.unrolled[loop])
 
     def _mean_passes(self, level, unrolled):
@@ -216,7 +218,7 @@ class Kernel:
         source ends with the head of a loop that is about to start.
         """
         around = self.level[loop]
-        levels = stack(sass.Instruction("", False, None, tuple(source)))
+        levels = stack(source)
         if around is not None and around not in levels:
             inner = _innermost(source)  # of which the calls may be lost
             copied = inner and self.level[loop][1:] != inner and len(self._siblings(Level((), *inner))) > 0

@@ -5,13 +5,15 @@ bits whatever that order is. The simulator's own scheduler polls, and so neither
 This one also fails if threads wait at different barriers, which a GPU would not survive, hands out shared memory
 whose bits are all set (NaN, or -1), and adds the instructions with which the 32 threads of a warp exchange values.
 `watch` shows every access of a kernel to memory and every barrier to somebody else: races.py looks for races there.
-Works by replacing parts of numba.cuda.simulator (numba-cuda 0.30).
+Works by replacing parts of numba.cuda.simulator (numba-cuda 0.30), so `install` comes before the kernels are imported.
 """
 
 import functools
 import sys
 import threading
 from contextlib import contextmanager
+from types import FunctionType
+from weakref import WeakSet
 
 import numpy as np
 from numba import cuda
@@ -268,13 +270,44 @@ class InPlace(simulator.ArgHint):
         return simulator.FakeCUDAArray(self.value)
 
 
+DEVICE_FUNCTIONS = WeakSet()  # of all kernels
+
+
 def jit(function=None, device=False, **_):
-    """Takes all options of the real one, most of which mean nothing here."""
-    return functools.partial(jit, device=device) if function is None else simulator.FakeCUDAKernel(function, device)
+    """Takes all options of the real one, most of which mean nothing here. A device function stays as it is."""
+    if function is None:
+        return functools.partial(jit, device=device)
+    if device:
+        DEVICE_FUNCTIONS.add(function)
+        return function
+    return simulator.FakeCUDAKernel(function, device=False)
+
+
+@contextmanager
+def stand_in(kernel, fake):
+    """For a launch, `cuda` is the simulator's in the modules of the kernel and of all device functions it may call.
+
+    The simulator itself does this at each call of a device function, which takes longer than most of them.
+    """
+    modules, todo = {}, [kernel]
+    while todo:
+        names = todo.pop().__globals__
+        if id(names) not in modules:
+            modules[id(names)] = names
+            todo += [value for value in names.values() if type(value) is FunctionType and value in DEVICE_FUNCTIONS]
+    replaced = [(names, name) for names in modules.values() for name, value in names.items() if value is cuda]
+    for names, name in replaced:
+        names[name] = fake
+    try:
+        yield
+    finally:
+        for names, name in replaced:
+            names[name] = cuda
 
 
 def install(order="ascending"):
     simulator.BlockManager, simulator.InOut, cuda.jit = Block, InPlace, jit
+    simulator.swapped_cuda_module = stand_in
     kernelapi.FakeCUDAShared.array = shared_array
     for instruction in WARP_INSTRUCTIONS:
         setattr(kernelapi.FakeCUDAModule, instruction.__name__, instruction)

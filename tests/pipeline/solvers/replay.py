@@ -28,10 +28,15 @@ import numpy as np
 from pipeline.solvers import nonneg_lasso
 
 LAM = 0.05
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+TOGETHER = defaultdict(list)  # keys of the statements that run whenever another one has run, by that one's
 
 
 class Counting(ast.NodeTransformer):
-    """Functions that count their statements, and the length of every loop."""
+    """Functions that count their statements, and the length of every loop.
+
+    Of statements that follow one another, with no branch between them, the first is counted for all.
+    """
 
     def __init__(self, module):
         self.module = module
@@ -42,10 +47,15 @@ class Counting(ast.NodeTransformer):
         return node
 
     def _count(self, statements):
-        counted = []
+        counted, first = [], None
         for statement in statements:
             key = ast.Constant(f"{self.module}:{statement.lineno}")
-            counted.append(ast.copy_location(ast.Expr(_call("count_line", key)), statement))
+            if first is None:
+                first = key.value
+                counted.append(ast.copy_location(ast.Expr(_call("count_line", key)), statement))
+            else:
+                TOGETHER[first].append(key.value)
+            first = first if isinstance(statement, SIMPLE) else None
             for name in ("body", "orelse"):
                 if getattr(statement, name, None):
                     setattr(statement, name, self._count(getattr(statement, name)))
@@ -112,7 +122,8 @@ class Counts(lockstep.Watcher):
         for first in range(0, block.size, lockstep.WARP):
             threads = block.threads[first : first + lockstep.WARP]
             for key in {key for thread in threads for key in thread.lines}:
-                self.kernel["lines"][key] += max(thread.lines.get(key, 0) for thread in threads)
+                times = max(thread.lines.get(key, 0) for thread in threads)
+                self.kernel["lines"].update(dict.fromkeys((key, *TOGETHER[key]), times))
             for key in {key for thread in threads for key in thread.lengths}:
                 longest = max((thread.lengths.get(key, []) for thread in threads), key=sum)
                 self.kernel["lengths"][key].update(map(str, longest))

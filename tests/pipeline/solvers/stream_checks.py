@@ -24,10 +24,18 @@ import numpy as np
 import torch
 from fake_device import DEVICE, OnDevice, Stream
 
-from pipeline.coding.lanes import open_lane
-from pipeline.solvers import cd_cuda, cuda_products, describe_missing_kernels, nonneg_lasso, prepare
-from pipeline.solvers.problem import kkt_violation
-from student.batches import to_device
+lockstep.install()  # before kernels are made
+
+from pipeline.coding.lanes import open_lane  # noqa: E402
+from pipeline.solvers import (  # noqa: E402
+    cd_cuda,
+    cuda_products,
+    describe_missing_kernels,
+    nonneg_lasso,
+    prepare,
+)
+from pipeline.solvers.problem import kkt_violation  # noqa: E402
+from student.batches import to_device  # noqa: E402
 
 CHECKS, TAKEN_AWAY = {}, {}
 
@@ -151,7 +159,6 @@ def failure(function, change=nullcontext):
 
 
 def main():
-    lockstep.install()
     lockstep.shrink_kernels()
     results = {name: failure(function) for name, function in CHECKS.items()}
     taken = {name: failure(*pair) for name, pair in TAKEN_AWAY.items()}

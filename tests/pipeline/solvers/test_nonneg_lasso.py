@@ -193,10 +193,10 @@ def run_in_new_process(arguments, package_root=ROOT, **environment):
 
 
 def test_same_bits_compiled_cached_and_with_any_number_of_threads(tmp_path):
+    """The process that finds the cache has one thread, the one that compiles as many as there are cores."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
     compiled = run_in_new_process(["-c", CODE_AND_HASH], **cache)
     assert list(tmp_path.rglob("*.nbc"))
-    assert run_in_new_process(["-c", CODE_AND_HASH], **cache) == compiled
     assert run_in_new_process(["-c", CODE_AND_HASH], NUMBA_NUM_THREADS="1", **cache) == compiled
 
 

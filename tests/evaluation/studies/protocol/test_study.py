@@ -89,7 +89,9 @@ def recipe(tmp_path_factory, english_text, teacher_directory):
 def finished(recipe, tmp_path_factory):
     """The settings and the result of the study, unbroken."""
     settings = StudyConfig(recipe=recipe, output=tmp_path_factory.mktemp("study"))
-    return settings, study(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])  # as `without_figures`
+        return settings, study(settings)
 
 
 def figures(directory):
