@@ -13,6 +13,7 @@ import logging
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from common.durable import appearing_whole
@@ -36,18 +37,23 @@ STYLE = {
 }
 
 
+def _load() -> ModuleType:
+    """matplotlib; PlotError, which says what to install, where it cannot be imported."""
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise PlotError('figures need matplotlib. Run:  pip install "mlsm[eval]"   (or matplotlib)') from None
+    return matplotlib
+
+
 def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Figure, Any]":
     """A figure `width` text columns wide and its axes, one or an array of (rows, columns).
 
     Raises  PlotError, which says what to install
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PlotError('figures need matplotlib. Run:  pip install "mlsm[eval]"   (or matplotlib)') from None
+    matplotlib = _load()
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0] * width, SIZE[1] * rows), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(SIZE[0] * width, SIZE[1] * rows), layout="constrained")
         return figure, figure.subplots(rows, columns)
 
 
@@ -57,10 +63,11 @@ def drawn(draw: Callable[..., list], *arguments: object) -> list:
     Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
     """
     try:
-        return draw(*arguments)
+        _load()  # before `draw` imports parts of it
     except PlotError as error:
         logger.info("no figure: %s", error)
         return []
+    return draw(*arguments)
 
 
 def write_caption(figure: "Figure", text: str) -> None:

@@ -6,6 +6,7 @@ Left out: predicting (training.py). Which metrics a task has is in records.METRI
 
 import math
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
@@ -47,6 +48,12 @@ def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
     return f"every prediction is {said}"
 
 
+def check_installed(task: Task) -> None:
+    """Raises DataError, which says what to install, where the task's figures need a package that is not there."""
+    if task.labels_words and find_spec("seqeval") is None:
+        raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)')
+
+
 def _f1(task, gold, predicted):
     """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences.
 
@@ -56,10 +63,8 @@ def _f1(task, gold, predicted):
     """
     if not task.labels_words:
         return float(f1_score(gold, predicted, zero_division=0.0))
-    try:
-        from seqeval.metrics import f1_score as entity_f1
-    except ImportError:
-        raise DataError('CoNLL-2003 needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)') from None
+    from seqeval.metrics import f1_score as entity_f1
+
     tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
     with warnings.catch_warnings():

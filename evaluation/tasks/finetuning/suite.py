@@ -31,6 +31,7 @@ from evaluation.tasks.finetuning.batches import choose, encode
 from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
 from evaluation.tasks.finetuning.data import hold_out_tenth, load_task
 from evaluation.tasks.finetuning.heads import dropouts, positions_of, read_config, takes_types
+from evaluation.tasks.finetuning.metrics import check_installed
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.tasks import TASKS
 from evaluation.tasks.finetuning.trials import UNREAD_WORDS, Candidate, Prepared, Trial, load
@@ -61,6 +62,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
         # all that can be wrong with data, older records and models is said before hours are spent
         plan = {}
         for name in settings.chosen_tasks():
+            check_installed(TASKS[name])
             data = _load_data(TASKS[name], data_dir, settings)
             if len(settings.rates()) > 1:
                 hold_out_tenth(TASKS[name], data)  # can it be?

@@ -334,6 +334,8 @@ def test_a_record_may_name_any_path(tmp_path, path):
 
 
 def test_without_matplotlib_the_page_has_its_tables(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)  # an earlier test may have imported a part
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     compare(CompareConfig(results=(store(tmp_path, pair(DIFFERENCES)),), output=tmp_path / "out"), silent)
     page = Page(tmp_path / "out" / "report.html")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +189,9 @@ def test_a_training_that_ends_at_one_class_is_collapsed_not_diverged(settings):
     assert "Collapsed, and counted all the same" in said and "Diverged" not in said
 
 
-def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, teacher_directory, tmp_path):
+def test_what_is_wrong_is_said_before_anything_is_trained(
+    settings, miniatures, teacher_directory, tmp_path, monkeypatch
+):
     """Of the last task, the last model, the last record: not after the days that the others take."""
 
     def nothing_is_trained(error, match, **changes):
@@ -200,6 +203,9 @@ def test_what_is_wrong_is_said_before_anything_is_trained(settings, miniatures, 
     incomplete = shutil.copytree(miniatures, tmp_path / "data")
     (incomplete / "wic/dev/dev.gold.txt").unlink()
     nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "seqeval", None)
+        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm\[eval\]", tasks=("mrpc", "conll2003"))
     broken = shutil.copytree(teacher_directory, tmp_path / "broken")
     edit_weights(broken, lambda weights: {"x" + name if "layer.1" in name else name: w for name, w in weights.items()})
     nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))
