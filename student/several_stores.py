@@ -51,7 +51,8 @@ class SeveralStores(Objective):
     def __init__(self, parts: Sequence[Objective], stores: Sequence[Store], weights: Sequence[float]):
         first = parts[0]
         self.parts, self.stores, self.other_stores = parts, stores, tuple(stores[1:])
-        self.name, self.learns = first.name, f"{first.learns}, of {len(stores)} stores at once"
+        self.name, self.kinds = first.name, first.kinds
+        self.learns = f"{first.learns}, of {len(stores)} stores at once"
         self.term_weights = tuple(float(weight) for weight in weights)
         self.outputs = sum(part.outputs for part in parts)
         self.lsp_columns = slice(0, self.outputs)
