@@ -185,3 +185,28 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
     lost = sorted(-gain for (task, *rest), gain in gains.items() if task == "mrpc" and taken[task, *rest] != 3)
     assert f"fell by {lost[0]:.1f} and {lost[1]:.1f} points" in text and len(lost) == 2
     assert [taken["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in pairs].count(30) == 7
+
+
+def test_the_table_of_controls_is_that_of_the_records():
+    """Two pairs, whose data and settings of fine-tuning are those of mlsm beside them."""
+    usual, controls = scores_of(COMMITTED / "rate-1e-3"), {}
+    beside = {}
+    for path in (COMMITTED / "rate-1e-3").glob("mlsm*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        beside[record["task"], record["run_seed"]] = {name: record[name] for name in ("data", "settings", "head")}
+    for path in (COMMITTED / "controls").glob("*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        task, seed = record["task"], record["run_seed"]
+        assert {name: record[name] for name in ("data", "settings", "head")} == beside[task, seed]
+        score = 100 * fmean(figure["value"] for figure in record["figures"])
+        controls[task, record["model"].partition("-")[0], seed] = score
+    scores = usual | controls
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    table = text[text.index("By the LSPs or by the teacher?") :]
+    for arm in ("mlm", "mlsm", "cluster", "mtl"):
+        cells = " | ".join(
+            ", ".join(f"{scores[task, arm, seed]:.1f}" for seed in (0, 1)) for task in ("conll2003", "mrpc")
+        )
+        assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(cells)} \|", table), arm
+    ahead = [scores[t, "mlsm", s] - scores[t, "cluster", s] for t in ("conll2003", "mrpc") for s in (0, 1)]
+    assert f"by {min(ahead):.1f} to {max(ahead):.1f} points in all four pairs" in text
