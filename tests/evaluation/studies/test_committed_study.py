@@ -182,6 +182,8 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
     gains = {cell: scores[cell] - usual[cell] for cell in scores}
     ner = [gain for (task, *_), gain in gains.items() if task == "conll2003"]
     assert f"worth {min(ner):.0f} to {max(ner):.0f} points of CoNLL-2003" in text
+    mlm, mlsm = (fmean(gains["conll2003", arm, pair] for pair in pairs) for arm in ("mlm", "mlsm"))
+    assert f"mlm's students gain {mlm:.0f} points of CoNLL-2003 in the mean, mlsm's {mlsm:.0f}" in text
     lost = sorted(-gain for (task, *rest), gain in gains.items() if task == "mrpc" and taken[task, *rest] != 3)
     assert f"fell by {lost[0]:.1f} and {lost[1]:.1f} points" in text and len(lost) == 2
     assert [taken["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in pairs].count(30) == 7
