@@ -127,7 +127,8 @@ def load_judge(
 def embed(place: str, texts: list[str]) -> np.ndarray:
     """A vector for every text, read alone: the mean of the last hidden states of an encoder, float32 (texts, d).
 
-    So do sentence encoders such as MiniLM. Special tokens count, padding does not. Raises TeacherError
+    So do sentence encoders such as MiniLM. Special tokens count, padding does not; a text without a token has zeros.
+    Raises TeacherError
     """
     from pipeline.teacher import Teacher, load_tokenizer, locate, read_config
 
@@ -138,7 +139,7 @@ def embed(place: str, texts: list[str]) -> np.ndarray:
         read = tokenizer(texts[start : start + EMBEDDED_AT_ONCE], padding=True, return_tensors="pt")
         is_real_WL = read["attention_mask"].bool()
         hidden_WLd = encoder(read["input_ids"], is_real_WL).masked_fill(~is_real_WL[:, :, None], 0)
-        parts.append((hidden_WLd.sum(1) / is_real_WL.sum(1, keepdim=True)).numpy())
+        parts.append((hidden_WLd.sum(1) / is_real_WL.sum(1, keepdim=True).clamp(min=1)).numpy())
     return np.concatenate(parts)
 
 

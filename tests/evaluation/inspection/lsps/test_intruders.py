@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer
 
 from common.errors import InspectionError
@@ -115,6 +116,15 @@ def test_a_judge_reads_each_text_alone(teacher_directory):
     with torch.inference_mode():
         expected = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
     np.testing.assert_allclose(embed(str(teacher_directory), texts), np.stack(expected), atol=1e-5)
+
+
+def test_a_judge_without_special_tokens_says_nothing_of_an_empty_text(teacher_directory, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(teacher_directory)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    AutoModel.from_pretrained(teacher_directory).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    empty_d, word_d = embed(str(tmp_path), [" ", "bank"])
+    assert not empty_d.any() and word_d.all()
 
 
 def test_a_teacher_may_have_more_embeddings_than_the_vocabulary_has_words(teacher_directory, tmp_path):
