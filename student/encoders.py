@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -93,11 +94,7 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     or vocabulary than the store.
     """
     hf_config = unfitted_config(config, store)
-    hf_config.vocab_size = store.vocab_size
-    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
-        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
-            setattr(hf_config, f"{name}_token_id", int(store.special_ids[source]))
-    _make_room(hf_config, store.max_length)
+    fit_config(hf_config, store.vocab_size, store.special_ids, store.max_length)
     if config.dropout is not None:
         for name in _dropout_names(hf_config):
             setattr(hf_config, name, config.dropout)
@@ -105,6 +102,15 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
         raise RunError(f"--documents-apart: {reason}")
     return hf_config
+
+
+def fit_config(hf_config: PretrainedConfig, vocab_size: int, special_ids: Mapping[str, int], max_length: int) -> None:
+    """Give a configuration a tokenizer's vocabulary and special ids (pad, cls, sep), and room for its windows."""
+    hf_config.vocab_size = vocab_size
+    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
+        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
+            setattr(hf_config, f"{name}_token_id", int(special_ids[source]))
+    _make_room(hf_config, max_length)
 
 
 def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:

@@ -5,13 +5,12 @@
 
 A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
 the recipe's length and, for steps that read them in pieces, on the pieces; probes and evaluations follow by their
-tokens. So the figures tell hours from minutes, not minutes from seconds: tokens of an example are counted by their
-characters, and short inputs are slower than full windows. What is finished costs nothing. Of the diagnostic of layers
-only the teacher's pass over SemCor and the dictionaries count. Left out: what `mask_later` saves, and that a higher
-mask rate costs more.
+tokens, those of examples counted by the bundled tokenizer. So the figures tell hours from minutes, not minutes from
+seconds: short inputs are slower than full windows, and every command takes some seconds to begin. What is finished
+costs nothing. Of the diagnostic of layers only the teacher's pass over SemCor and the dictionaries count. Left out:
+what `mask_later` saves, and that a higher mask rate costs more.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from common.device import choose_device
 from common.errors import MlsmError
 from common.wordnet import LEXNAMES
@@ -27,15 +28,16 @@ from evaluation import records
 from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
+from evaluation.tasks.finetuning.batches import encode
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.config import CorpusConfig, EncodeConfig
-from pipeline.teacher import BUNDLED
+from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import LSP_OBJECTIVES, OVER_VOCABULARY, StudentConfig
 
 TIMED_STEPS = 3  # after one to warm up
-CHARACTERS = 4.5  # of a token, about
+EXAMPLES = 1000  # of a task, tokenised to count their tokens
 WORDS = 11  # of a sentence of BLiMP, about: each is hidden once
 PAIRS, PARADIGMS = 1000, 67
 SEMCOR_TOKENS = 900_000
@@ -161,17 +163,19 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
         return 5.0 * len(settings.chosen_tasks())
     tokens = 0.0
     for name in settings.chosen_tasks():
-        train, evaluated, size = _task_size(name, str(settings.data_dir))
-        train = min(train, settings.limit_train or train)
-        passes = 3 * settings.epochs * train
-        choosing = 0.9 * passes + 0.1 * train if len(settings.rates()) > 1 else 0  # with each rate
-        tokens += (passes + evaluated + choosing * len(settings.rates())) * min(size, settings.max_length)
-    return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts)
+        size = _task_size(name, str(settings.data_dir), settings.max_length, settings.batch)
+        train = min(size.train, settings.limit_train or size.train)
+        passes = 3 * settings.epochs * train * size.padded
+        choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # with each rate
+        tokens += passes + size.evaluated * size.tokens + choosing * len(settings.rates())
+    return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts, over_vocabulary=False)
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
     pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("paradigms", ())) or PARADIGMS)
-    return _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts)
+    return (
+        _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts, over_vocabulary=True)
+    )
 
 
 def _diagnostic_seconds(part: Part, of_stores: dict[str, dict]) -> float:
@@ -200,14 +204,20 @@ def _kept_checkpoints(training: Part) -> int:
     return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
 
 
-def _token_seconds(part: Part, parts: list[Part]) -> float:
-    """Of a forward pass of the model that is evaluated, for each token."""
-    model = part.values["models"][0]
+def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:
+    """Of a forward pass of the model that is evaluated, for each token, by a head over the vocabulary or of a task."""
+    model, device = part.values["models"][0], part.values.get("device", "auto")
     training = _training_of(model, parts)
-    if training is not None:
-        return _speed_of(training, parts).window_seconds / _maker_of(training, parts).window
-    length = part.values.get("max_length") or CorpusConfig.max_length
-    return _measure(model, None, 2, length, part.values.get("device", "auto")).window_seconds / length
+    if training is None:
+        length = part.values.get("max_length") or CorpusConfig.max_length
+        outputs = Encoder.find(model).config.vocab_size if over_vocabulary else 2
+        return _measure(model, None, outputs, length, device).window_seconds / length
+    maker = _maker_of(training, parts)
+    outputs = maker.vocabulary if over_vocabulary else 2
+    return (
+        _measure(training.values["encoder"], maker.vocabulary, outputs, maker.window, device).window_seconds
+        / maker.window
+    )
 
 
 def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "Speed":
@@ -253,12 +263,22 @@ class Speed(NamedTuple):
     parameters: int
 
 
+class TaskSize(NamedTuple):
+    """Examples of a task, and the mean tokens of one."""
+
+    train: int
+    evaluated: int
+    tokens: float
+    padded: float
+    """to the longest of a batch, as in training"""
+
+
 @cache
-def _task_size(name: str, data_dir: str) -> tuple[int, int, float]:
-    """Examples to train on and to evaluate, and the mean tokens of one."""
+def _task_size(name: str, data_dir: str, max_length: int, batch: int) -> TaskSize:
     data = load_task(TASKS[name], data_dir)
-    characters = [len(json.dumps(example)) for example in data.train[:1000]]
-    return len(data.train), sum(map(len, data.evaluation.values())), sum(characters) / len(characters) / CHARACTERS
+    sample = encode(load_tokenizer(BUNDLED), data.train[:EXAMPLES], False, max_length=max_length, takes_types=False)
+    longest = np.maximum.reduceat(sample.lengths_N, np.arange(0, len(sample.lengths_N), batch))
+    return TaskSize(len(data.train), sum(map(len, data.evaluation.values())), sample.lengths_N.mean(), longest.mean())
 
 
 @cache
@@ -266,21 +286,25 @@ def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, de
     """Time training steps of an encoder with a head of so many outputs, on batches of random tokens."""
     import torch
 
-    from student.encoders import build_encoder
+    from student.encoders import build_encoder, fit_config
+    from student.losses import sparse_cross_entropy
     from student.model import Student
 
     hf_config = Encoder.find(encoder).config
-    hf_config.vocab_size = vocabulary or hf_config.vocab_size
+    if vocabulary is not None:
+        fit_config(hf_config, vocabulary, {"pad": 0, "cls": 0, "sep": 0}, length)
     place = choose_device(device)
     masked, windows = max(1, round(0.15 * (length - 2))), max(1, 4096 // length)
     student = Student(build_encoder(hf_config, seed=0), outputs, tied=False, seed=0).to(place)
     input_WL = torch.randint(0, hf_config.vocab_size, (windows, length), device=place)
-    where_M = torch.arange(windows * masked, device=place) * length // masked
+    one_each_M = torch.arange(windows * masked, device=place)
+    where_M, ones_M = one_each_M * length // masked, torch.ones(windows * masked, device=place)
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         started = time.perf_counter()
         with torch.autocast(place.type, torch.bfloat16, enabled=place.type == "cuda"):
-            loss = torch.logsumexp(student(input_WL, None, where_M, most_masked=masked).float(), 1).mean()
+            logits_MK = student(input_WL, None, where_M, most_masked=masked)
+        loss = sparse_cross_entropy(logits_MK, one_each_M * outputs, ones_M, ones_M)
         loss.backward()
         loss.item()
         seconds.append(time.perf_counter() - started)

@@ -18,12 +18,16 @@ def seconds(tmp_path, monkeypatch):
         return costs.Speed(length**2, parameters=1)
 
     monkeypatch.setattr(costs, "_measure", measure)
-    (tmp_path / "blimp" / "data").mkdir(parents=True)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(RECIPE))
-    parts = plan(read_study(str(recipe)), tmp_path / "made", tmp_path).parts
-    trainings = [part for part in parts if part.verb in ("train-student", "train-probe")]
-    return {cost.part: cost.seconds for cost in costs.costs(trainings, parts, {}, None)}
+    return {cost.part: cost.seconds for cost in costs_of(RECIPE, tmp_path)}
+
+
+def costs_of(recipe, directory, verbs=("train-student", "train-probe")):
+    """Those of all parts of some kinds."""
+    (directory / "blimp" / "data").mkdir(parents=True)
+    path = directory / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    parts = plan(read_study(str(path)), directory / "made", directory).parts
+    return list(costs.costs([part for part in parts if part.verb in verbs], parts, {}, None))
 
 
 RECIPE = {
@@ -57,3 +61,33 @@ def test_a_probe_reads_whole_windows_whatever_its_student_read(seconds):
     probes = {part: found for part, found in seconds.items() if part.startswith("train-probe/")}
     assert any("usual" in part for part in probes)
     assert set(probes.values()) == {4 * BATCH * WINDOW**2}
+
+
+@pytest.mark.parametrize(("encoder", "window"), [("modernbert-2x64", 32), ("bert-2x32", 600)])
+def test_an_encoder_is_measured_with_the_teacher_s_vocabulary_and_windows(tmp_path, encoder, window):
+    """A ModernBERT's padding has an id beyond the bundled vocabulary; a BERT's positions end at 512."""
+    recipe = RECIPE | {
+        "encode-lsp": RECIPE["encode-lsp"] | {"max-length": window},
+        "train-student": RECIPE["train-student"] | {"encoder": encoder},
+    }
+    assert all(cost.seconds > 0 for cost in costs_of(recipe, tmp_path))
+
+
+def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(tmp_path, monkeypatch):
+    """Of two epochs of two batches, one padded to 12 tokens and one to 5, and an evaluation on the latter."""
+    monkeypatch.setattr(
+        costs, "_measure", lambda encoder, vocabulary, outputs, *where: costs.Speed(WINDOW * outputs, 1)
+    )
+    (tmp_path / "SST-2").mkdir()
+    sentences = ["the " * 10, "the", "the the the", "the"]
+    rows = "".join(f"{sentence.strip()}\t1\n" for sentence in sentences)
+    (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
+    (tmp_path / "SST-2" / "dev.tsv").write_text("sentence\tlabel\n" + "the the the\t1\n" * 10)
+    tuning = {"tasks": ["sst2"], "seeds": 1, "epochs": 2, "batch": 2, "lr": 1e-4}
+    arms = RECIPE["study"]["arms"] | {"words": {"store": "lsp", "objective": "mlm"}}
+    recipe = RECIPE | {"finetune": tuning, "study": RECIPE["study"] | {"arms": arms}}
+    found = {cost.part: cost.seconds for cost in costs_of(recipe, tmp_path, ("finetune", "evaluate-blimp"))}
+    padded, mean, outputs = (12 + 5) / 2, (12 + 3 + 5 + 3) / 4, 2
+    expected = outputs * (3 * 2 * 4 * padded + 10 * mean)
+    assert found["finetune/words-seed0"] == found["finetune/whole-seed0"] == pytest.approx(expected)
+    assert found["evaluate-blimp/words-seed0"] == found["evaluate-blimp/softmax-whole-seed0"] > 0
