@@ -275,8 +275,11 @@ class TaskSize(NamedTuple):
 
 @cache
 def _task_size(name: str, data_dir: str, max_length: int, batch: int) -> TaskSize:
-    data = load_task(TASKS[name], data_dir)
-    sample = encode(load_tokenizer(BUNDLED), data.train[:EXAMPLES], False, max_length=max_length, takes_types=False)
+    task = TASKS[name]
+    data = load_task(task, data_dir)
+    sample = encode(
+        load_tokenizer(BUNDLED), data.train[:EXAMPLES], task.labels_words, max_length=max_length, takes_types=False
+    )
     longest = np.maximum.reduceat(sample.lengths_N, np.arange(0, len(sample.lengths_N), batch))
     return TaskSize(len(data.train), sum(map(len, data.evaluation.values())), sample.lengths_N.mean(), longest.mean())
 

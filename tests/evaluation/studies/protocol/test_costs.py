@@ -73,17 +73,37 @@ def test_an_encoder_is_measured_with_the_teacher_s_vocabulary_and_windows(tmp_pa
     assert all(cost.seconds > 0 for cost in costs_of(recipe, tmp_path))
 
 
-def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(tmp_path, monkeypatch):
-    """Of two epochs of two batches, one padded to 12 tokens and one to 5, and an evaluation on the latter."""
+SENTENCES = ["the " * 10, "the", "the the the", "the"]  # to train on
+
+
+def labelled(sentences):
+    """As SST-2 is published."""
+    return "sentence\tlabel\n" + "".join(f"{sentence.strip()}\t1\n" for sentence in sentences)
+
+
+def tagged(sentences):
+    """As CoNLL-2003 is published, each word labelled."""
+    return "\n".join("".join(f"{word} DT I-NP O\n" for word in sentence.split()) for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "files", "write"),
+    [
+        ("sst2", "SST-2", ("train.tsv", "dev.tsv"), labelled),
+        ("conll2003", "conll2003", ("train.txt", "dev.txt"), tagged),
+    ],
+)
+def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
+    task, folder, files, write, tmp_path, monkeypatch
+):
+    """Two epochs of two batches, one padded to 12 tokens and one to 5, and ten examples to evaluate."""
     monkeypatch.setattr(
         costs, "_measure", lambda encoder, vocabulary, outputs, *where: costs.Speed(WINDOW * outputs, 1)
     )
-    (tmp_path / "SST-2").mkdir()
-    sentences = ["the " * 10, "the", "the the the", "the"]
-    rows = "".join(f"{sentence.strip()}\t1\n" for sentence in sentences)
-    (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
-    (tmp_path / "SST-2" / "dev.tsv").write_text("sentence\tlabel\n" + "the the the\t1\n" * 10)
-    tuning = {"tasks": ["sst2"], "seeds": 1, "epochs": 2, "batch": 2, "lr": 1e-4}
+    (tmp_path / folder).mkdir()
+    for name, sentences in zip(files, (SENTENCES, ["the the"] * 10), strict=True):
+        (tmp_path / folder / name).write_text(write(sentences))
+    tuning = {"tasks": [task], "seeds": 1, "epochs": 2, "batch": 2, "lr": 1e-4}
     arms = RECIPE["study"]["arms"] | {"words": {"store": "lsp", "objective": "mlm"}}
     recipe = RECIPE | {"finetune": tuning, "study": RECIPE["study"] | {"arms": arms}}
     found = {cost.part: cost.seconds for cost in costs_of(recipe, tmp_path, ("finetune", "evaluate-blimp"))}
