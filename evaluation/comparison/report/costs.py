@@ -94,10 +94,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _amount(value: float | None) -> str:
     if value is None:
         return "–"
-    if value >= 1e6:
-        exponent = len(str(int(value))) - 1
-        return f"{value / 10**exponent:.2f}e{exponent}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    if value >= 999_999.5:
+        digits, exponent = f"{value:.2e}".split("e+")
+        return f"{digits}e{int(exponent)}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _duration(seconds: float | None) -> str:
@@ -105,7 +105,7 @@ def _duration(seconds: float | None) -> str:
         return "–"
     for unit, of in (("h", 3600), ("min", 60)):
         if seconds >= 2 * of:
-            return f"{seconds / of:.3g} {unit}"
+            return f"{_amount(seconds / of)} {unit}"
     return f"{seconds:.3g} s"
 
 
@@ -114,5 +114,5 @@ def _size(count: float | None) -> str:
         return "–"
     for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= of:
-            return f"{count / of:.3g} {unit}"
+            return f"{_amount(count / of)} {unit}"
     return f"{count} bytes"

@@ -77,7 +77,7 @@ def costs(
         elif part.verb == "evaluate-blimp":
             yield Cost(part.name, _blimp_seconds(part, parts), 0)
         else:
-            yield Cost(part.name, _diagnostic_seconds(part, of_stores), 0)
+            yield Cost(part.name, _diagnostic_seconds(part, parts, of_stores, progress), 0)
 
 
 def is_finished(part: Part, parts: list[Part]) -> bool:
@@ -115,8 +115,7 @@ def _name_in_records(model: str) -> str:
 
 
 def _is_whole(part: Part, stores: Path) -> bool:
-    wanted = math.prod(len(part.values.get(name, [0])) for name in ("layer", "k")) if part.verb == "encode-lsp" else 1
-    whole = 0
+    wanted, whole = _stores_of(part), 0
     for path in stores.glob("*/target.json"):
         try:
             Store.open(path.parent)
@@ -124,6 +123,11 @@ def _is_whole(part: Part, stores: Path) -> bool:
         except (MlsmError, OSError):  # unfinished or damaged: its command says which
             continue
     return whole >= wanted
+
+
+def _stores_of(part: Part) -> int:
+    """How many stores a part makes: of LSPs one for every layer and k."""
+    return math.prod(len(part.values.get(name, [0])) for name in ("layer", "k")) if part.verb == "encode-lsp" else 1
 
 
 def _store_cost(part: Part, progress) -> dict[str, Any]:
@@ -178,14 +182,16 @@ def _blimp_seconds(part: Part, parts: list[Part]) -> float:
     )
 
 
-def _diagnostic_seconds(part: Part, of_stores: dict[str, dict]) -> float:
-    """From the first measured store of LSPs: a pass over SemCor, and a dictionary for every layer."""
-    found = next((cost for cost in of_stores.values() if "teacher_seconds" in cost), None)
-    if found is None:
+def _diagnostic_seconds(part: Part, parts: list[Part], of_stores: dict[str, dict], progress) -> float:
+    """From the first encoding of LSPs, which is measured if it has not been: a pass over SemCor, and a dictionary for
+    every layer, unless those of the encoding are there already and so were not timed."""
+    maker = next((other for other in parts if other.verb == "encode-lsp"), None)
+    if maker is None:
         return 0.0
+    found = of_stores.get(maker.name) or _store_cost(maker, progress)
     layers = part.values.get("layer", "all")
     count = 12 if layers == "all" else len(layers)
-    coding = found["teacher_seconds"] + count * found["solver_seconds"]
+    coding = found["teacher_seconds"] + count * found["solver_seconds"] / _stores_of(maker)
     return SEMCOR_TOKENS * coding + count * found.get("learning_seconds", 0.0) / max(1, found.get("lacking", 1))
 
 

@@ -436,6 +436,15 @@ def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, sch
     assert (brightness[0] > brightness[1]) == (scheme == "light")
 
 
+def test_large_amounts_are_shown_in_full_or_with_one_digit_before_the_point():
+    """As %.3g would not: 1.23e+04 h, 1e+03 MB."""
+    found = table_of_parts([
+        Part(name="days", predicted_seconds=12_345 * 3600, bytes=999_700_000),
+        Part(name="centuries", predicted_seconds=9_999_000 * 3600, bytes=1_234 * 10**9),
+    ])  # fmt: skip
+    assert [(row[2], row[4]) for row in found.rows] == [("12,345 h", "1,000 MB"), ("1.00e7 h", "1,234 GB")]
+
+
 def test_seeds_of_an_arm_share_a_row_of_costs():
     measured = [Part(name=f"train-student/mlm-seed{seed}", measured_seconds=60.0 + seed) for seed in (0, 10)]
     guessed = Part(name="train-student/mlm-seed2", predicted_seconds=90.0, bytes=500)

@@ -111,3 +111,25 @@ def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
     expected = outputs * (3 * 2 * 4 * padded + 10 * mean)
     assert found["finetune/words-seed0"] == found["finetune/whole-seed0"] == pytest.approx(expected)
     assert found["evaluate-blimp/words-seed0"] == found["evaluate-blimp/softmax-whole-seed0"] > 0
+
+
+@pytest.mark.parametrize("verbs", [("choose-layer",), ("encode-lsp", "choose-layer")])
+def test_the_diagnostic_costs_the_same_whatever_else_is_measured_and_however_many_layers_are_encoded(
+    verbs, tmp_path, monkeypatch
+):
+    """A measurement of three layers, each of 2 s a token to code and 7 s to learn, with 1 s a token for the teacher."""
+
+    def measure(part, progress):
+        per_token = {"teacher_seconds": 1.0, "solver_seconds": 3 * 2.0}
+        return per_token | {"seconds": 100.0, "bytes": 1, "learning_seconds": 3 * 7.0, "lacking": 3}
+
+    monkeypatch.setattr(costs, "_dry_run", measure)
+    (tmp_path / "wsd").mkdir()
+    study = RECIPE["study"] | {"primary": ["whole-l2", "whole-l4"], "arms": {"whole": {"store": "lsp"}}}
+    recipe = RECIPE | {
+        "study": study,
+        "encode-lsp": RECIPE["encode-lsp"] | {"layer": [2, 4, 6]},
+        "choose-layer": RECIPE["encode-lsp"] | {"layer": [2, 4]},
+    }
+    found = {cost.part: cost.seconds for cost in costs_of(recipe, tmp_path, verbs)}
+    assert found["choose-layer"] == costs.SEMCOR_TOKENS * (1 + 2 * 2) + 2 * 7
