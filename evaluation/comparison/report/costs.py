@@ -16,6 +16,11 @@ from evaluation.comparison.report.curves import Course, Point
 from evaluation.comparison.report.facts import Part
 from evaluation.comparison.report.tables import Table
 
+WHOLE_ENCODING = (
+    "Encoding is all that made the store of an arm and, where it was another, that of its dictionary: also what other "
+    "arms share, and other layers and k of the same pass. "
+)
+
 
 def table_of_costs(
     found: Found, courses: Sequence[Course], accounts: Mapping[str, Mapping[str, float]], directory: Path
@@ -53,6 +58,7 @@ def table_of_costs(
         "logged steps), not a clock. Teacher's FLOPs: its forward passes over the tokens that one student read, as if "
         "they were encoded for it alone. "
         + ("The further accounts add up from left to right. " if further else "")
+        + (WHOLE_ENCODING if "encoding" in further else "")
         + "Losses of different objectives or targets do not compare."
     )
     header = ("arm", "pre-training seed", "model", *names, "log")
