@@ -248,6 +248,8 @@ def _operational(config: StudentConfig) -> dict:
 
     first, *others = map(place, config.stores or [None])
     settings |= {"store": first} | ({"other_stores": others} if others else {})
+    if config.continue_from is not None:  # the settings that name the run hold the content of these weights alone
+        settings["continued_from"] = str(config.continue_from)
     return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
 
