@@ -25,7 +25,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
-from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, open_tokenizer
+from common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unused_weights,
+    open_tokenizer,
+    quiet_transformers,
+)
 from common.paths import utf8_name
 from shards.reader import Store
 from student.config import StudentConfig
@@ -151,7 +157,7 @@ def weights_fingerprint(module: nn.Module) -> str:
 def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict) -> nn.Module:
     try:
         check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
-        with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
+        with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
             encoder, report = AutoModel.from_pretrained(
                 place,
                 config=hf_config,
