@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
+from common.invocation import program
 from common.model_checks import (
     check_size,
     describe_foreign_settings,
@@ -107,6 +108,12 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     set_mask_later(hf_config, config.mask_later, int(store.special_ids["mask"]))
     if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
         raise RunError(f"--documents-apart: {reason}")
+    can_compute_again = getattr(MODEL_MAPPING[type(hf_config)], "supports_gradient_checkpointing", False)
+    if config.activation_checkpointing and not can_compute_again:
+        raise RunError(
+            f"--activation-checkpointing: transformers cannot compute the layers of a {hf_config.model_type} encoder a"
+            f" second time. Leave it out, and take a smaller --micro-batch where memory runs out."
+        )
     return hf_config
 
 
@@ -125,6 +132,11 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
     weights = config.initial_weights
     if weights is not None and not any(weights.glob("*.safetensors")):
+        if (weights / "checkpoints").is_dir():
+            raise RunError(
+                f"--continue-from {weights} is an unfinished run. Finish it, or give one of its kept checkpoints or the"
+                f" export of another:  {program()} export-student {weights}"
+            )
         raise RunError(
             f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"
             f" loaded: save the model again with transformers' save_pretrained."
