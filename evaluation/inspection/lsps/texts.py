@@ -162,7 +162,7 @@ def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
 
     model, head = LspModel.from_pretrained(source), 1
     found = model.facts.get("dictionary")
-    while None not in (fingerprint, found) and model.facts.get("dictionary") != fingerprint:
+    while fingerprint is not None and found is not None and model.facts.get("dictionary") != fingerprint:
         head += 1
         try:
             model = LspModel.from_pretrained(source, head=head)
