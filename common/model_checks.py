@@ -1,8 +1,9 @@
 """Whether transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
 
 transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
-another model than the checkpoint's. These functions name both, and what loads a model refuses it. They look at names
-only. Left out: weights that the model lacks (the loading report of transformers names them as missing).
+another model than the checkpoint's. These functions name both, and what loads a model refuses it, while transformers
+is quiet. They look at names only. Left out: weights that the model lacks (the loading report of transformers names
+them as missing).
 """
 
 import json
@@ -201,3 +202,24 @@ def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel")
         f"place for ({examples}), so transformers would compute another model. Take a model that was saved by "
         "transformers; adapters must be merged first (merge_and_unload of peft)."
     )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing progress bars and from printing a table of the weights that a model has no place
+    for: a cut teacher leaves many, and an encoder those of a head."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not hub_bars:  # transformers' switch moves the Hub's as well
+            disable_progress_bars()

@@ -134,7 +134,7 @@ def _load(config):
         raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
     from transformers import AutoImageProcessor, AutoModel
 
-    from pipeline.teacher.tokenizer import quiet_transformers
+    from common.model_checks import quiet_transformers
 
     try:
         with quiet_transformers():

@@ -47,7 +47,9 @@ def announcement(trainer: "Trainer") -> str:
     parameters = sum(weight.numel() for weight in trainer.model.parameters())
     batch = f"{config.batch_windows:,} windows, {config.micro_batch:,} at a time"
     epochs = config.max_steps * config.batch_windows / len(windows)
-    falling = f"falling to zero in the last {config.decay_share:.0%}" if config.schedule == "wsd" else "falling to zero"
+    falling = "falling to zero"
+    if config.schedule == "wsd":
+        falling += f" in the last {min(config.decay_share, 1 - config.warmup):.0%}"
     rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then {falling}"
     rows = [
         (

@@ -25,7 +25,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from common.documents import why_not_apart
 from common.errors import RunError, describe
-from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, open_tokenizer
+from common.invocation import program
+from common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unused_weights,
+    open_tokenizer,
+    quiet_transformers,
+)
 from common.paths import utf8_name
 from shards.reader import Store
 from student.config import StudentConfig
@@ -101,6 +108,12 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     set_mask_later(hf_config, config.mask_later, int(store.special_ids["mask"]))
     if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
         raise RunError(f"--documents-apart: {reason}")
+    can_compute_again = getattr(MODEL_MAPPING[type(hf_config)], "supports_gradient_checkpointing", False)
+    if config.activation_checkpointing and not can_compute_again:
+        raise RunError(
+            f"--activation-checkpointing: transformers cannot compute the layers of a {hf_config.model_type} encoder a"
+            f" second time. Leave it out, and take a smaller --micro-batch where memory runs out."
+        )
     return hf_config
 
 
@@ -119,6 +132,11 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
         raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
     weights = config.initial_weights
     if weights is not None and not any(weights.glob("*.safetensors")):
+        if (weights / "checkpoints").is_dir():
+            raise RunError(
+                f"--continue-from {weights} is an unfinished run. Finish it, or give one of its kept checkpoints or the"
+                f" export of another:  {program()} export-student {weights}"
+            )
         raise RunError(
             f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"
             f" loaded: save the model again with transformers' save_pretrained."
@@ -151,7 +169,7 @@ def weights_fingerprint(module: nn.Module) -> str:
 def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict) -> nn.Module:
     try:
         check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
-        with torch.random.fork_rng(devices=[]), utf8_name(directory) as place:
+        with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
             encoder, report = AutoModel.from_pretrained(
                 place,
                 config=hf_config,

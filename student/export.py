@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from common.model_checks import EXPORTED
+from common.model_checks import EXPORTED, quiet_transformers
 from common.paths import utf8
 from common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
-from student.lsp_model import lsp_facts, quiet_transformers, save_lsp_head
+from student.lsp_model import lsp_facts, save_lsp_head
 from student.mask_later import mask_later_of
 from student.model import Student
 from student.modeling_mlsm import CONFIG_FILE, HEAD_FILE

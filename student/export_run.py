@@ -30,6 +30,7 @@ from common.progress import silent
 from shards.checked_json import is_number, parse_json
 from shards.copies import write_files
 from shards.reader import Store
+from student.arithmetic import Arithmetic
 from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig
 from student.encoders import build_encoder, without_pooler
@@ -176,8 +177,9 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         model = task.build()
         load_weights(path, model)
     lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
-    lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
-    lineage |= {name: description[name] for name in ("gradient_norm",) if name in description}
+    lineage |= {"settings": description["settings"], "baseline": _baseline(run)} | Arithmetic.of(description).to_json()
+    if (start := description["operational"].get("continued_from")) is not None:
+        lineage["continued_from"] = start
     return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)
 
 

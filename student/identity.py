@@ -30,7 +30,7 @@ DESCRIPTION = {  # of a run's config.json, as far as it is read; the earliest ru
     "store": OBJECT,
     "operational": optional(
         OBJECT._replace(
-            fields=dict.fromkeys(("store", "student"), optional(or_null(TEXT)))
+            fields=dict.fromkeys(("store", "student", "continued_from"), optional(or_null(TEXT)))
             | {
                 "other_stores": optional(
                     Kind(lambda value: type(value) is list and all(map(TEXT.holds, value)), "a list of texts")

@@ -29,12 +29,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
 
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
-from common.model_checks import catch_panics, check_size, describe_unfit_tokenizer, max_positions, open_tokenizer
+from common.model_checks import (
+    catch_panics,
+    check_size,
+    describe_unfit_tokenizer,
+    max_positions,
+    open_tokenizer,
+    quiet_transformers,
+)
 from common.paths import utf8_name
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from shards.reader import Store
@@ -310,17 +316,3 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
             f" or mtl student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a"
             f" run:  {program()} export-student RUN"
         ) from None
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from drawing progress bars and from reporting heads that are not loaded."""
-    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if shown:
-            transformers_logging.enable_progress_bar()

@@ -29,6 +29,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
+from common.model_checks import quiet_transformers
 from common.products import USUAL
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
@@ -55,7 +56,6 @@ from student.lsp_model import (
     load_student,
     load_tensors,
     load_tokenizer,
-    quiet_transformers,
     reading_export,
     save_lsp_head,
 )

@@ -244,10 +244,12 @@ def _operational(config: StudentConfig) -> dict:
         """Found again from another directory; a URL, without its password, or a name on the Hub stays."""
         if where is None:
             return None
-        return os.path.abspath(where) if os.path.isdir(where) else redacted(where)
+        return os.path.abspath(where) if os.path.exists(where) else redacted(where)
 
     first, *others = map(place, config.stores or [None])
     settings |= {"store": first} | ({"other_stores": others} if others else {})
+    if config.continue_from is not None:  # the settings that name the run hold the content of these weights alone
+        settings["continued_from"] = str(config.continue_from)
     return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
 

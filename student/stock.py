@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from common.errors import RunError, describe
+from common.model_checks import quiet_transformers
 from common.paths import utf8_name
-from student.lsp_model import quiet_transformers
 from student.model import Student
 from student.objective import Objective
 

@@ -68,8 +68,8 @@ def student_task(config: StudentConfig, store: Store) -> Task:
         target_temperature=config.target_temperature,
         wordnet=config.wordnet,
     )
-    for one in stores:
-        if one.kind != "ids" and config.documents_apart != one.settings.get("documents_apart", False):
+    for one in stores if "ids" not in objective.kinds else ():  # no teacher makes targets that follow from the ids
+        if config.documents_apart != one.settings.get("documents_apart", False):
             logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
     hf_config = encoder_config(config, store)
 

@@ -21,11 +21,16 @@ from transformers import MODEL_MAPPING, AutoConfig
 from common.device import choose_device
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError, describe
-from common.model_checks import check_size, describe_foreign_settings, describe_unused_weights, max_positions
+from common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unused_weights,
+    max_positions,
+    quiet_transformers,
+)
 from common.paths import utf8_name
 from common.products import TORCH, USUAL, Shape, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
-from pipeline.teacher.tokenizer import quiet_transformers
 
 if TYPE_CHECKING:
     import numpy as np

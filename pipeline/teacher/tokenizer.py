@@ -1,15 +1,10 @@
 """A teacher's tokenizer: one that reads whole documents, and its special tokens."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-from transformers.utils import logging as transformers_logging
-
 from common.errors import TeacherError, describe
-from common.model_checks import open_tokenizer
+from common.model_checks import open_tokenizer, quiet_transformers
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
@@ -71,20 +66,3 @@ def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict:
             "and pad are all needed. Use the tokenizer of a masked language model."
         )
     return found | {"all": sorted({*found.values(), *tokenizer.all_special_ids})}
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from printing a table of unused weights (a cut model leaves many) or a progress bar."""
-    verbosity = transformers_logging.get_verbosity()
-    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-        if not hub_bars:  # transformers' switch moves the Hub's as well
-            disable_progress_bars()

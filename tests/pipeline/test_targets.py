@@ -387,14 +387,17 @@ def test_a_teacher_that_cannot_keep_documents_apart_is_refused_before_the_corpus
 def test_training_says_when_store_and_student_do_not_see_alike(place, plain, caplog):
     (report,) = encode_lsp(replace(place, documents_apart=True))
     caplog.set_level(logging.INFO)
-    for store, apart, said in [
-        (plain, True, "targets come from a teacher that saw the whole window"),
-        (Store.open(report["store"]), False, "a teacher that saw each document alone"),
-        (plain, False, None),
-        (Store.open(report["store"]), True, None),
+    for store, apart, objective, said in [
+        (plain, True, "mlsm", "targets come from a teacher that saw the whole window"),
+        (Store.open(report["store"]), False, "mtl", "a teacher that saw each document alone"),
+        (plain, False, "mlsm", None),
+        (Store.open(report["store"]), True, "mlsm", None),
+        (plain, True, "mlm", None),  # words are of no teacher
+        (Store.open(report["store"]), False, "mlm", None),
     ]:
         caplog.clear()
-        student_task(StudentConfig(store=store.path, encoder="bert-1x32", documents_apart=apart), store)
+        known = {"store": store.path, "encoder": "bert-1x32", "objective": objective}
+        student_task(StudentConfig(documents_apart=apart, **known), store)
         assert [said in record.message for record in caplog.records] == ([True] if said else [])
 
 

@@ -1,6 +1,7 @@
-"""The hint at bfloat16: only where the processor gains by it, and only before a run begins in float32."""
+"""What is announced: when the rate falls; bfloat16, where the processor gains by it and before a run in float32."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -45,3 +46,11 @@ def test_it_is_not_given_where_it_does_not(ids_store, settings, rates, caplog, m
     dtype = "bfloat16" if change == "bfloat16" else "float32"
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1, "dtype": dtype})
     assert not said(caplog, config)
+
+
+def test_the_rate_falls_in_the_steps_that_the_warm_up_leaves(ids_store, settings, rates, caplog):
+    late = {"schedule": "wsd", "warmup": 0.75, "decay_share": 0.5, "max_steps": 4, "dtype": "bfloat16"}
+    said(caplog, StudentConfig(store=ids_store.path, objective="mlm", **settings | late))
+    assert "reached after 75% of the steps, then falling to zero in the last 25%" in caplog.text
+    rates = [step["lr"] for step in map(json.loads, (settings["output"] / "log.jsonl").open()) if "lr" in step]
+    assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, BartConfig, BertConfig, DebertaConfig, T5Config
+from transformers import (
+    AlbertConfig,
+    AutoConfig,
+    AutoModel,
+    BartConfig,
+    BertConfig,
+    DebertaConfig,
+    MPNetConfig,
+    T5Config,
+)
 
 from common.errors import RunError
 from student.config import StudentConfig
@@ -26,6 +35,22 @@ PARAMETERS = {
 
 def config_of(encoder, store, **changes):
     return encoder_config(StudentConfig(encoder=str(encoder), **changes), store)
+
+
+@pytest.mark.parametrize("family", [AlbertConfig, MPNetConfig])
+def test_layers_that_cannot_be_computed_again_are_refused(family, ids_store, tmp_path):
+    family(**SMALL).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match="--activation-checkpointing: .* cannot compute the layers .* second time"):
+        config_of(tmp_path, ids_store, activation_checkpointing=True)
+    model = AutoModel.from_config(config_of(tmp_path, ids_store))
+    with pytest.raises(ValueError, match="does not support"):  # once transformers can, so may we
+        model.gradient_checkpointing_enable()
+
+
+def test_an_unfinished_run_to_continue_from_is_called_one(ids_store, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(RunError, match="is an unfinished run. Finish it, .* export-student"):
+        encoder_config(StudentConfig(continue_from=tmp_path / "run"), ids_store)
 
 
 def on_meta(hf_config):

@@ -62,6 +62,16 @@ def test_a_continued_head_predicts_what_the_model_it_comes_from_does(family, ids
     assert not torch.allclose(anew(IDS, ATTENTION, WHERE), expected, atol=1e-1)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_to_continue_from_a_masked_language_model_is_no_news(keep, ids_store, tmp_path, capfd):
+    """transformers would draw a bar, and print a table of the head's weights as unexpected, those taken included."""
+    _, export = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "export")
+    capfd.readouterr()
+    config = StudentConfig(objective="mlm", continue_from=export, continue_head=keep, lr=1e-3)
+    student_task(config, ids_store).build()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_continued_head_must_be_there(lsp_store, tmp_path):
     _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
     config = StudentConfig(continue_from=export, continue_head=True, lr=1e-3)

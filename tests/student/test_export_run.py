@@ -110,6 +110,22 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(
     assert ours | {"held_out": theirs["held_out"]} == theirs  # the other run was evaluated at that step
 
 
+def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, settings, tmp_path):
+    """Where its training began, and the arithmetic of the run, which config.json holds beside the settings."""
+    _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
+    settings |= {"store": lsp_store.path, "continue_from": start, "products": "torch", "max_steps": 4, "keep_last": 9}
+    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "output": tmp_path / "kept"})
+    for config in (kept, StudentConfig(**settings | {"checkpoints": (1.0,)})):
+        train(replace(config, eval_every=3))
+        export_run(ExportConfig(run=config.output, checkpoint="3", output=config.output.with_suffix(".out")))
+    ours, theirs = settings["output"].with_suffix(".out"), tmp_path / "kept.out"
+    lineages = [json.loads((path / "lineage.json").read_text()) for path in (ours, theirs)]
+    assert lineages[0] == lineages[1]
+    assert lineages[0]["continued_from"] == str(start) and lineages[0]["products"] == {"all": "torch"}
+    card = (ours / "README.md").read_text()
+    assert card == (theirs / "README.md").read_text() and "Trained further, from `start`" in card
+
+
 @pytest.mark.parametrize("checkpoint", ["latest", "3"])
 def test_licence_and_languages_are_on_the_card_where_they_are_given(checkpoint, lsp_store, settings, tmp_path):
     """Of a checkpoint that is kept (the last one), and of one that is not."""

@@ -132,6 +132,14 @@ def test_operational_settings_may_change(ids_store, settings):
     assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["already_finished"]
 
 
+def test_a_store_and_its_plan_are_found_again_from_another_directory(ids_store, settings, monkeypatch):
+    monkeypatch.chdir(ids_store.path.parent)
+    for place in (ids_store.path.name, f"{ids_store.path.name}/plans/{ids_store.plan_id}.json"):
+        output = settings["output"] / place.replace("/", "-")
+        run = Run(StudentConfig(store=place, objective="mlm", output=output), ids_store, {})
+        assert read_json(run.config_file)["operational"]["store"] == str(ids_store.path.parent / place)
+
+
 def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.errors import InspectionError
+from common.errors import InspectionError, RunError
 from evaluation.inspection.lsps.sample import largest
 from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
@@ -154,16 +154,23 @@ def _spread_over_all(rows, coded_T):
 
 
 def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
-    """The LSP outputs of a student; those of another dictionary, if one is given, are refused."""
+    """The LSP outputs of a student, of one of several stores those of the dictionary that is given.
+
+    Raises  InspectionError where the student has none of that dictionary
+    """
     from student.lsp_model import LspModel
 
-    model = LspModel.from_pretrained(source)
+    model, head = LspModel.from_pretrained(source), 1
     found = model.facts.get("dictionary")
-    if fingerprint is not None and found is not None and fingerprint != found:
-        raise InspectionError(
-            f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
-            f"numbers mean different things. Give the store that the student was trained from."
-        )
+    while fingerprint is not None and found is not None and model.facts.get("dictionary") != fingerprint:
+        head += 1
+        try:
+            model = LspModel.from_pretrained(source, head=head)
+        except RunError:
+            raise InspectionError(
+                f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}:"
+                f" their numbers mean different things. Give the store that the student was trained from."
+            ) from None
     return model
 
 

@@ -31,6 +31,7 @@ from transformers import (
 from common.durable import make_directories, replace_bytes
 from common.errors import ModelError, describe
 from common.invocation import program
+from common.model_checks import quiet_transformers
 from evaluation.tasks.finetuning.batches import task_number
 from evaluation.tasks.finetuning.tasks import Task
 from evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_save
@@ -41,7 +42,6 @@ from student.deberta import adapt_deberta
 from student.dropout import use_fast_dropout
 from student.encoders import without_pooler
 from student.linear import use_fast_linear
-from student.lsp_model import quiet_transformers
 
 _HEAD_PURPOSE = 0x66744864  # "ftHd"
 DEVIATION = 0.02  # of BERT's initialiser

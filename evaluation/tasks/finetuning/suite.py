@@ -25,7 +25,6 @@ from common.device import choose_device
 from common.errors import StudyError
 from common.progress import silent
 from evaluation import records
-from evaluation.lineage import UNTRAINED
 from evaluation.models import directories
 from evaluation.tasks.finetuning.batches import choose, encode
 from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
@@ -98,8 +97,8 @@ def _find_candidates(settings):
     for directory in directories(settings.models, settings.step):
         facts = records.describe(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
-            if facts["objective"] == UNTRAINED:
-                logger.info("%s is the same untrained student as %s and is trained once", directory, twice[0])
+            if facts["step"] == 0:  # several runs may begin with the same weights
+                logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
             raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
         found.append(Candidate(directory, facts, read_config(directory)))

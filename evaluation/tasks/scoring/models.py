@@ -25,11 +25,11 @@ from common.model_checks import (
     describe_foreign_settings,
     describe_unfit_tokenizer,
     describe_unused_weights,
+    quiet_transformers,
 )
 from evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
-from student.lsp_model import quiet_transformers
 from student.mask_later import mask_later_of
 from student.modeling_mlsm import HEAD_FILE
 from student.probe import ProbedLspModel

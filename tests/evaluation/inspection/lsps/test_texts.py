@@ -15,6 +15,7 @@ from evaluation.inspection.lsps import texts
 from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
+from student.lsp_model import lsp_facts, save_lsp_head
 from student.objectives import Mlsm
 from terminal.lsps import summary
 
@@ -93,6 +94,15 @@ def test_tokens_of_a_text_find_their_like(coded_store):
     assert "«" in summary(result, settings)
     with pytest.raises(InspectionError, match="found '99'; they are 0:"):
         show(LspConfig(store=str(coded_store.path), text="Return the list", similar_to="99"), silent)
+
+
+def test_of_a_student_of_several_stores_the_lsps_of_this_one_are_taken(coded_store, dictionary, tmp_path):
+    model, place = exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path / "student")
+    save_lsp_head(model, slice(0, 7), lsp_facts(coded_store) | {"dictionary": "1" * 64}, place, head=2)
+    for fingerprint, lsps in (("1" * 64, 7), (dictionary.fingerprint, coded_store.k), (None, coded_store.k)):
+        assert texts.load_student(place, fingerprint).facts["lsps"] == lsps
+    with pytest.raises(InspectionError, match="numbers mean different things"):
+        texts.load_student(place, "0" * 64)
 
 
 def test_what_cannot_be_compared_is_refused(coded_store, dictionary, export, tmp_path, teacher_directory):

@@ -346,6 +346,20 @@ def test_an_untrained_student_is_one_model_whatever_its_runs_learn(settings, tmp
     assert set(found.settings) == {"objective", "step"} and not found.unknown
 
 
+def test_so_is_one_of_which_several_runs_go_on(settings, tmp_path):
+    store = write_store(tmp_path / "store", k=24)
+    usual = {"store": store.path, "encoder": "bert-2x32", "max_steps": 1, "batch_windows": 2, "eval_every": 0}
+    usual |= {"eval_windows": 2, "checkpoints": (0, 1), "save_every": 0, "device": "cpu"}
+    train(StudentConfig(output=tmp_path / "start", **usual))
+    runs = tuple(str(tmp_path / name) for name in ("usual", "faster"))
+    for run, lr in zip(runs, (1e-3, 0.1), strict=True):
+        train(StudentConfig(output=run, lr=lr, continue_from=tmp_path / "start", **usual))
+    settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", models=runs, step="all")
+    assert [model["model"] for model in finetune(settings)["models"]] == [
+        "usual-step-00000000", "usual-step-00000001", "faster-step-00000001"
+    ]  # fmt: skip
+
+
 def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
     """What is fetched is the whole of an export, or the weights and lineage of its records are not those at home."""
     asked = {}
