@@ -191,18 +191,7 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
 
 def test_the_table_of_controls_is_that_of_the_records():
     """Two pairs, whose data and settings of fine-tuning are those of mlsm beside them."""
-    usual, controls = scores_of(COMMITTED / "rate-1e-3"), {}
-    beside = {}
-    for path in (COMMITTED / "rate-1e-3").glob("mlsm*/*/*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        beside[record["task"], record["run_seed"]] = {name: record[name] for name in ("data", "settings", "head")}
-    for path in (COMMITTED / "controls").glob("*/*/*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        task, seed = record["task"], record["run_seed"]
-        assert {name: record[name] for name in ("data", "settings", "head")} == beside[task, seed]
-        score = 100 * fmean(figure["value"] for figure in record["figures"])
-        controls[task, record["model"].partition("-")[0] if record["step"] else "untrained", seed] = score
-    scores = usual | controls
+    scores = scores_of(COMMITTED / "rate-1e-3") | by_model("controls")
     text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
     table = text[text.index("By the LSPs or by the teacher?") :]
     for arm in ("mlm", "mlsm", "cluster", "mtl", "untrained"):
@@ -212,3 +201,30 @@ def test_the_table_of_controls_is_that_of_the_records():
         assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(cells)} \|", table), arm
     ahead = [scores[t, "mlsm", s] - scores[t, "cluster", s] for t in ("conll2003", "mrpc") for s in (0, 1)]
     assert f"by {min(ahead):.1f} to {max(ahead):.1f} points in all four pairs" in text
+
+
+def by_model(directory):
+    """(task, arm, seed) -> score of records whose arm is in the name of the model; fine-tuned as mlsm was."""
+    beside, found = {}, {}
+    for path in (COMMITTED / "rate-1e-3").glob("mlsm*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        beside[record["task"], record["run_seed"]] = {name: record[name] for name in ("data", "settings", "head")}
+    for path in (COMMITTED / directory).glob("*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        task, seed = record["task"], record["run_seed"]
+        assert {name: record[name] for name in ("data", "settings", "head")} == beside[task, seed]
+        arm = record["model"].partition("-seed")[0] if record["step"] else "untrained"
+        found[task, arm, seed] = 100 * fmean(figure["value"] for figure in record["figures"])
+    return found
+
+
+def test_students_of_one_seed_began_alike_and_saw_the_same_batches():
+    rows = rows_of(COMMITTED / "pairing.csv")
+    by_seed = {seed: [row for row in rows if row["student"].endswith(f"-seed{seed}")] for seed in range(5)}
+    for alike in by_seed.values():
+        assert len(alike) >= 2
+        for column in ("initial_encoder", "batches_to_1680", "batches_to_2400"):
+            assert len({row[column] for row in alike} - {""}) == 1
+    assert len({alike[0]["batches_to_2400"] for alike in by_seed.values()}) == 5
+    evaluated = {path.name.partition("-step")[0] for path in COMMITTED.glob("*/*-seed?-step-0000[12]*")}
+    assert evaluated <= {row["student"] for row in rows}
