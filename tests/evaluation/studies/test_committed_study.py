@@ -158,7 +158,7 @@ def test_the_tables_of_masks_are_those_of_the_records():
 
 
 def test_the_table_of_chosen_rates_is_that_of_the_records():
-    scores, usual = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations"))
+    scores, usual, higher = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations", "rate-1e-3"))
     taken, pairs = {}, range(5)
     for path in (COMMITTED / "chosen-rates").glob("*/*/*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -172,7 +172,8 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
             cells = " | ".join(f"{scores[task, arm, pair]:.1f} ({taken[task, arm, pair]})" for pair in pairs)
             assert f"{start}{cells} | {fmean(scores[task, arm, pair] for pair in pairs):.1f} |" in text
         differences[task] = [scores[task, "mlsm", pair] - scores[task, "mlm", pair] for pair in pairs]
-    assert sum(difference < 0 for each in differences.values() for difference in each) == 9
+    assert [sum(difference < 0 for difference in each) for each in differences.values()] == [5, 4]
+    assert sum(scores[cell] not in (usual[cell], higher.get(cell)) for cell in scores) == 8  # of twenty are new
     both = " ".join(interval(list(map(fmean, zip(*differences.values(), strict=True))), 1))
     first, second = (" ".join(interval(values, 1)) for values in differences.values())
     first = first.replace(" (", " points (")
@@ -228,3 +229,15 @@ def test_students_of_one_seed_began_alike_and_saw_the_same_batches():
     assert len({alike[0]["batches_to_2400"] for alike in by_seed.values()}) == 5
     evaluated = {path.name.partition("-step")[0] for path in COMMITTED.glob("*/*-seed?-step-0000[12]*")}
     assert evaluated <= {row["student"] for row in rows}
+
+
+def test_rules_without_a_model_stand_beside_the_students():
+    rules = json.loads((COMMITTED / "simple-rules.json").read_text(encoding="utf-8"))["tasks"]
+    best = {task: max(rule["mean"] for rule in found.values()) for task, found in rules.items()}
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    table = text[text.index("| task | without a model | untrained |") :].split("\n\n")[0].splitlines()[2:]
+    rows = {row.split("|")[1].strip(" *").split()[0].lower().replace("-", ""): row.split("|")[2:6] for row in table}
+    assert {task: f" {score:.1f} " for task, score in best.items()} == {task: row[0] for task, row in rows.items()}
+    beaten = {task for task, (rule, _, mlm, mlsm) in rows.items() if float(rule) > max(float(mlm), float(mlsm))}
+    assert len(beaten) == 8 and {"conll2003", "mrpc", "qnli"} < beaten
+    assert f'"paraphrase" every time has {rules["mrpc"]["constant"]["mean"]:.1f}' in " ".join(text.split())
