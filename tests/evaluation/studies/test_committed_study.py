@@ -201,7 +201,76 @@ def test_the_table_of_controls_is_that_of_the_records():
         )
         assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(cells)} \|", table), arm
     ahead = [scores[t, "mlsm", s] - scores[t, "cluster", s] for t in ("conll2003", "mrpc") for s in (0, 1)]
-    assert f"by {min(ahead):.1f} to {max(ahead):.1f} points in all four pairs" in text
+    assert f"by {min(ahead):.1f} to {max(ahead):.1f} points in both pairs on both tasks" in text
+
+
+TARGETS = {
+    "mlsm": "exact codes, the 32 largest entries: `mlsm`",
+    "n8": "the 8 largest",
+    "all": "all entries",
+    "warm": "all, T = 1.479, as flat as those of FISTA",
+    "fista": "the official 100 FISTA steps, all entries",
+    "sampled": "exact codes, atoms drawn from hidden states, not learned",
+    "weak": "exact codes of a weaker teacher",
+    "mlm": "words: `mlm`",
+}
+
+
+def test_the_table_of_targets_is_that_of_the_records():
+    scores, first = by_model("targets"), scores_of(COMMITTED / "rate-1e-3")
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    cells = [(task, seed) for task in ("conll2003", "mrpc") for seed in (0, 1)]
+    for arm, name in TARGETS.items():
+        first_task, second_task = (
+            ", ".join(f"{scores[task, arm, seed]:.1f}" for seed in (0, 1)) for task in ("conll2003", "mrpc")
+        )
+        mean = fmean(scores[task, arm, seed] for task, seed in cells)
+        figures = re.escape(f"{first_task} | {second_task} | {mean:.1f}")
+        assert re.search(rf"\| {re.escape(name)} \|( [0-9.]+)? \| {figures} \|", text), arm
+    less = [
+        fmean(scores[t, arm, s] - scores[t, "mlsm", s] for t in ("conll2003", "mrpc"))
+        for arm in TARGETS.keys() - {"mlsm", "mlm"}
+        for s in (0, 1)
+    ]
+    assert f"are {-max(less):.1f} to {-min(less):.1f} points below the mlsm beside them" in text
+    assert f"whose mean is {fmean(first[t, 'mlsm', s] for t, s in cells):.1f}" in text
+    again = {arm: [scores[t, arm, s] - first[t, arm, s] for t, s in cells] for arm in ("mlm", "mlsm")}
+    ner_0, ner_1, mrpc_0, mrpc_1 = (f"{value:+.1f}".replace("-", "−") for value in again["mlsm"])
+    assert f"trained again has {ner_0} and {ner_1} points of CoNLL-2003 and {mrpc_0} and {mrpc_1} of MRPC" in text
+    assert f"differs by at most {max(map(abs, again['mlm'])):.1f} points" in text
+    rounding = [scores[task, "rounding", 0] for task in ("conll2003", "mrpc")]
+    assert f"({rounding[0]:.1f} and {rounding[1]:.1f})" in text
+    assert max(abs(scores[t, "rounding", 0] - scores[t, "mlsm", 0]) for t in ("conll2003", "mrpc")) < 0.25
+    sizes = [abs(value) for value in again["mlsm"]]
+    assert f"differs from itself by {min(sizes):.1f} to {max(sizes):.1f} points" in text
+
+
+def test_half_the_steps_and_equal_seconds_are_told_as_the_records_say():
+    scores = by_model("budgets")
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    for arm, said in (
+        ("mlm-seconds", "mlm with a schedule of 1,680 steps has {} of CoNLL-2003 and {} of MRPC"),
+        ("mlsm", "mlsm after 1,200 of its 2,400 steps has {} of CoNLL-2003 and {} of MRPC"),
+    ):
+        cells = [" and ".join(f"{scores[task, arm, seed]:.1f}" for seed in (0, 1)) for task in ("conll2003", "mrpc")]
+        assert said.format(*cells) in text
+
+
+def test_word_senses_of_students_are_told_as_the_records_say():
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    for arm in ("untrained", "mlm", "mlsm"):
+        tables = [rows_of(COMMITTED / f"word-senses/{arm}-seed{seed}.csv") for seed in (0, 1)]
+        cells = [
+            ", ".join(
+                f"{100 * float(row['ALL']):.1f}"
+                for table in tables
+                for row in table
+                if (row["layer"], row["variant"]) == (layer, variant)
+            )
+            for variant in ("raw-npmi0", "raw-npmi-1")
+            for layer in ("1", "2")
+        ]
+        assert f"| {arm} | {' | '.join(cells)} |" in text
 
 
 def by_model(directory):
