@@ -180,7 +180,8 @@ def test_pages_show_the_words_where_a_probe_is_given(coded_store, probe, tmp_pat
         assert list(map(html.unescape, re.findall(found, section))) == expected
     assert f"Without LSP {lsp}" in section and f"LSP {lsp} × 3" in section and str(tmp_path) not in section
     show(LspConfig(store=settings.store, html=settings.html, samples=4_000), silent)
-    assert "predict" not in (tmp_path / f"lsps/lsp/{lsp}.html").read_text() + (tmp_path / "lsps/index.html").read_text()
+    page, index = ((tmp_path / f"lsps/{name}.html").read_text() for name in (f"lsp/{lsp}", "index"))
+    assert 'class="edits"' not in page and "of the probe" not in page and "the probe <b>" not in index
 
 
 def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hostile_store, export, probe, tmp_path):
