@@ -22,8 +22,6 @@ COMMITTED = DOCS / "studies" / "cpu"
 
 PARTS = {  # of the study: its recipe, its records, its page
     "first": ("study-cpu", "evaluations/*", "comparison"),
-    "secondary": (COMMITTED / "secondary/study.yaml", "secondary/evaluations/*", "secondary/comparison"),
-    "repeated": (COMMITTED / "repeated/study.yaml", "repeated/evaluations/*", "repeated/comparison"),
 }
 
 
