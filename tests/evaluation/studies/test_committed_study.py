@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from scipy.stats import sem, t
+from scipy.stats import sem, t, ttest_1samp
 
 from common.progress import silent
 from evaluation.comparison.compare import compare
@@ -22,6 +22,8 @@ COMMITTED = DOCS / "studies" / "cpu"
 
 PARTS = {  # of the study: its recipe, its records, its page
     "first": ("study-cpu", "evaluations/*", "comparison"),
+    "secondary": (COMMITTED / "secondary/study.yaml", "secondary/evaluations/*", "secondary/comparison"),
+    "repeated": (COMMITTED / "repeated/study.yaml", "repeated/evaluations/*", "repeated/comparison"),
 }
 
 
@@ -189,7 +191,6 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
     first = first.replace(" (", " points (")
     said = f"mlsm less mlm is {first} of CoNLL-2003, {second} of MRPC and {both} in the mean of both"
     assert said in text
-    assert both.replace(" (", " points (") in " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
     gains = {cell: scores[cell] - usual[cell] for cell in scores}
     ner = [gain for (task, *_), gain in gains.items() if task == "conll2003"]
     assert f"worth {min(ner):.0f} to {max(ner):.0f} points of CoNLL-2003" in text
@@ -283,6 +284,84 @@ def test_word_senses_of_students_are_told_as_the_records_say():
         assert f"| {arm} | {' | '.join(cells)} |" in text
 
 
+def by_arm(part):
+    """(task, arm, seed) -> score of the finished models of the second part; the arm is in the name of the model."""
+    found = {}
+    for path in (COMMITTED / part / "evaluations").glob("*/finetune/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert record["step"] in (2400, None)  # None: the teacher
+        arm = record["model"].partition("-seed")[0]
+        found[record["task"], arm, record["run_seed"]] = 100 * fmean(figure["value"] for figure in record["figures"])
+    return found
+
+
+def test_the_secondary_hypotheses_are_told_as_the_records_say():
+    scores, first = by_arm("secondary"), scores_of(COMMITTED / "evaluations")
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    three, others, seeds = ("conll2003", "mrpc", "qnli"), ("cluster", "sampled", "kd-masked"), range(5)
+    assert scores.keys() == {(task, arm, seed) for task in three for arm in ("mlsm", *others) for seed in seeds} | {
+        (task, "bundled_teacher", None) for task in three
+    }
+
+    def less(other):
+        return [fmean(scores[task, "mlsm", seed] - other[task, seed] for task in three) for seed in seeds]
+
+    def cells_of(arm, of=scores):
+        return {(task, seed): of[task, arm, seed] for task in three for seed in seeds}
+
+    differences = {other: less(cells_of(other)) for other in others}
+    p_values = {other: ttest_1samp(each, 0).pvalue for other, each in differences.items()}
+    ordered, holm = sorted(p_values, key=p_values.get), 0.0
+    for rank, other in enumerate(ordered):  # Holm: the smallest p times three, the next times two, never falling
+        holm = min(1.0, max(holm, (len(others) - rank) * p_values[other]))
+        said = " ".join(interval(differences[other], 2))
+        assert f"| `{other}` | {said} | {p_values[other]:.3f} | {holm:.3f} |" in text
+    again, before = (
+        less(cells_of("mlm", first)),
+        [fmean(first[task, "mlsm", seed] - first[task, "mlm", seed] for task in three) for seed in seeds],
+    )
+    assert f"mlsm less the first part's mlm is {' '.join(interval(again, 2))}" in text
+    both = [fmean(pair) for pair in zip(again, before, strict=True)]
+    assert f"With the mean of both dictionaries it is {' '.join(interval(both, 2))}" in text
+    moved = [scores["conll2003", "mlsm", seed] - first["conll2003", "mlsm", seed] for seed in seeds]
+    low, high = (f"{value:+.1f}".replace("-", "−") for value in (min(moved), max(moved)))
+    assert f"by {low} to {high} points of CoNLL-2003 at this rate" in text
+    rows = {
+        "untrained": {(task, seed): first_floor(task, seed) for task in three for seed in seeds},
+        "teacher": {(task, None): scores[task, "bundled_teacher", None] for task in three},
+        "mlm": cells_of("mlm", first),
+    } | {arm: cells_of(arm) for arm in ("mlsm", *others)}
+    for arm, cells in rows.items():
+        means = [fmean(value for (name, _), value in cells.items() if name == task) for task in three]
+        figures = " | ".join(f"{value:.1f}" for value in (*means, fmean(means)))
+        assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(figures)} \|", text), (arm, figures)
+
+
+def first_floor(task, seed):
+    (path,) = (COMMITTED / "evaluations").glob(f"mlm-seed{seed}-step-00000000-*/finetune/{task}-seed0.json")
+    return 100 * fmean(figure["value"] for figure in json.loads(path.read_text(encoding="utf-8"))["figures"])
+
+
+def test_the_repeated_comparison_is_told_as_the_records_say():
+    scores, taken, seeds = by_arm("repeated"), {}, range(5, 10)
+    for path in (COMMITTED / "repeated/evaluations").glob("*/finetune/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        tried = {trial["lr"]: trial["score"] for trial in record["lr_choice"]["tried"]}
+        assert record["lr_choice"]["lr"] == max(tried, key=tried.get)
+        assert sorted(tried) == [3e-4, 1e-3, 3e-3, 1e-2]
+        taken[record["objective"], record["run_seed"]] = round(10_000 * record["lr_choice"]["lr"])
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    for arm in ("mlm", "mlsm"):
+        each = [scores["conll2003", arm, seed] for seed in seeds]
+        cells = " | ".join(f"{score:.1f} ({taken[arm, seed]})" for score, seed in zip(each, seeds, strict=True))
+        assert f"| {arm} | {cells} | {fmean(each):.1f} |" in text
+    each = [scores["conll2003", "mlsm", seed] - scores["conll2003", "mlm", seed] for seed in seeds]
+    difference, bounds = interval(each, 1)
+    said = f"{difference} points {bounds.removesuffix(')')}, p = {ttest_1samp(each, 0).pvalue:.2f})"
+    for page in (DOCS / "results.md", DOCS.parent / "README.md"):
+        assert said in " ".join(page.read_text(encoding="utf-8").split())
+
+
 def by_model(directory):
     """(task, arm, seed) -> score of records whose arm is in the name of the model; fine-tuned as mlsm was."""
     beside, found = {}, {}
@@ -299,15 +378,19 @@ def by_model(directory):
 
 
 def test_students_of_one_seed_began_alike_and_saw_the_same_batches():
-    rows = rows_of(COMMITTED / "pairing.csv")
-    by_seed = {seed: [row for row in rows if row["student"].endswith(f"-seed{seed}")] for seed in range(5)}
+    parts = {part: rows_of(COMMITTED / part / "pairing.csv") for part in ("", "secondary", "repeated")}
+    rows = [row for found in parts.values() for row in found]  # also across parts
+    by_seed = {seed: [row for row in rows if row["student"].endswith(f"-seed{seed}")] for seed in range(10)}
     for alike in by_seed.values():
         assert len(alike) >= 2
         for column in ("initial_encoder", "batches_to_1680", "batches_to_2400"):
             assert len({row[column] for row in alike} - {""}) == 1
-    assert len({alike[0]["batches_to_2400"] for alike in by_seed.values()}) == 5
+    assert len({alike[0]["batches_to_2400"] for alike in by_seed.values()}) == 10
     evaluated = {path.name.partition("-step")[0] for path in COMMITTED.glob("*/*-seed?-step-0000[12]*")}
-    assert evaluated <= {row["student"] for row in rows}
+    assert evaluated <= {row["student"] for row in parts[""]}
+    for part in ("secondary", "repeated"):
+        evaluated = {re.match(r".*-seed\d", path.name)[0] for path in COMMITTED.glob(f"{part}/evaluations/*-seed*")}
+        assert evaluated <= {row["student"] for row in parts[part]}
 
 
 def test_rules_without_a_model_stand_beside_the_students():
