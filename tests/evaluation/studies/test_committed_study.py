@@ -169,14 +169,20 @@ def test_the_tables_of_masks_are_those_of_the_records():
         assert f"| {masks.replace('pmi', 'PMI')} | {' | '.join(cells)} |" in text
 
 
-def test_the_table_of_chosen_rates_is_that_of_the_records():
-    scores, usual, higher = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations", "rate-1e-3"))
-    taken, pairs = {}, range(5)
-    for path in (COMMITTED / "chosen-rates").glob("*/*/*.json"):
+def rates_taken(directory, grid):
+    """(task, arm, seed) -> the rate of fine-tuning x 10^4 that was chosen: the best of the grid on a tenth of train."""
+    taken = {}
+    for path in (COMMITTED / directory).rglob("finetune/*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
         tried = {trial["lr"]: trial["score"] for trial in record["lr_choice"]["tried"]}
-        assert record["lr_choice"]["lr"] == max(tried, key=tried.get)
+        assert sorted(tried) == grid and record["lr_choice"]["lr"] == max(tried, key=tried.get)
         taken[record["task"], record["objective"], record["run_seed"]] = round(10_000 * record["lr_choice"]["lr"])
+    return taken
+
+
+def test_the_table_of_chosen_rates_is_that_of_the_records():
+    scores, usual, higher = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations", "rate-1e-3"))
+    taken, pairs = rates_taken("chosen-rates", [3e-4, 1e-3, 3e-3]), range(5)
     text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
     differences = {}
     for task, name in (("conll2003", "CoNLL-2003"), ("mrpc", "MRPC")):
@@ -335,6 +341,14 @@ def test_the_secondary_hypotheses_are_told_as_the_records_say():
         means = [fmean(value for (name, _), value in cells.items() if name == task) for task in three]
         figures = " | ".join(f"{value:.1f}" for value in (*means, fmean(means)))
         assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(figures)} \|", text), (arm, figures)
+    ceiling = fmean(rows["teacher"].values()) - fmean(rows["mlm"].values())
+    for page in (DOCS / "results.md", DOCS.parent / "README.md"):
+        assert f"only {ceiling:.1f} points above mlm" in " ".join(page.read_text(encoding="utf-8").split())
+    (blimp,) = (COMMITTED / "teacher").glob("*/blimp/*.json")
+    headline = 100 * json.loads(blimp.read_text(encoding="utf-8"))["averages"]["headline"]
+    assert f"| {headline:.1f}% | 60%" in (DOCS.parent / "pipeline/bundled_teacher/README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def first_floor(task, seed):
@@ -343,17 +357,14 @@ def first_floor(task, seed):
 
 
 def test_the_repeated_comparison_is_told_as_the_records_say():
-    scores, taken, seeds = by_arm("repeated"), {}, range(5, 10)
-    for path in (COMMITTED / "repeated/evaluations").glob("*/finetune/*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        tried = {trial["lr"]: trial["score"] for trial in record["lr_choice"]["tried"]}
-        assert record["lr_choice"]["lr"] == max(tried, key=tried.get)
-        assert sorted(tried) == [3e-4, 1e-3, 3e-3, 1e-2]
-        taken[record["objective"], record["run_seed"]] = round(10_000 * record["lr_choice"]["lr"])
+    scores, seeds = by_arm("repeated"), range(5, 10)
+    taken = rates_taken("repeated", [3e-4, 1e-3, 3e-3, 1e-2])
     text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
     for arm in ("mlm", "mlsm"):
         each = [scores["conll2003", arm, seed] for seed in seeds]
-        cells = " | ".join(f"{score:.1f} ({taken[arm, seed]})" for score, seed in zip(each, seeds, strict=True))
+        cells = " | ".join(
+            f"{score:.1f} ({taken['conll2003', arm, seed]})" for score, seed in zip(each, seeds, strict=True)
+        )
         assert f"| {arm} | {cells} | {fmean(each):.1f} |" in text
     each = [scores["conll2003", "mlsm", seed] - scores["conll2003", "mlm", seed] for seed in seeds]
     difference, bounds = interval(each, 1)
