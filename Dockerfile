@@ -1,7 +1,7 @@
 # An image for encoding and training, for CPUs unless told otherwise. Not built here: no container runtime was at hand.
 #
 #   docker build --tag mlsm .
-#   docker build --tag mlsm:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=eval,gpu .
+#   docker build --tag mlsm:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=cluster,corpora,eval,gpu .
 #   docker run --volume mlsm-runs:/work/runs mlsm encode-lsp --layer 10
 #   docker run --gpus all --volume mlsm-runs:/work/runs mlsm:cuda doctor
 #
@@ -10,7 +10,7 @@
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG EXTRAS=eval
+ARG EXTRAS=cluster,corpora,eval
 
 WORKDIR /opt/mlsm
 COPY constraints.txt ./

@@ -2,8 +2,8 @@
 
     python -m benchmarks.dask
 
-MiniLM (6 layers, 384 wide) cut after layer 5, k = 1536, lambda 0.05, top 32, windows of 128 tokens of the docstring
-corpus; both sides are the command's own path with local workers of one thread, into empty stores. A repeat encodes the
+MiniLM (6 layers, 384 wide) cut after layer 5, k = 1536, lambda 0.05, top 32, windows of 128 tokens of the bundled
+text; both sides are the command's own path with local workers of one thread, into empty stores. A repeat encodes the
 same units with one worker and with two, in turn. `two_workers_vs_one` compares the steady state: from the first unit's
 answer of the last worker to begin, to the moment at which a worker first has nothing left, so that start-up
 (processes, imports, teacher) and the last units, when some workers are idle, count on neither side.
@@ -28,7 +28,7 @@ UNITS, UNIT_TOKENS = 12, 12_288
 def main():
     for name in THREADS:  # those of the workers, which inherit them; before NumPy and torch are loaded
         os.environ[name] = "1"
-    from benchmarks.data import conditions, docstrings, minilm_directory
+    from benchmarks.data import conditions, minilm_directory
     from pipeline.config import EncodeConfig
 
     with tempfile.TemporaryDirectory() as directory:
@@ -45,7 +45,6 @@ def main():
             scheduler=None,
             output=directory,
         )
-        settings = replace(settings, corpus=(str(docstrings()),))
         rows = [measure(settings, directory / str(i)) for i in range(REPEATS)]
     ratios = [row["two"] / row["one"] for row in rows]
     whole = [row["whole_two"] / row["whole_one"] for row in rows]

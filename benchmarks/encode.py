@@ -3,7 +3,7 @@
     python -m benchmarks.encode
 
 On a CPU MiniLM (6 layers, 384 wide) cut after layer 5, the reference dictionary of 3072 atoms, lambda 0.05, top 32,
-windows of 128 tokens of the docstring corpus. On a GPU, on which MiniLM takes less time than packing its codes, a
+windows of 128 tokens of the bundled text. On a GPU, on which MiniLM takes less time than packing its codes, a
 random BERT-base cut after layer 10 in float16, random ids, and the bench data lifted to its width
 (benchmarks/lifted.py). In turn: the forward passes alone, and the path that `encode-lsp` takes from windows on (its
 stages, with unit length, solver, distributions, packing, hashing, fsync), each over a block of 65,536 tokens on a
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from benchmarks.data import bench_file, conditions, docstrings, minilm_directory
+from benchmarks.data import bench_file, conditions, minilm_directory
 from benchmarks.lifted import LiftedTeacher, Problem, bench_problem
 from benchmarks.student_step import SPECIAL_IDS
 from pipeline.coding.batch import Output, make_batch
 from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
-from pipeline.corpus import TextFile, Window, join_windows
+from pipeline.corpus import BUNDLED_TEXT, TextFile, Window, join_windows
 from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
@@ -98,7 +98,7 @@ def median(rows, name):
 
 def real_windows(tokenizer, special, blocks):
     """Windows of one measurement for the warm-up and of one for each repeat; the text repeats where it ends."""
-    pieces = TextFile(docstrings()).pieces()
+    pieces = TextFile(BUNDLED_TEXT).pieces()
     windows = packed_windows(tokenise(pieces, tokenizer), MAX_LENGTH, special["cls"], special["sep"])
     size = blocks * windows_per_block(MAX_LENGTH)
     windows = cycle(islice(windows, (REPEATS + 1) * size))
@@ -128,7 +128,7 @@ def measure(windows, coder, directory):
         return writers[0]
 
     clock = time.perf_counter()
-    tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), [0])]
+    tasks = [(PlannedUnit("unit", "train", "bundled", 0, 1), [0])]
     for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
         pass
     encode_seconds = time.perf_counter() - clock

@@ -3,7 +3,7 @@
     python -m benchmarks.layers
 
 The bundled teacher (12 layers, 128 wide), layers 2, 4, 6, 8, 9, 10, 11, 12, for each 1,024 atoms learned here in one
-pass over 20,000 of its hidden states, lambda 0.05, top 32; one block of 65,536 tokens of the docstring corpus a
+pass over 20,000 of its hidden states, lambda 0.05, top 32; one block of 65,536 tokens of the bundled text a
 repeat. In turn, on the same windows: the forward passes through all layers alone; the solver alone, layer after
 layer; the path that `encode-lsp` takes with eight layers, from windows to eight committed shards; and the same path
 eight times with one layer, its teacher cut there. `one_pass_vs_teacher_and_solvers` is the time of the eight layers
@@ -127,7 +127,7 @@ def time_encoding(windows, coder, directory):
         return UnitWriter(stores[output], ShardMeta("bench", unit.id, K, coder.teacher.vocab_size, MAX_LENGTH))
 
     clock = time.perf_counter()
-    tasks = [(PlannedUnit("unit", "train", "docstrings", 0, 1), list(range(len(stores))))]
+    tasks = [(PlannedUnit("unit", "train", "bundled", 0, 1), list(range(len(stores))))]
     for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
         pass
     return time.perf_counter() - clock

@@ -66,7 +66,7 @@ def _arguments():
     parser.add_argument("--teacher", default="bundled")
     parser.add_argument("--layer", type=int, default=10)
     parser.add_argument("--k", type=int, default=1024)
-    parser.add_argument("--corpus", nargs="+", default=["docstrings"])
+    parser.add_argument("--corpus", nargs="+", default=["bundled"])
     parser.add_argument("--tokens", type=int, default=300_000)
     parser.add_argument("--vectors", type=int, default=60_000, help="that a dictionary is learned from")
     parser.add_argument("--epochs", type=float, default=2.0)

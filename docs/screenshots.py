@@ -2,7 +2,7 @@
 
     make screenshots                                            # all, after make demo
     python docs/screenshots.py report                           # those of the report alone
-    MLSM_BROWSER=/opt/chrome/chrome python docs/screenshots.py --store runs/stores/lsp-bundled-l10-k1024-a6f32857f985
+    MLSM_BROWSER=/opt/chrome/chrome python docs/screenshots.py --store runs/stores/lsp-bundled-l10-k1024-3bf080179c60
 
 A headless Chromium or Chrome shows the pages: that of MLSM_BROWSER, or the first one on PATH. What `show-lsp` writes is
 made here: pages of the store, and of the digits that benchmarks/visual_lsps.py encodes. Pictures end at the height that
@@ -30,7 +30,7 @@ FIGURES = ROOT / "docs" / "figures"
 REPORT = ROOT / "docs" / "studies" / "cpu" / "comparison" / "report.html"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 OF = ("lsps", "images", "report")
-WORD = "internally"  # searched in the list of LSPs; its heaviest LSP is shown
+WORD = "mother"  # searched in the list of LSPs; its heaviest LSP is shown
 PATCHES_LSP = 3  # patches with a dark left half; on another processor they may have another number
 
 

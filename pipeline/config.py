@@ -14,17 +14,17 @@ PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings 
 CENTERS = ("none", "mean", "position")
 # Settings on which what is made does not depend, but for the last bits of `products` and the tolerance of the solver.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
-DOCSTRINGS = ("docstrings",)  # the demonstration's own text
+BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
     """Which text, how it is cut, and where results go."""
 
-    corpus: tuple[str, ...] = DOCSTRINGS
+    corpus: tuple[str, ...] = BUNDLED_TEXT
     """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
-    hf://datasets/<owner>/<name>[@<revision>]/<files>. `docstrings` means those of the Python packages we require and
-    of the standard library."""
+    hf://datasets/<owner>/<name>[@<revision>]/<files>. `bundled` is the sample of English
+    Wikipedia that this package contains."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the document."""
     document_boundary: Literal["blank-line", "file"] = "blank-line"
@@ -52,7 +52,7 @@ class CorpusConfig:
     seed: int = 42
     """Seed of the dictionary's sample and initialisation."""
     output: Path = Path("runs")
-    """Directory for stores, dictionaries and collected corpora."""
+    """Directory for stores and dictionaries."""
 
     # Not settings:
     without_effect: ClassVar[tuple[str, ...]] = ()  # settings that a command inherits and does not use
@@ -348,7 +348,7 @@ def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str
     name    "teacher" or "tokenizer"
     Raises  ValueError, which names the choices, where none was given for other text
     """
-    if given is None and corpus != DOCSTRINGS:
+    if given is None and corpus != BUNDLED_TEXT:
         example = "google-bert/bert-base-cased"
         raise ValueError(
             f"--corpus {' '.join(corpus)} is text of your own, and no --{name} is given. Give a Hub id, such as "
@@ -386,14 +386,14 @@ def plain(settings: Any) -> dict:
 
 
 def with_absolute_paths(values: Mapping) -> dict:
-    """The same with absolute paths; `bundled`, `docstrings` and names on the Hub stay as they are."""
+    """The same with absolute paths; `bundled` and names on the Hub stay as they are."""
     return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
 
 
 def _absolute(value):
     if isinstance(value, list):
         return [_absolute(entry) for entry in value]
-    if not isinstance(value, str) or "://" in value:
+    if not isinstance(value, str) or "://" in value or value == "bundled":
         return value
     is_path = any(c in value for c in "*?[") or os.path.exists(value)
     return os.path.abspath(value) if is_path else value

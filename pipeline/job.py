@@ -94,7 +94,7 @@ class Job:
             if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
         ]
         mean = sum(cut) / max(1, len(cut))
-        demonstration = "docstrings" in self.config.corpus
+        demonstration = "bundled" in self.config.corpus
         return {
             "files": len(files),
             **{count: self.plan.corpus[count] for count in COUNTED},
@@ -143,7 +143,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
         whole_documents=not drops_white_space(tokenizer),
         held_out_by=config.held_out_by,
     )
-    sources = open_sources(config, progress)
+    sources = open_sources(config)
     stamps = {source.name: source.stamp() for source in sources}
     settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name not in ("seed", "output")]
     asked = fingerprint(rules), repr(settings), repr(stamps), repr([source.identity() for source in sources])

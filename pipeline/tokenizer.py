@@ -18,7 +18,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def run(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
     """Train as the settings say; returns the directory, in a list."""
-    sources = open_sources(config, progress)
+    sources = open_sources(config)
     rules = planning.windowing(None, config.max_length)
     plan = planning.scan(
         sources, None, None, rules, unit_tokens=config.unit_tokens, selection=Selection.of(config), progress=progress

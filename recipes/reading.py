@@ -10,7 +10,6 @@ a command that trains on the store starts from that one. Left out: flags, and wh
 
 import dataclasses
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,14 @@ def convert_section(section: dict[str, Any], verb: str, settings_class: type, pa
 def recipe_of_store(store: Any, verb: str) -> str | None:
     """The recipe that a command on a store starts from: the one that made the store, if it has a section for it.
 
-    A store that names no recipe counts as the demonstration's if it was made from the demonstration's material: the
-    bundled teacher or tokenizer, and the docstrings. Stores of earlier versions, of sweeps and of Python name none.
+    A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
+    teacher or tokenizer. Stores of sweeps and of Python name no recipe.
 
     store    an open Store
     Returns  a recipe's name or path; without one, the settings follow from the size of the store
     """
     recipe = store.command.get(NAME)
-    if recipe is None and (_asks_for_the_demonstration(store.command) or _is_of_its_material(store)):
+    if recipe is None and _asks_for_the_demonstration(store.command):
         recipe = DEMONSTRATION
     if not isinstance(recipe, str):  # a store that somebody else made may hold anything
         return None
@@ -113,18 +112,11 @@ def recipe_to_keep(recipe: str | None) -> str | None:
 
 
 def _asks_for_the_demonstration(command):
-    """Whether {verb: settings} name the bundled teacher or tokenizer and the docstrings."""
+    """Whether {verb: settings} name the bundled teacher or tokenizer and the bundled text."""
     made = next(iter(command.values()), None)
     if not isinstance(made, dict):
         return False
-    return "bundled" in (made.get("teacher"), made.get("tokenizer")) and made.get("corpus") == ["docstrings"]
-
-
-def _is_of_its_material(store):
-    """The same of a store that kept no command beside its plan, such as a derived one of an earlier version."""
-    bundled = "bundled" in (store.settings.get("teacher_name"), store.settings.get("tokenizer_name"))
-    sources = {Path(unit.source).name for unit in store.plan.units}
-    return bundled and all(re.fullmatch(r"docstrings-[^/]*\.txt", name) for name in sources)
+    return "bundled" in (made.get("teacher"), made.get("tokenizer")) and made.get("corpus") == ["bundled"]
 
 
 def _sections(path):

@@ -1,9 +1,13 @@
 """Which package may import which, and that light modules stay light (DESIGN.md, import directions)."""
 
 import ast
+import configparser
 import graphlib
+import os
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ ALLOWED = {
 }
 # The floors of pipeline/, from the ground up: a module imports only from its own floor and from those before it.
 FLOORS = (
+    "bundled_text",  # the script that made it
     "config",
     "files",
     "corpus",  # sources, documents, windows
@@ -155,12 +160,59 @@ def test_shards_need_torch_in_one_file_at_most():
     assert users <= {"torch_dataset.py"}
 
 
+def test_every_required_package_is_imported():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    required = {re.match(r"[\w-]+", line)[0] for line in parser["options"]["install_requires"].split("\n")[1:]}
+    modules = {
+        module
+        for package in OURS - {"cli", "benchmarks"}
+        for path in python_files(package)
+        for module in imported(path)
+    }
+    providers = packages_distributions()
+    used = {name.lower().replace("_", "-") for module in modules for name in providers.get(module.split(".")[0], ())}
+    assert required - used == {"webdataset"}, "webdataset reads shards for others; what else is required is imported"
+
+
+EXTRAS = {"bokeh", "dask", "datasets", "distributed", "matplotlib", "pandas", "pyarrow", "seqeval", "sklearn", "PIL"}
+DEMONSTRATION = """
+import contextlib, sys
+
+sys.modules |= dict.fromkeys({extras})
+import cli
+
+for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--k", "32"],
+                ["train-student", "--max-steps", "2", "--encoder", "bert-1x32"],
+                ["show-lsp", "--json"], ["doctor"]):
+    assert cli.run(command) == 0
+for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--workers", "2"],
+                ["encode-lsp", "--layer", "2", "--corpus", "a.parquet", "--teacher", "bundled"],
+                ["encode-lsp", "--layer", "2", "--corpus", "a.txt.zst", "--teacher", "bundled"],
+                ["show-lsp", "--intruders"]):
+    sys.argv[1:] = command
+    with contextlib.suppress(SystemExit):
+        cli.main()
+"""
+
+
+def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_commands(tmp_path):
+    for name in ("a.parquet", "a.txt.zst"):
+        (tmp_path / name).write_bytes(b"whatever")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    code = DEMONSTRATION.format(extras=EXTRAS)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm\[(\w+)\]\"", run.stderr)
+    assert needs == ["cluster", "corpora", "corpora", "eval"], run.stderr
+
+
 LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config", "student.probe_config")
 
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_nothing_heavy(module):
-    heavy = {"torch", "transformers", "numba", "numpy", "webdataset", "tyro", "dask", "distributed"}
+    heavy = {"torch", "transformers", "numba", "numpy", "webdataset", "dask", "distributed"}
     code = f"import sys, {module}; print(sorted(set(sys.modules) & {heavy}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""What is installed: a wheel with recipes, teacher and pages in it, no tests, and a command that runs from anywhere."""
+"""What is installed: a wheel with recipes, teacher, text and pages, no tests, and a command that runs from anywhere."""
 
 import os
 import shutil
@@ -32,6 +32,8 @@ def test_the_wheel_holds_data_and_no_tests(wheel):
     assert modules | {"cli.py", "mlsm/py.typed"} <= names
     recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
     teacher = {f"pipeline/bundled_teacher/{path.name}" for path in (ROOT / "pipeline/bundled_teacher").iterdir()}
+    text = {f"pipeline/bundled_text/{path.name}" for path in (ROOT / "pipeline/bundled_text").glob("*.*")}
+    assert len(text) == 3 and text <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "evaluation").rglob("templates/*")}
     assert templates and templates <= names
     pages = {f"mlsm/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")}
@@ -46,9 +48,10 @@ def test_an_installed_wheel_runs_away_from_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     environment = os.environ | {"PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
     code = (
-        "import cli, pipeline.corpus.docstrings as docstrings, pipeline.teacher as teacher\n"
+        "import cli, pipeline.config as config, pipeline.corpus as corpus, pipeline.teacher as teacher\n"
         f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\n"
-        "assert 'torch' in docstrings.required_packages() and 'pytest' not in docstrings.required_packages()\n"
+        "(text,) = corpus.open_sources(config.CorpusConfig())\n"
+        f"assert text.name.startswith({str(site)!r}) and max(piece.record for piece in text.pieces()) == 2249\n"
         "assert teacher.load_tokenizer('bundled').mask_token_id is not None\n"
         "assert cli.run(['docs', 'corpora']) == 0\n"
         "cli.main(['encode-lsp', '--print-config'])\n"

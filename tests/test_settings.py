@@ -131,24 +131,17 @@ def test_the_demonstrations_store_keeps_the_demonstrations_settings(tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("teacher", "source", "recipe"),
+    ("teacher", "corpus", "recipe"),
     [
-        ("bundled", "runs/corpora/docstrings-0a1b.txt", "quickstart"),
-        ("bundled", "wiki/a.txt", None),
-        ("google-bert/bert-base-cased", "runs/corpora/docstrings-0a1b.txt", None),
+        ("bundled", "bundled", "quickstart"),
+        ("bundled", "a.txt", None),
+        ("bundled", "docstrings", None),  # the text of earlier versions
+        ("google-bert/bert-base-cased", "bundled", None),
     ],
 )
-def test_a_store_of_before_recipes_were_kept_is_known_by_its_material(teacher, source, recipe):
-    plan = SimpleNamespace(units=[SimpleNamespace(source=source)])
-    store = SimpleNamespace(command={}, settings={"teacher_name": teacher}, plan=plan)
-    assert recipe_of_store(store, "train-student") == recipe
-
-
-@pytest.mark.parametrize(("corpus", "recipe"), [("docstrings", "quickstart"), ("a.txt", None)])
-def test_the_demonstrations_material_counts_as_its_own_whoever_encoded_it(corpus, recipe):
-    made = {"encode-lsp": {"teacher": "bundled", "corpus": [corpus], "layer": [4]}, "recipe": None}  # as of a sweep
-    plan = SimpleNamespace(units=[SimpleNamespace(source=f"{corpus}-0a1b.txt")])
-    store = SimpleNamespace(command=made, settings={"teacher_name": "bundled"}, plan=plan)
+def test_the_demonstrations_material_counts_as_its_own_whoever_encoded_it(teacher, corpus, recipe):
+    made = {"encode-lsp": {"teacher": teacher, "corpus": [corpus], "layer": [4]}, "recipe": None}  # as of a sweep
+    store = SimpleNamespace(command=made, settings={"teacher_name": teacher})
     assert recipe_of_store(store, "train-student") == recipe
 
 
@@ -306,7 +299,7 @@ def test_flags_without_effect_are_taken_with_a_warning_and_not_shown(verb, flag,
 def test_what_an_earlier_store_keeps_of_them_is_no_reason_to_warn(tmp_path):
     (tmp_path / "plans").mkdir()
     kept = tmp_path / "plans" / "0a.yaml"
-    kept.write_text(json.dumps({"encode-ids": {"seed": 42, "tokenizer": "bundled", "corpus": ["docstrings"]}}))
+    kept.write_text(json.dumps({"encode-ids": {"seed": 42, "tokenizer": "bundled", "corpus": ["bundled"]}}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings = parse("encode-ids", cli.VERBS["encode-ids"], [], str(kept)).settings

@@ -1,10 +1,10 @@
 """A tiny random BERT with a real WordPiece tokenizer, and English text from the standard library."""
 
+import ast
 import sysconfig
 from pathlib import Path
 
 from pipeline.corpus import TextFile
-from pipeline.corpus.docstring_reader import docstrings_of
 from pipeline.tokenizer import train_tokenizer
 
 
@@ -15,6 +15,20 @@ def standard_text(directory, documents=2000):
     path = Path(directory) / "text.txt"
     path.write_text("\n\n".join(list(texts)[:documents]) + "\n", encoding="utf-8")
     return path
+
+
+def docstrings_of(path):
+    """Docstrings of a Python file of at least 40 characters, each without empty lines."""
+    nodes = [ast.parse(path.read_bytes())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text and len(text) >= 40:
+                yield "\n".join(line for line in text.splitlines() if line.strip())
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found = getattr(node, block, ())
+            nodes += reversed(found) if isinstance(found, list) else ()
 
 
 def tiny_teacher(directory, text, *, layers=3, width=32, vocab_size=600, seed=0):

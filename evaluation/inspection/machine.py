@@ -6,6 +6,7 @@ Nothing is changed, no network is asked. The disk is written to for about a seco
 Left out: which of two libraries computes a matrix product faster, which commands time themselves (common/products.py).
 """
 
+import math
 import os
 import platform
 import shutil
@@ -25,6 +26,7 @@ from common.settings import check
 
 BYTES_PER_TOKEN = 70  # of a store with 32 LSPs a token, as measured in docs/benchmarks.md
 WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this goes on at most
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
 
 
@@ -56,20 +58,19 @@ def _check(name, found, means, ok=True, **values):
 def _processor():
     """Cores, memory, and what matrix products are computed with."""
     import torch
-    from dask.system import CPU_COUNT  # what the control group and the affinity of this process leave
-    from distributed.system import MEMORY_LIMIT  # of the machine, or of the control group where that is less
 
     from common.onednn import available, multiplies_bfloat16
 
     threads = torch.get_num_threads()  # torch takes fewer by itself where two logical cores share a physical one
-    is_limited = threads < CPU_COUNT and "OMP_NUM_THREADS" in os.environ
-    found = f"{CPU_COUNT} of {cpu_model()}; matrix products use {threads}"
+    cores, memory = available_cores(), available_memory()
+    is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
+    found = f"{cores} of {cpu_model()}; matrix products use {threads}"
     means = "Encoding and training use them without being told; --workers N shares them among N processes."
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
-    yield _check("cores", found, means, not is_limited, cores=CPU_COUNT, threads=threads, model=cpu_model())
+    yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())
     means = "Every worker process holds a teacher of its own: 0.5 GB for BERT-base in float32, besides its batches."
-    yield _check("memory", f"{MEMORY_LIMIT / 1e9:.0f} GB", means, bytes=MEMORY_LIMIT)
+    yield _check("memory", f"{memory / 1e9:.0f} GB", means, bytes=memory)
     list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
     sets = [name for name in INSTRUCTION_SETS if list_capabilities().get(name)]
     torch_uses = torch.backends.cpu.get_cpu_capability()
@@ -87,6 +88,31 @@ def _processor():
         "is worth a try." if fast else "would not be faster."
     )
     yield _check("bfloat16", "multiplied by the processor" if fast else "emulated", means, fast=fast)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
+    cores = len(os.sched_getaffinity(0))
+    v2 = _numbers("{group}/cpu.max")
+    v1 = _numbers("cpu/cpu.cfs_quota_us") + _numbers("cpu/cpu.cfs_period_us")
+    quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]
+    return min([cores, *quotas])
+
+
+def available_memory() -> int:
+    """Bytes of memory of this machine, or of the control group of this process if that has fewer."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [_numbers(name) for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")]
+    return min([machine, *(found[0] for found in limits if found)])
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a file of the control groups (versions 1 and 2); [] if it is missing or states no limit."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # of version 2
+        return [int(word) for word in (CONTROL_GROUPS / name.format(group=group).strip("/")).read_text().split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _gpu():
@@ -148,7 +174,7 @@ def _software():
 
 def _packages():
     """Versions of Python and of the required packages, against the ranges that mlsm states."""
-    from packaging.requirements import Requirement  # which transformers and dask require
+    from packaging.requirements import Requirement  # which transformers requires
 
     try:
         stated = [Requirement(line) for line in metadata.requires("mlsm") or []]

@@ -1,22 +1,22 @@
 """Text sources, documents, token windows.
 
-    sources = open_corpus("docstrings" | paths, globs and Hub names, ...)
+    sources = open_corpus(paths, globs and Hub names, ...)
     for piece in source.between(start, stop, offset, reader):          # documents in pieces of at most 64 KiB
     for window in windows(pieces, tokenizer, special_ids, rules):      # [CLS] a a a [SEP] b b [SEP]
 
 Sources are files: text (`.txt`, anything not named otherwise), JSON lines and Parquet, the first two also as `.gz`,
-`.xz`, `.bz2`, `.zst`; here or in a dataset on the Hub. The docstrings of the required packages are collected into
-such a file first. Left out: which documents are held out and units of work (plan.py), cleaning (docs/corpora.md).
+`.xz`, `.bz2`, `.zst`; here or in a dataset on the Hub. `bundled` names the sample of English Wikipedia in
+this package (bundled_text/README.md). Not handled here: which documents are held out and units of work (plan.py),
+cleaning (docs/corpora.md).
 """
 
 import glob
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import CorpusError
 from common.invocation import program
 from pipeline.config import CorpusConfig
-from pipeline.corpus.docstrings import collect_docstrings
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
@@ -24,7 +24,10 @@ from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, Source, is_hid
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
+BUNDLED_TEXT = Path(__file__).parents[1] / "bundled_text" / "wikipedia-en-2014.txt.xz"
+
 __all__ = [
+    "BUNDLED_TEXT",
     "CorpusError",
     "JsonLines",
     "Parquet",
@@ -70,15 +73,17 @@ def open_corpus(
     return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 
-def open_sources(config: CorpusConfig, progress: Callable[..., None]) -> list[Source]:
-    """The corpus of the settings as a list of sources; docstrings are collected into a file first."""
+def open_sources(config: CorpusConfig) -> list[Source]:
+    """The corpus of the settings as a list of sources; `bundled` is the text in this package."""
     if not config.corpus:
-        raise CorpusError("no corpus given. Name files with --corpus, or leave it out for the docstrings.")
-    paths = list(config.corpus)
-    if "docstrings" in paths:
-        paths[paths.index("docstrings")] = str(collect_docstrings(config.output / "corpora", progress))
+        raise CorpusError("no corpus given. Name files with --corpus, or omit it to use the bundled text.")
+    if "bundled" in config.corpus and not BUNDLED_TEXT.is_file():
+        raise CorpusError(
+            f"the bundled text is missing: there is no file {BUNDLED_TEXT}. Install this package again, or name files "
+            "with --corpus."
+        )
     return open_corpus(
-        tuple(paths),
+        [str(BUNDLED_TEXT) if name == "bundled" else name for name in config.corpus],
         text_field=config.text_field,
         boundary=config.document_boundary,
         invalid_utf8=config.invalid_utf8,

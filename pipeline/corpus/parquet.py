@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from common.errors import CorpusError
-from pipeline.corpus.source import Piece, Source, parts, stored, stored_hash, unreadable
+from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch in memory, at most, as far as the row group's average says
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
@@ -45,8 +45,11 @@ class Parquet(Source):
 
     @contextmanager
     def _open(self):
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
+        try:
+            import pyarrow
+            from pyarrow.parquet import ParquetFile
+        except ImportError:
+            raise needs_pyarrow(self.path) from None
 
         with stored(self.path) as raw:
             try:

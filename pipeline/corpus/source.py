@@ -166,7 +166,7 @@ def reading(path: StoredFile, offset: int = 0) -> Iterator[BinaryIO]:
     try:
         if path.suffix in COMPRESSED and not path.stat().st_size:
             raise EOFError("the file is empty")  # gzip and zstd would take it for an empty text
-        with path.open("rb") as stored, _uncompressed(stored, path.suffix) as file:
+        with path.open("rb") as stored, _uncompressed(stored, path) as file:
             if file.seekable():
                 file.seek(offset)
             else:
@@ -182,10 +182,18 @@ def unreadable(path: StoredFile, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).")
 
 
-def _uncompressed(stored: BinaryIO, suffix: str) -> BinaryIO:
-    if suffix == ".zst":
-        import pyarrow  # unlike zstandard's reader it notices a file that was cut
+def needs_pyarrow(path: StoredFile) -> CorpusError:
+    """The CorpusError of a Parquet or .zst file if pyarrow is not installed."""
+    return CorpusError(f'{path}: reading this kind of file needs pyarrow. Run:  pip install "mlsm[corpora]"')
 
+
+def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
+    suffix = path.suffix
+    if suffix == ".zst":
+        try:
+            import pyarrow  # unlike zstandard's reader it notices a file that was cut
+        except ImportError:
+            raise needs_pyarrow(path) from None
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, "r"), "zstd"), _BUFFER)
     openers: dict[str, Callable] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     return io.BufferedReader(openers[suffix](stored), _BUFFER) if suffix in openers else stored

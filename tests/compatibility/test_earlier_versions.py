@@ -342,7 +342,8 @@ def test_the_demonstrations_student_has_the_name_that_it_had(version, place):
     """The command, on a store beside which the version's bare `encode-lsp --layer 10` has left its settings.
 
     The store is a tiny one: its own fingerprints are in the golden name, the bundled teacher's are not. The
-    demonstration has trained another student since 2026-11-23; the earlier one is asked for by its settings.
+    demonstration has trained another student since 2026-11-23, and has another text since 2026-11-24, so the earlier
+    student is asked for by the recipe and its settings.
     """
     expected = place(version, "finished")
     then, store = expected["demonstration"], Path(expected["places"]["lsp"])
@@ -352,9 +353,10 @@ def test_the_demonstrations_student_has_the_name_that_it_had(version, place):
     shutil.rmtree("runs/students")
     (plan,) = (store / "plans").glob("*.yaml")
     plan.write_text(json.dumps(then["kept"]))
-    command = [*shlex.split(then["train"]), "--encoder", "bert-2x128", "--optimizer", "adamw", "--lr", "1e-3"]
+    command = [*shlex.split(then["train"]), "--recipe", "quickstart"]
+    command += ["--encoder", "bert-2x128", "--optimizer", "adamw", "--lr", "1e-3"]
     assert give_and_name(command, {}) == then["made"]
-    give([*command, "--recipe", "quickstart"], {}, before_training())
+    give(command, {}, before_training())
     assert make_artefacts.all_runs() == then["made"].keys() | expected_probes(expected)
 
 

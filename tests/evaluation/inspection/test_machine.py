@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,33 @@ def test_what_is_found_is_what_the_system_says(look, tmp_path):
     assert {"torch", "numpy", "transformers"} <= versions.keys() and "pytest" not in versions, "extras are left out"
     assert all(metadata.version(name) == version for name, version in versions.items())
     assert all(check["means"].endswith((".", '"mlsm[gpu]"')) for check in checks.values())
+
+
+def test_cores_and_memory_are_those_that_dask_finds():
+    from dask.system import CPU_COUNT
+    from distributed.system import MEMORY_LIMIT
+
+    assert (machine.available_cores(), machine.available_memory()) == (CPU_COUNT, MEMORY_LIMIT)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("quota", "cores"), [(50_000, 1), (100_000, 1), (10**9, None), (-1, None)])
+def test_a_control_group_leaves_less(tmp_path, monkeypatch, version, quota, cores):
+    monkeypatch.setattr(machine, "CONTROL_GROUPS", tmp_path)
+    machine_has = machine.available_cores(), machine.available_memory()
+    group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")
+    names = ("cpu", "memory") if version == 1 else (group, group)
+    for name in names:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    if version == 1:
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+        (tmp_path / "memory/memory.limit_in_bytes").write_text(f"{2**28 if cores else 2**63 - 4096}\n")
+    else:
+        (tmp_path / group / "cpu.max").write_text(f"{'max' if quota < 0 else quota} 100000\n")
+        (tmp_path / group / "memory.max").write_text(f"{2**28 if cores else 'max'}\n")
+    found = machine.available_cores(), machine.available_memory()
+    assert found == ((cores, 2**28) if cores else machine_has)
 
 
 def test_packages_outside_of_their_ranges_are_named(look, monkeypatch):
