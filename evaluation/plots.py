@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from common.durable import appearing_whole
+from common.durable import appearing_whole, make_directories
 from common.errors import PlotError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def save_figure(
     import matplotlib
 
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(stem.parent)
     metadata = {"svg": {"Date": None}} | ({"png": {"Software": None}} if png else {})
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (*metadata, "csv")]
     with matplotlib.rc_context(STYLE):

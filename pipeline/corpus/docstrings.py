@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from subprocess import run
 
-from common.durable import replace_bytes
+from common.durable import make_directories, replace_bytes
 from common.errors import CorpusError
 from common.progress import silent
 from pipeline.corpus import docstring_reader
@@ -40,7 +40,7 @@ def collect_docstrings(directory: str | Path, progress: Callable[..., None] = si
     path = Path(directory) / f"docstrings-{tag}.txt"
     if path.is_file():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     texts: set[str] = set()
     files = [str(file) for file in _python_files()]
     parts = [files[first : first + FILES_AT_ONCE] for first in range(0, len(files), FILES_AT_ONCE)]
