@@ -27,7 +27,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO, IOBase
 from pathlib import Path
 
@@ -56,13 +56,15 @@ def follow_no_links_below(root: str | Path) -> None:
 
 
 @contextmanager
-def directory(path: str | Path) -> Iterator[int]:
-    """A descriptor of a directory that we write in, as the dir_fd of calls of the system.
+def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]:
+    """A descriptor of a directory, as the dir_fd of calls of the system.
 
-    Raises  PlaceError if something below a root of `follow_no_links_below` is a link or not a directory; OSError
+    root    below which no link is followed; by default the nearest of `follow_no_links_below`
+    Raises  PlaceError if something below the root is a link or not a directory; OSError
     """
     path = Path.cwd() / path
-    root = next((place for place in (path, *path.parents) if place in _roots), path)
+    root = next((place for place in (path, *path.parents) if place in _roots), path) if root is None else Path(root)
+    root = Path.cwd() / root
     descriptor, here = os.open(root, _DIRECTORY), root
     try:
         for part in path.relative_to(root).parts:
@@ -71,7 +73,7 @@ def directory(path: str | Path) -> Iterator[int]:
                 below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
             except OSError as error:
                 if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                    raise _not_written_through(here, root, descriptor) from None
+                    raise _not_entered(here, root, descriptor) from None
                 raise OSError(error.errno, error.strerror, str(here)) from None
             os.close(descriptor)
             descriptor = below
@@ -80,12 +82,12 @@ def directory(path: str | Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _not_written_through(path, root, parent):
+def _not_entered(path, root, parent):
     status = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return PlaceError(
-            f"{path} is a link, and nothing is written through a link inside {root}. Nothing was changed. Move what it"
-            f" leads to here, in the place of the link, or remove the link."
+            f"{path} is a link, and no link is followed inside {root}. Nothing was changed. Move what it leads to here,"
+            f" in the place of the link, or remove the link."
         )
     return PlaceError(
         f"{path} is {kind_of_file(status)}, and a directory is expected there. Nothing was changed. Move it elsewhere."
@@ -119,17 +121,24 @@ def append(path: str | Path, make: bool = True) -> FileIO:
     """Open a file for writing at its end.
 
     make    whether to make it if there is none
-    Raises  OSError, also of a link, pipe or device of that name
+    Raises  PlaceError if a link, a pipe or something else that is not a file has the name; OSError
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     with _parent(path) as (parent, name), _named(path):
+        with suppress(FileNotFoundError):
+            _refuse_place(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
         descriptor = os.open(name, flags, 0o666, dir_fd=parent)
     try:
-        _refuse_irregular(os.fstat(descriptor), path)
+        _refuse_place(os.fstat(descriptor), path)
         return open(descriptor, "ab", buffering=0)
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _refuse_place(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise PlaceError(f"{path} is {kind_of_file(status)}, and a file is expected there. Move it elsewhere.")
 
 
 def write(file: FileIO, raw: bytes | bytearray | memoryview) -> None:
@@ -178,6 +187,16 @@ def read_file(path: str | Path) -> bytes:
         return file.readall()
 
 
+def read_below(root: str | Path, path: str | Path) -> bytes:
+    """All bytes of a regular file below a directory, no link being followed on the way. OSError, PlaceError"""
+    with directory(Path(path).parent, root) as parent, _named(path):
+        name = Path(path).name
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    with open(descriptor, "rb", buffering=0) as file:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return file.readall()
+
+
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
     with open_to_read(path) as file:
@@ -210,10 +229,12 @@ def mkdir(path: Path) -> None:
 
 def fsync_path(path: Path) -> None:
     """Make a file's bytes, or a directory's names, survive a power cut."""
-    is_below = not _roots.isdisjoint((Path.cwd() / path).parents)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if is_below else 0)
-    with _parent(path) as (parent, name), _named(path):
-        descriptor = os.open(name, flags, dir_fd=parent)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if _roots.isdisjoint((Path.cwd() / path).parents):
+        descriptor = os.open(path, flags)
+    else:
+        with _parent(path) as (parent, name), _named(path):
+            descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
     try:
         os.fsync(descriptor)
     finally:
@@ -236,7 +257,7 @@ def _named(*paths):
         yield
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(paths[-1])) from None
+            raise PlaceError(f"{paths[-1]} is a link, which is not followed. Move it elsewhere.") from None
         first, *second = map(str, paths)
         raise OSError(error.errno, error.strerror, first, None, *second) from None
 
@@ -258,12 +279,12 @@ def discard(temporary: Path) -> None:
         return
     try:
         if temporary.is_dir() and not temporary.is_symlink():
-            shutil.rmtree(temporary)
+            remove(temporary)
         else:
             unlink(temporary)
     except FileNotFoundError:
         pass
-    except OSError:
+    except (OSError, PlaceError):
         return  # the error that led here tells more; the end of the process tries again
     _temporaries.discard((os.getpid(), temporary))
 

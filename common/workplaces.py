@@ -19,6 +19,7 @@ from pathlib import Path
 
 from common import disk, locks
 from common.durable import make_directories
+from common.errors import PlaceError
 
 LOCK = "lock"
 MARK = "A work place of mlsm, for files of these names; whatever fits none of them is not part of the work."
@@ -54,7 +55,7 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
 def discard(directory: Path) -> None:
     """Remove a work place that nobody needs any more, unless someone may be working in it."""
     if directory.is_dir():
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # PlaceError is one
             with _locked(directory) as (_, is_locked):
                 pass
             if is_locked:
@@ -95,7 +96,7 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
         except OSError:
             yield False
             return
-    except OSError as error:
+    except (OSError, PlaceError) as error:
         yield isinstance(error, FileNotFoundError)
         return
     with lock:

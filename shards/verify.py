@@ -395,6 +395,7 @@ def _remove(files, survey, damaged):
     for entry in damaged:
         if entry["file"].startswith("plans/"):
             remove(files.path / entry["file"])
-    for directory in filter(Path.is_dir, (files.units, files.plans)):
-        disk.fsync_path(directory)
+    for directory in (files.units, files.plans):
+        if directory.is_dir() and not directory.is_symlink():
+            disk.fsync_path(directory)
     return gone
