@@ -33,7 +33,7 @@ from pathlib import Path
 
 from common.errors import PlaceError
 
-CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+CALLS = ("create", "append", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
 OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
 _KINDS = {
     stat.S_IFREG: "a file",

@@ -154,7 +154,7 @@ def _read(path):
 
     try:
         values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     return values if isinstance(values, dict) else {None: values}
 

@@ -63,13 +63,16 @@ class VectorView:
         if (index_file := file.with_suffix(INDEX)).is_file():
             self.grid, images = _read_index(index_file)
             self.names = [printable("/".join(Path(image).parts[-2:])) for image in images]
-        vectors_Nd = open_vectors(file)
+        try:
+            vectors_Nd = open_vectors(file)
+            refuse_unusable(vectors_Nd, file)
+        except ValueError as error:
+            raise InspectionError(f"--vectors {error}") from None
         if self.names and len(self.names) * self.grid[0] * self.grid[1] != len(vectors_Nd):
             raise InspectionError(
                 f"{index_file} names {len(self.names):,} images of {self.grid[0]} x {self.grid[1]} patches, and {file}"
                 f" holds {len(vectors_Nd):,} vectors. Encode the images again."
             )
-        refuse_unusable(vectors_Nd, file)
         if not len(vectors_Nd):
             raise InspectionError(f"--vectors {file} holds no vector. Give one that does.")
         if vectors_Nd.shape[1] != dictionary.atoms_Kd.shape[1]:
