@@ -1,9 +1,11 @@
 """Reading .npz files that somebody may have damaged."""
 
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 
+from common.disk import open_to_read
 from common.errors import describe
 
 
@@ -14,7 +16,8 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
             whatever zipfile, zlib and Python's parser, which reads an array's header, make of such a file
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:  # its zip entries carry a CRC
+        with open_to_read(path) as file, np.load(BufferedReader(file), allow_pickle=False) as stored:
+            # its zip entries carry a CRC
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise

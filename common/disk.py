@@ -7,7 +7,15 @@ What this project writes goes through these names (`disk.link(...)`, never an im
 in for any of them: record their order, raise at the i-th, kill the process at the i-th. None does more than it says.
 Files are unbuffered: an error of the disk comes from the call that met it, and closing a file writes nothing. Files are
 opened for reading here too, by `open_to_read`, which never waits for a pipe.
-Left out: in which order they are called (durable.py, shards/writer.py).
+
+The door for what we write: a store, a run or an output directory may come from somebody else, with a link to the
+user's own files in place of any directory or file in it. `follow_no_links_below(root)` names such a directory. From
+then on every call above reaches what is below it from an open descriptor of the root, one component after the other,
+and opens none that is a link (openat with O_NOFOLLOW, the others with dir_fd), so that nothing can be exchanged between
+a check and its use. The root itself may be a link or be reached through links: that is the user's own choice. The last
+component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses
+whatever is not a regular file. What other libraries write goes into a new directory of ours, which then gets its name.
+Not handled here: the order of the calls (durable.py, shards/writer.py).
 """
 
 import atexit
@@ -18,10 +26,14 @@ import re
 import shutil
 import stat
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO, IOBase
 from pathlib import Path
 
-CALLS = ("create", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+from common.errors import PlaceError
+
+CALLS = ("create", "append", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
 OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
 _KINDS = {
     stat.S_IFREG: "a file",
@@ -33,12 +45,100 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 TEMPORARY_NAME = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")  # what `temporary_name` gives
+_DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
+_roots: set[Path] = set()
+
+
+def follow_no_links_below(root: str | Path) -> None:
+    """From now on, this process writes nothing below a directory by way of a link. It may not exist yet."""
+    _roots.add(Path.cwd() / root)
+
+
+@contextmanager
+def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]:
+    """A descriptor of a directory, as the dir_fd of calls of the system.
+
+    root    below which no link is followed; by default the nearest of `follow_no_links_below`
+    Raises  PlaceError if something below the root is a link or not a directory; OSError
+    """
+    path = Path.cwd() / path
+    root = next((place for place in (path, *path.parents) if place in _roots), path) if root is None else Path(root)
+    root = Path.cwd() / root
+    descriptor, here = os.open(root, _DIRECTORY), root
+    try:
+        for part in path.relative_to(root).parts:
+            here = here / part
+            try:
+                below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                    raise _not_entered(here, root, descriptor) from None
+                raise OSError(error.errno, error.strerror, str(here)) from None
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _not_entered(path, root, parent):
+    status = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        return PlaceError(
+            f"{path} is a link, and no link is followed inside {root}. Nothing was changed. Move what it leads to here,"
+            f" in the place of the link, or remove the link."
+        )
+    return PlaceError(
+        f"{path} is {kind_of_file(status)}, and a directory is expected there. Nothing was changed. Move it elsewhere."
+    )
+
+
+@contextmanager
+def _parent(path):
+    """Descriptor of the directory of a path, and the name in it."""
+    path = Path(path)
+    with directory(path.parent) as descriptor:
+        yield descriptor, path.name
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether there is a directory that we can write in; raises as `directory` does."""
+    try:
+        with directory(path):
+            return True
+    except FileNotFoundError:
+        return False
 
 
 def create(path: str | Path) -> FileIO:
     """Open a new file for writing."""
-    return open(path, "xb", buffering=0)
+    with _parent(path) as (parent, name), _named(path):
+        return open(path, "xb", buffering=0, opener=lambda _, flags: os.open(name, flags, 0o666, dir_fd=parent))
+
+
+def append(path: str | Path, make: bool = True) -> FileIO:
+    """Open a file for writing at its end.
+
+    make    whether to make it if there is none
+    Raises  PlaceError if a link, a pipe or something else that is not a file has the name; OSError
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    with _parent(path) as (parent, name), _named(path):
+        with suppress(FileNotFoundError):
+            _refuse_place(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
+        descriptor = os.open(name, flags, 0o666, dir_fd=parent)
+    try:
+        _refuse_place(os.fstat(descriptor), path)
+        return open(descriptor, "ab", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_place(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise PlaceError(f"{path} is {kind_of_file(status)}, and a file is expected there. Move it elsewhere.")
 
 
 def write(file: FileIO, raw: bytes | bytearray | memoryview) -> None:
@@ -87,6 +187,16 @@ def read_file(path: str | Path) -> bytes:
         return file.readall()
 
 
+def read_below(root: str | Path, path: str | Path) -> bytes:
+    """All bytes of a regular file below a directory, no link being followed on the way. OSError, PlaceError"""
+    with directory(Path(path).parent, root) as parent, _named(path):
+        name = Path(path).name
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    with open(descriptor, "rb", buffering=0) as file:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return file.readall()
+
+
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
     with open_to_read(path) as file:
@@ -95,31 +205,61 @@ def file_sha256(path: str | Path) -> str:
 
 def link(old: Path, new: Path) -> None:
     """A second name for a file; FileExistsError if there is one of that name."""
-    os.link(old, new)
+    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
+        os.link(name, other, src_dir_fd=place, dst_dir_fd=other_place, follow_symlinks=False)
 
 
 def unlink(path: Path) -> None:
-    os.unlink(path)
+    with _parent(path) as (parent, name), _named(path):
+        os.unlink(name, dir_fd=parent)
     _temporaries.discard((os.getpid(), path))
 
 
 def rename(old: Path, new: Path) -> None:
     """Replaces a file, or an empty directory, that has the new name."""
-    os.rename(old, new)
+    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
+        os.rename(name, other, src_dir_fd=place, dst_dir_fd=other_place)
     _temporaries.discard((os.getpid(), old))
 
 
 def mkdir(path: Path) -> None:
-    os.mkdir(path)
+    with _parent(path) as (parent, name), _named(path):
+        os.mkdir(name, dir_fd=parent)
 
 
 def fsync_path(path: Path) -> None:
     """Make a file's bytes, or a directory's names, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if _roots.isdisjoint((Path.cwd() / path).parents):
+        descriptor = os.open(path, flags)
+    else:
+        with _parent(path) as (parent, name), _named(path):
+            descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a directory with all that is in it. FileNotFoundError if there is none."""
+    with _parent(path) as (parent, name), _named(path):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=parent)  # follows no links, wherever they are
+        else:
+            os.unlink(name, dir_fd=parent)
+
+
+@contextmanager
+def _named(*paths):
+    """Let an OSError of a call by descriptor name the whole paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PlaceError(f"{paths[-1]} is a link, which is not followed. Move it elsewhere.") from None
+        first, *second = map(str, paths)
+        raise OSError(error.errno, error.strerror, first, None, *second) from None
 
 
 def temporary_name(directory: str | Path, stem: str) -> Path:
@@ -139,12 +279,12 @@ def discard(temporary: Path) -> None:
         return
     try:
         if temporary.is_dir() and not temporary.is_symlink():
-            shutil.rmtree(temporary)
+            remove(temporary)
         else:
             unlink(temporary)
     except FileNotFoundError:
         pass
-    except OSError:
+    except (OSError, PlaceError):
         return  # the error that led here tells more; the end of the process tries again
     _temporaries.discard((os.getpid(), temporary))
 

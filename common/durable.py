@@ -9,7 +9,8 @@ Every one of them takes the same way: a unique temporary name beside the final o
 rename (or by link, which never replaces), fsync of the directory. A failure leaves things as they were and no
 temporary; a kill leaves at most a temporary, whose name says so (disk.temporary_name). Writes are plain writes, never
 through a memory map: on a full disk these raise OSError, a map kills the process.
-Left out: the calls themselves (disk.py).
+Nothing is written through a link below a directory that `disk.follow_no_links_below` names.
+Not handled here: the calls themselves, and how they keep from following links (disk.py).
 """
 
 import errno
@@ -133,7 +134,7 @@ def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path
 
 def make_directories(path: Path) -> None:
     """Make a directory and its parents, each of them durable in the one above."""
-    if not path.is_dir():
+    if not disk.is_directory(path):
         make_directories(path.parent)
         with suppress(FileExistsError):
             disk.mkdir(path)

@@ -6,15 +6,17 @@ is quiet. They look at names only. Left out: weights that the model lacks (the l
 them as missing).
 """
 
+import errno
 import json
 import math
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.disk import read_file
+from common.disk import kind_of_file, open_to_read, read_file
 from common.errors import describe
 from common.paths import utf8_name
 
@@ -27,7 +29,9 @@ EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to wh
 # Buffers that older versions of transformers saved; every model computes them anew.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
-_LEAST_BYTES_PER_LAYER = 250  # its names in the header of a safetensors file
+MOST_LABELS = 100_000  # four times as many as the largest set of classes that models are published for
+MOST_LAYERS = 1_024  # of a model whose weights are few, or elsewhere
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
@@ -62,6 +66,51 @@ def _flat(values):
         yield from value if isinstance(value, list | tuple) else (value,)
 
 
+def refuse_irregular(directory: str | Path) -> None:
+    """Raise OSError if something in a model's directory is a pipe, a socket or a device, for which libraries wait.
+
+    directory  or the name of a model on the Hub, where there is none
+    """
+    for path in sorted(Path(directory).iterdir()) if Path(directory).is_dir() else ():
+        status = path.stat() if path.exists() else path.lstat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
+    """The configuration of a model, by transformers' AutoConfig; code that it brings is not run.
+
+    source   a directory or the name of a model on the Hub
+    options  of AutoConfig.from_pretrained
+    Raises   whatever transformers raises of a damaged file, always an Exception; ValueError if it describes more layers
+             than the weights beside it can belong to, for each of which transformers would make room
+    """
+    from transformers import AutoConfig  # here, since the rest of this file is light to import
+
+    refuse_irregular(source)
+    if (file := Path(source) / "config.json").is_file():
+        check_counts(json.loads(read_file(file)), Path(source))
+    return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+
+
+def check_counts(values: object, directory: Path) -> None:
+    """Raise ValueError if the values of a config.json have more layers than the weights in a directory can belong to,
+    or more labels than any model."""
+    if not isinstance(values, dict):
+        return
+    for name in ("num_labels", "id2label", "label2id"):
+        found = values.get(name)
+        count = len(found) if isinstance(found, dict) else found
+        if isinstance(count, int | float) and count > MOST_LABELS:
+            raise ValueError(f"config.json has {count:,} labels ({name}); at most {MOST_LABELS:,} are expected")
+    for name in _LAYERS:
+        layers = values.get(name)
+        if isinstance(layers, int | float) and layers > MOST_LAYERS and layers > (most := _tensors(directory)):
+            raise ValueError(f"config.json says {layers:,} layers ({name}), and the weights are {most:,} tensors")
+    for inner in values.values():
+        check_counts(inner, directory)
+
+
 def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenizerBase":
     """The tokenizer of a directory, by transformers' AutoTokenizer; code that it brings is not run.
 
@@ -70,6 +119,7 @@ def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenize
     """
     from transformers import AutoTokenizer  # here, since the rest of this file is light to import
 
+    refuse_irregular(directory)
     _check_token_ids(Path(directory))
     with catch_panics(), utf8_name(directory) as place:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
@@ -148,28 +198,40 @@ def check_size(
     """
     import torch  # here, since the rest of this file is light to import
 
-    size = _bytes_of_weights(Path(directory))
-    layers = getattr(config, "num_hidden_layers", 0)
+    directory = Path(directory)
+    refuse_irregular(directory)
+    size = sum(file.stat().st_size for file in _weight_files(directory))
     if not size:
         return
     build: Callable = model_class[0] if isinstance(model_class, tuple) else model_class  # the largest of several
-    if layers * _LEAST_BYTES_PER_LAYER > size:
-        raise ValueError(f"config.json says {layers:,} layers, and the weights have {size:,} bytes")
+    check_counts(config.to_dict(), directory)
     with torch.device("meta"):  # shapes without memory
         parameters = sum(weight.numel() for weight in build(config, **options).parameters())
     if parameters > size:
         raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
 
 
-def _bytes_of_weights(directory):
-    """Of the files that are loaded, by transformers or as a checkpoint; 0 where there are none."""
+def _weight_files(directory):
+    """The files that are loaded, by transformers or as a checkpoint; none if one is missing."""
     try:
         names = {name for name in ("model.safetensors", "student.safetensors") if (directory / name).is_file()}
         if not names:
             names = set(json.loads(read_file(directory / "model.safetensors.index.json"))["weight_map"].values())
-        return sum((directory / name).stat().st_size for name in names)
+        files = [directory / name for name in sorted(names)]
+        return files if all(file.is_file() for file in files) else []
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return 0
+        return []
+
+
+def _tensors(directory):
+    """How many tensors the weights in a directory are, by the headers of their files."""
+    count = 0
+    for file in _weight_files(directory):
+        with open_to_read(file) as opened, suppress(ValueError, RecursionError):
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length < file.stat().st_size else {}
+            count += len(header) if isinstance(header, dict) else 0
+    return count
 
 
 def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import disk
 from common.durable import make_directories, replace_json
 from common.machine import cache_directory, processor
 from common.onednn import available, multiply
@@ -182,6 +183,7 @@ def _read_cache() -> dict[str, dict[str, str]]:
 def _write_cache(known: dict) -> None:
     """Keep what was measured; where that cannot be written, it is measured again next time."""
     try:
+        disk.follow_no_links_below(_cache_file().parent)  # which may lie in an --output, or behind links in it
         make_directories(_cache_file().parent)
         replace_json(_cache_file(), known)
     except (OSError, RuntimeError) as error:

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from common.disk import follow_no_links_below
+
 _Value = TypeVar("_Value")
 WORD = "a word of the command line, not a flag"
 Positional = Annotated[_Value, WORD]  # store: Positional[str | None] is STORE on the command line, not --store
@@ -31,7 +33,8 @@ def check(settings: Any) -> None:
     """Check the types and choices of a settings dataclass, and give each field the type that it is annotated with.
 
     A single value becomes a tuple of one where a tuple is meant, a string a Path where a path is meant; a number is not
-    changed, for its JSON names stores and runs. Fields that cannot be set (init=False) are left alone.
+    changed, for its JSON names stores and runs. Fields that cannot be set (init=False) are left alone. Below the
+    directory that the field `output` names, this process writes through no link from now on (common/disk.py).
 
     Raises  ValueError naming the flag, what it takes and what was found
     """
@@ -42,6 +45,8 @@ def check(settings: Any) -> None:
         converted = convert_field(field, value)
         if converted is not value:
             object.__setattr__(settings, field.name, converted)
+    if (output := getattr(settings, "output", None)) is not None:
+        follow_no_links_below(output)
 
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:

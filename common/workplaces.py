@@ -11,7 +11,6 @@ Left out: what the files hold, and how a work goes on (pipeline/dictionary/check
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -19,6 +18,8 @@ from io import FileIO
 from pathlib import Path
 
 from common import disk, locks
+from common.durable import make_directories
+from common.errors import PlaceError
 
 LOCK = "lock"
 MARK = "A work place of mlsm, for files of these names; whatever fits none of them is not part of the work."
@@ -37,27 +38,33 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
     """
     with _locked(directory) as (lock, is_locked):
         with suppress(OSError):  # without a mark it is only unknown to `clean`
-            lock.truncate(0)
-            lock.write("\n".join((MARK, *files, "")).encode())
+            if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be somebody's file under a second name
+                lock.truncate(0)
+                lock.write("\n".join((MARK, *files, "")).encode())
         for left in directory.glob(".*.tmp") if is_locked else ():  # by a killed process; a sample may be gigabytes
-            left.unlink()
+            disk.remove(left)
         try:
             yield directory
         except BaseException:
             if os.listdir(directory) == [LOCK]:
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(directory)
             raise
-    shutil.rmtree(directory, ignore_errors=True)  # the lock is closed: NFS keeps an open file's directory
+    _remove(directory)  # the lock is closed: NFS keeps an open file's directory
 
 
 def discard(directory: Path) -> None:
     """Remove a work place that nobody needs any more, unless someone may be working in it."""
     if directory.is_dir():
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # PlaceError is one
             with _locked(directory) as (_, is_locked):
                 pass
             if is_locked:
-                shutil.rmtree(directory)
+                disk.remove(directory)
+
+
+def _remove(directory):
+    with suppress(OSError):
+        disk.remove(directory)
 
 
 def read_mark(directory: Path) -> list[str] | None:
@@ -82,14 +89,14 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
     A place without a file `lock` counts as free, one on a file system without locks as in use.
     """
     try:
-        lock = open(directory / LOCK, "r+b", buffering=0)  # noqa: SIM115 (closed below)
+        lock = disk.append(directory / LOCK, make=False)
     except PermissionError:  # somebody else's; where a lock may be read, it can be held on many file systems
         try:
-            lock = open(directory / LOCK, "rb", buffering=0)  # noqa: SIM115 (closed below)
+            lock = disk.open_to_read(directory / LOCK)
         except OSError:
             yield False
             return
-    except OSError as error:
+    except (OSError, PlaceError) as error:
         yield isinstance(error, FileNotFoundError)
         return
     with lock:
@@ -104,9 +111,9 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 def _locked(directory: Path, attempts: int = 2) -> Iterator[tuple[FileIO, bool]]:
     """Make a directory and hold its lock; gives the open lock, and whether the file system has locks."""
     for attempt in range(1, attempts + 1):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory)
         try:
-            lock = open(directory / LOCK, "ab", buffering=0)  # noqa: SIM115 (closed below)
+            lock = disk.append(directory / LOCK)
         except FileNotFoundError:  # the process that finished there has just removed the directory
             if attempt == attempts:
                 raise

@@ -22,6 +22,7 @@ from typing import Any
 from common.disk import read_file
 from common.errors import LineageError
 from common.json_lines import damage, read_json_lines
+from common.model_checks import open_config
 from shards.checked_json import (
     COUNT,
     NUMBER,
@@ -163,7 +164,7 @@ def _name_weights_by_content(known, directory):
         return
     for run in directory.absolute().parents[:2]:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            settings["continue_from"] = json.loads((run / "config.json").read_bytes())["settings"]["continue_from"]
+            settings["continue_from"] = json.loads(read_file(run / "config.json"))["settings"]["continue_from"]
             return
 
 
@@ -171,12 +172,10 @@ def _fill_in_dropout(known, directory):
     """Fill in a dropout that the settings leave open: the encoder's own, which the export's config.json says."""
     settings = known.get("settings", {})
     if settings.get("dropout", "open") is None and (directory / "config.json").is_file():
-        from transformers import AutoConfig
-
         from student.encoders import own_dropout
 
         with suppress(Exception):  # of a damaged configuration transformers raises many classes; the dropout stays open
-            settings["dropout"] = own_dropout(AutoConfig.from_pretrained(directory, trust_remote_code=False))
+            settings["dropout"] = own_dropout(open_config(directory))
 
 
 def is_content(value: object) -> bool:

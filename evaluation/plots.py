@@ -12,11 +12,12 @@ import io
 import logging
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from common.durable import appearing_whole
+from common.durable import appearing_whole, make_directories
 from common.errors import PlotError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def save_figure(
     import matplotlib
 
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(stem.parent)
     metadata = {"svg": {"Date": None}} | ({"png": {"Software": None}} if png else {})
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (*metadata, "csv")]
     with matplotlib.rc_context(STYLE):
@@ -101,7 +102,20 @@ def save_figure(
 def save_table(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> Path:
     """Write a CSV file, whole or not at all. Returns its path."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    csv.writer(text, lineterminator="\n").writerows([[as_text(cell) for cell in row] for row in [header, *rows]])
     with appearing_whole(path) as file:
         file.write(text.getvalue().encode())
     return path
+
+
+def as_text(cell: object) -> object:
+    """A cell of a CSV file. One that a spreadsheet would compute as a formula gets an apostrophe; a number does not."""
+    if not isinstance(cell, str):
+        return cell
+    cell = cell.replace("\r\n", "\n").replace("\r", "\n")  # csv does not quote a carriage return, which ends a row
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\n")):
+        return cell
+    with suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"

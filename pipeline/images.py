@@ -33,6 +33,7 @@ from common.settings import check
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # whatever the ending: others hand files to other programs
 ORIENTATION = 0x0112  # EXIF's tag for how a camera was held; 1 is upright
 INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
 
@@ -70,6 +71,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
              TeacherError where the encoder cannot be loaded, or has no such layer or not one vector a patch
     """
     from common.device import choose_device
+    from common.disk import file_sha256, read_file
     from common.durable import publish_directory
     from pipeline.job import named_by_content, refuse_foreign_output
     from shards.manifest import fingerprint
@@ -86,13 +88,13 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     turned = []
     for number, file in enumerate(files):
         # a file that is no image is named where its pixels are read
-        with suppress(Exception), Image.open(file) as image:
+        with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             turned += [number] * (image.getexif().get(ORIENTATION, 1) != 1)
     request = {
         "encoder": weights.hexdigest(),
         "processor": processor.to_dict(),
         "layer": config.layer,
-        "images": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
+        "images": [file_sha256(file) for file in files],
     } | ({"turned": turned} if turned else {})  # earlier versions read these as they lie in the file
     name = f"{Path(str(config.teacher)).name}-l{config.layer}"
     place = named_by_content(config.output / "vectors", name, fingerprint(request))
@@ -102,7 +104,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
         parts = (config, files, processor, encoder, last_layer, progress)
         publish_directory(place, lambda new: _write(new / f"{name}.npy", *parts), replace=False)
     (vectors,) = place.glob("*.npy")  # under the name that the encoder had when they were written
-    index = json.loads(vectors.with_suffix(INDEX).read_text(encoding="utf-8"))
+    index = json.loads(read_file(vectors.with_suffix(INDEX)))
     return {
         "vectors": str(vectors),
         "images": len(index["images"]),
@@ -132,12 +134,13 @@ def _load(config):
         import PIL  # noqa: F401
     except ImportError:
         raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
-    from transformers import AutoImageProcessor, AutoModel
+    from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
-    from common.model_checks import quiet_transformers
+    from common.model_checks import check_size, open_config, quiet_transformers
 
     try:
         with quiet_transformers():
+            check_size(MODEL_MAPPING[type(hf_config := open_config(config.teacher))], hf_config, config.teacher)
             processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
             model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
@@ -222,7 +225,7 @@ def _pixels(processor, file):
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             upright = ImageOps.exif_transpose(image).convert("RGB")  # a camera held on its side says so in EXIF
             (pixels,) = processor(upright, return_tensors="np")["pixel_values"]
     except Exception as error:  # of Pillow, of the processor, with classes of their own

@@ -10,13 +10,14 @@ Shapes: N vectors of the sample, n of a part of it, d hidden width.
 
 import logging
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from common import disk
 from common.errors import EncodeError, describe
 from pipeline import plan as planning
 from pipeline.coding.batch import Reading
@@ -97,7 +98,7 @@ def _center_sample(place, kind):
             rows_n = raw_N[start : start + ROWS_AT_ONCE]
             rows_nd = center.subtract_from(rows_n["row"], rows_n["position"])
             add(rows_nd / np.maximum(np.linalg.norm(rows_nd, axis=1, keepdims=True), 1e-12))
-    (place / RAW_SAMPLE).unlink()
+    disk.unlink(place / RAW_SAMPLE)
 
 
 def sample_dtype(job: Job, teacher: "Teacher") -> np.dtype:
@@ -184,7 +185,8 @@ def _read_hidden(executor, teacher, batches, layers, place):
                 wanted += 1
     finally:
         for path in place.glob(f"*{PART}*"):
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                disk.unlink(path)
 
 
 def _map_without_killers(executor, read, items, layers):

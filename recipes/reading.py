@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from common.disk import read_file
 from common.settings import convert_field
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
         others = ", ".join(map(str, sections))
         raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
+    if not is_asked_for:  # whoever made a store does not say where its user writes
+        section = {key: value for key, value in section.items() if _field(key) != "output"}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         shared = sections.get("encode-lsp") or {}
@@ -76,13 +79,23 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
     A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
     teacher or tokenizer. Stores of sweeps and of Python name no recipe.
 
+    Only the name of a recipe of this directory counts: a path would let whoever made the store choose the settings.
+
     store    an open Store
-    Returns  a recipe's name or path; without one, the settings follow from the size of the store
+    Returns  a recipe's name; without one, the settings follow from the size of the store
     """
     recipe = store.command.get(NAME)
     if recipe is None and _asks_for_the_demonstration(store.command):
         recipe = DEMONSTRATION
     if not isinstance(recipe, str):  # a store that somebody else made may hold anything
+        return None
+    if _is_file_name(recipe):
+        logger.warning(
+            "the store was made with the recipe file %s, which is not taken from a store: the settings of %s follow"
+            " from the store's size. To start from a recipe of your own, give --recipe FILE",
+            recipe,
+            verb,
+        )
         return None
     try:
         return recipe if verb in _sections(_recipe_file(recipe)) else None
@@ -132,8 +145,8 @@ def _read(path):
     import yaml  # not at import: --help is to answer at once
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+        values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     return values if isinstance(values, dict) else {None: values}
 

@@ -27,12 +27,12 @@ Left out: damaged units (verify.py).
 import errno
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import disk
 from common.disk import TEMPORARY_NAME
 from common.errors import ShardError
 from common.invocation import program
@@ -78,6 +78,7 @@ def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> 
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to clean", str(path))
+    disk.follow_no_links_below(path)
     removed, kept, freed = [], [], 0
     for found in sorted(left_overs(path), key=lambda found: found.path):
         size, changed = _size_and_change(found.path)
@@ -214,12 +215,9 @@ def _remove(found):
         if found.kind == _PLACE_KIND:
             with lock_if_free(found.path) as is_free:
                 if is_free:
-                    shutil.rmtree(found.path)
+                    disk.remove(found.path)
                 return is_free
-        if found.path.is_dir():
-            shutil.rmtree(found.path)
-        else:
-            found.path.unlink()
+        disk.remove(found.path)
     except FileNotFoundError:
         return False
     return True

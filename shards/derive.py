@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import disk
 from common.durable import publish_directory, replace_json
 from common.errors import RequestError, StoreError
 from common.progress import silent
@@ -114,6 +115,7 @@ def _directory(source, target, output):
         raise RequestError(f"{source.path} is remote: say with --output where to put the new store.")
     path = Path(source.path)
     path = path if path.name.strip(".") else path.resolve()
+    disk.follow_no_links_below(path.parent if output is None else output)
     parent = path.parent if output is None else Path(output) / "stores"
     stem = path.name.removesuffix(f"-{source.target_id[:12]}")
     digits = target["target"][:12]

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from common import disk
 from common.durable import make_directories, publish_directory
 from common.errors import RefusedError, RemoteError, RequestError, ShardError, StoreError
 from shards.blocks import BlockStore, BlockTable
@@ -106,6 +107,7 @@ class RemoteFiles(StoreFiles):
         directory = f"{self.target()['target'][:12]}-{fingerprint(self.path)[:8]}"
         super().__init__(self.options.directory.absolute() / "stores" / directory)
         self.path, self.target_file = self.source.url, target
+        disk.follow_no_links_below(self.options.directory)  # which may lie in an --output, or behind links in it
         self.cache = GroupCache(self, self.units.parent)
         for path in (self.units, self.plans, self.cache.groups):
             make_directories(path)

@@ -92,6 +92,8 @@ def _open(path: str | Path) -> Iterator[StoreFiles]:
 def _verify(files, full, repair, threads, progress):
     started = time.perf_counter()
     target = files.target()
+    if repair:
+        disk.follow_no_links_below(files.path)
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
@@ -385,7 +387,7 @@ def _remove(files, survey, damaged):
         if inside and _identity(path) == survey.seen.get(path.name):
             for name in (path, *others):
                 with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # a directory is not ours
-                    name.unlink()
+                    disk.unlink(name)
                     gone.append(str(name.relative_to(files.path)))
 
     for unit in sorted({entry["unit"] for entry in damaged} - {None}):
@@ -393,6 +395,7 @@ def _remove(files, survey, damaged):
     for entry in damaged:
         if entry["file"].startswith("plans/"):
             remove(files.path / entry["file"])
-    for directory in filter(Path.is_dir, (files.units, files.plans)):
-        disk.fsync_path(directory)
+    for directory in (files.units, files.plans):
+        if directory.is_dir() and not directory.is_symlink():
+            disk.fsync_path(directory)
     return gone

@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,7 +163,7 @@ class Checkpoints:
         for path in found:
             exported = (path / "config.json").exists()  # kept, by settings that have changed since
             if path not in keep and not exported:
-                shutil.rmtree(path)
+                disk.remove(path)
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -230,7 +229,7 @@ def _check_state(optimizer: torch.optim.Optimizer) -> None:
 def remove_leftovers(directory: Path) -> None:
     """Remove temporaries that a killed process left in a run's directory."""
     for path in directory.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        disk.remove(path)
 
 
 class _DiskFile:

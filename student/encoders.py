@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     BertConfig,
     DebertaConfig,
@@ -30,6 +29,7 @@ from common.model_checks import (
     check_size,
     describe_foreign_settings,
     describe_unused_weights,
+    open_config,
     open_tokenizer,
     quiet_transformers,
 )
@@ -265,7 +265,7 @@ def _modernbert_config(layers: int, width: int) -> ModernBertConfig:
 
 def _load_config(encoder: str, store: Store) -> PretrainedConfig:
     try:
-        hf_config = AutoConfig.from_pretrained(encoder, trust_remote_code=False)
+        hf_config = open_config(encoder)
     except Exception as error:  # of a config.json that is damaged, transformers raises many classes
         raise RunError(
             f"encoder {encoder}: no Hugging Face config found there ({describe(error)}). {_suggestion(encoder)}"

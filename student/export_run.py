@@ -25,7 +25,7 @@ from common.durable import publish_directory
 from common.errors import RunError, ShardError, StoreError, WriteError, describe
 from common.invocation import program
 from common.json_lines import damage, read_json_lines
-from common.model_checks import check_size
+from common.model_checks import check_counts, check_size
 from common.progress import silent
 from shards.checked_json import is_number, parse_json
 from shards.copies import write_files
@@ -271,6 +271,7 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task
     objective = build_objective(settings["objective"], stores, weights, untied="tied" not in settings)
 
     def build() -> Student:
+        check_counts(architecture, path / "resume")
         hf_config = AutoConfig.for_model(**architecture)
         check_size(MODEL_MAPPING[type(hf_config)], hf_config, path / "resume", **without_pooler(hf_config))
         encoder = build_encoder(hf_config, settings["seed"])

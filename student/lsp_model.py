@@ -27,10 +27,10 @@ from typing import Literal, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedTokenizerBase
+from transformers import MODEL_MAPPING, AutoModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from common.disk import read_file
+from common.disk import open_to_read, read_file
 from common.errors import RunError
 from common.invocation import program
 from common.model_checks import (
@@ -38,6 +38,7 @@ from common.model_checks import (
     check_size,
     describe_unfit_tokenizer,
     max_positions,
+    open_config,
     open_tokenizer,
     quiet_transformers,
 )
@@ -241,6 +242,7 @@ def reading_export(source: str | Path) -> Iterator[None]:
 def load_tensors(file: str | Path) -> dict:
     """Tensors by name of a safetensors file."""
     file = Path(file)
+    open_to_read(file).close()  # what is no file is refused, not waited for
     with utf8_name(file.parent) as place:
         return load_file(place / file.name)
 
@@ -259,7 +261,7 @@ def load_tokenizer(source: str | Path, student: Student, revision: str | None = 
 
 def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
     """The encoder of an export without a pooler, float32; code and pickles that it brings are not run."""
-    hf_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    hf_config = open_config(source, revision=revision)
     check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **without_pooler(hf_config))
     with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
         encoder, report = AutoModel.from_pretrained(

@@ -26,6 +26,7 @@ from typing import cast
 import numpy as np
 
 from common.disk import file_sha256
+from common.durable import make_directories
 from common.errors import RunError
 from common.progress import silent
 from shards.manifest import fingerprint
@@ -169,7 +170,7 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
                 counts.undercount,
                 config.least_count + counts.undercount,
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     vocabulary = origin["vocabulary"]
     write_table(path, MaskTable(config.kind, vocabulary, weights_V.astype(np.float32), found_C5, written))
     return path, False

@@ -10,6 +10,7 @@ damaged costs the reading, no more. Left out: what held-out rows cost under thes
 Shapes: P positions, k LSPs.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from common.arrays import read_npz
-from common.durable import appearing_whole
+from common.durable import appearing_whole, make_directories
 from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.codec import SparseRows
 from shards.manifest import fingerprint
@@ -108,7 +109,9 @@ def _load(path, shape):
 
 def _save(path, halves):
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.is_symlink():
+            raise OSError(errno.ELOOP, "its directory is a link, which is not followed")
+        make_directories(path.parent)
         with appearing_whole(path) as file:
             np.savez_compressed(
                 file,

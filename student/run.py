@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import locks
-from common.durable import replace_bytes, replace_json
+from common import disk, locks
+from common.durable import make_directories, replace_bytes, replace_json
 from common.errors import RunError, WriteError
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
@@ -77,6 +77,7 @@ class Run:
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
         self.directory = Path(config.output or default_directory(config, identity, architecture))
+        disk.follow_no_links_below(config.output or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -118,7 +119,7 @@ class Run:
             _check_unused(self.directory)
             check_earlier_version(config, identity)
             self.arithmetic = arithmetic()
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directories(self.directory)
         kept = {"operational": _operational(config), "architecture": architecture}
         for file, table in own_tables:
             self.keep_table(file, table)
@@ -189,9 +190,9 @@ class Run:
 
     def _open_lock(self):
         """Open the lock file. RunError at once where something that is not a file has its name, such as a pipe."""
-        path, flags = self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = self.directory / "lock"
         try:
-            return open(os.open(path, flags, 0o666), "a")
+            return disk.append(path)
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it anew.") from None
 
@@ -202,8 +203,8 @@ class Run:
 
     def log(self, line: dict) -> None:
         """Append a line to the log."""
-        with _writing(self.log_file), open(self.log_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with _writing(self.log_file), disk.append(self.log_file) as file:
+            disk.write(file, (json.dumps(line) + "\n").encode())
 
     def drop_log_after(self, step: int) -> None:
         """Forget log lines of later steps, which will be done again, and a line cut by a kill.
@@ -222,8 +223,10 @@ class Run:
         if damaged:
             aside = self.directory / "log.damaged"
             logger.warning("%s; they are kept in %s", damage(self.log_file, damaged), aside)
-            with _writing(aside), open(aside, "ab") as file:
-                file.writelines(line + b"\n" for line in damaged.values())
+            lost = b"".join(line + b"\n" for line in damaged.values())
+            with _replacing(aside):
+                before = disk.read_file(aside) if aside.is_file() and not aside.is_symlink() else b""
+                replace_bytes(aside, before + lost)
         kept = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
         with _replacing(self.log_file):
             replace_bytes(self.log_file, utf8(kept))

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import stat
 import sys
 import time
 import uuid
@@ -20,6 +21,8 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
+from common import disk
+from common.durable import make_directories, replace_bytes
 from common.errors import RunError
 from common.json_lines import read_json_lines
 from student.run import Run
@@ -50,12 +53,31 @@ def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) 
     if not names:
         return Trackers([])
     directory = run.directory / "tracking"
-    directory.mkdir(exist_ok=True)
+    make_directories(directory)
+    _check_place(directory)
     trackers = Trackers([_start(name, run.directory.resolve().name, directory, settings, step) for name in names])
     if run.log_file.exists():
         for line in read_json_lines(run.log_file)[0]:
             trackers.log(line)
     return trackers
+
+
+def _check_place(directory):
+    """Raise RunError if trackers, which follow links, would be led out of their directory, or read settings from it.
+
+    The links that wandb makes for its user's convenience are removed; it makes them again.
+    """
+    for name in ("latest-run", "debug.log", "debug-internal.log"):
+        if (path := directory / "wandb" / name).is_symlink():
+            disk.unlink(path)
+    for path in sorted(directory.rglob("*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path == directory / "wandb" / "settings":
+            what = "settings of wandb" if stat.S_ISREG(mode) else disk.kind_of_file(path.lstat())
+            raise RunError(
+                f"--track: {path} is {what}, which no tracker of ours makes, so nothing is written there. Remove it, or"
+                f" leave --track out."
+            )
 
 
 class Trackers:
@@ -118,7 +140,7 @@ def _tensorboard(title, directory, settings, step):
     from accelerate.tracking import TensorBoardTracker
 
     newest = directory / "tensorboard.step"  # last step in the event files; after a kill maybe an earlier one
-    noted = newest.read_bytes() if newest.exists() else b""
+    noted = disk.read_file(newest) if newest.exists() else b""
     known = min(step, int(noted)) if noted.isdigit() else 0  # if damaged, TensorBoard gets everything again
     first = known + 1 if known else 0
     # TensorBoard reads event files by name, which has whole seconds: the new file has to sort behind the others.
@@ -128,7 +150,7 @@ def _tensorboard(title, directory, settings, step):
     class Board(TensorBoardTracker):
         def log(self, values, step, **kwargs):
             super().log(values, step=step, **kwargs)  # and flushes
-            newest.write_text(str(step))
+            replace_bytes(newest, str(step).encode(), sync=False)
 
     tracker = Board("tensorboard", directory, purge_step=first)
     tracker.main_process_only = False
@@ -168,6 +190,6 @@ def _trackio(title, directory, settings, step):
 def _id(directory: Path) -> str:
     """Eight hexadecimal digits that belong to this run's directory for good."""
     file = directory / "id"
-    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", file.read_bytes()):  # maybe half written before a kill
-        file.write_text(uuid.uuid4().hex[:8])
-    return file.read_text()
+    if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", disk.read_file(file)):
+        replace_bytes(file, uuid.uuid4().hex[:8].encode())
+    return disk.read_file(file).decode()

@@ -151,15 +151,16 @@ def test_a_recipe_that_is_no_name_is_none(recipe, tmp_path):
     assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
 
 
-def test_a_recipe_of_ones_own_is_kept_as_a_path(tmp_path):
+def test_a_recipe_of_ones_own_is_kept_as_a_path_and_only_taken_where_it_is_named(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("encode-lsp: {}\ntrain-student: {max-steps: 7}\n")
     settings = parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(mine)).settings
     assert settings.recipe == recipe_to_keep(str(mine)) == str(mine)
     store = keep_recipe(write_store(tmp_path / "store", k=24), str(mine))
-    assert resolve(StudentConfig(store=store.path), store).config.max_steps == 7
-    mine.unlink()
     assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
+    assert parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)]).settings.max_steps != 7
+    named = parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)], str(mine))
+    assert named.settings.max_steps == 7
 
 
 def test_what_a_named_recipe_leaves_open_is_printed_too(own, tmp_path, capsys):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
+from common.durable import make_directories
 from common.errors import ComparisonError
 from evaluation import records
 from evaluation.comparison.config import CompareConfig
@@ -236,7 +237,7 @@ def _save_tables(directory, result):
         "differences": _difference_rows(result),
         "left-out": _rows_of(("model", "against", "why", "task", "seed"), single_trainings),
     }
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     paths = []
     for name, (header, rows) in contents.items():
         paths.append(str(save_table(directory / f"{name}.csv", header, rows)))

@@ -7,8 +7,10 @@ trajectories.py) and the paper's figures 1, 2 and 11, which show no scores.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from common import disk
 from common.errors import PlotError
 from evaluation.comparison import sweeps, trajectories
 from evaluation.comparison.drawing import HEADER, Lacking, Study
@@ -50,4 +52,5 @@ def draw_all(study: Study, directory: Path, progress: Callable[..., None]) -> li
 
 def _remove(stem):
     for suffix in (".svg", ".png", ".csv"):
-        stem.with_name(stem.name + suffix).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            disk.unlink(stem.with_name(stem.name + suffix))

@@ -13,13 +13,15 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from common import disk
 from common.arrays import read_npz
-from common.durable import appearing_whole
+from common.durable import appearing_whole, make_directories
 
 FORMAT = 1
 SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
@@ -61,7 +63,7 @@ class Checkpoint:
         """Replace the file, which appears whole. One that cannot be written is a note: learning needs none."""
         self._saved = time.monotonic()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self.path.parent)
             with appearing_whole(self.path) as file:
                 np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
         except OSError as error:
@@ -75,4 +77,5 @@ class Checkpoint:
 
 def forget(directory: Path) -> None:
     """Remove the state in a working directory, if there is one."""
-    (directory / FILE).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        disk.unlink(directory / FILE)

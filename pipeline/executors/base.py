@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
+from common import disk
 from common.progress import silent
 
 KILLED = object()  # in place of a result: every process that tried the item died
@@ -58,7 +59,7 @@ def unpack(packed: np.ndarray | Path) -> np.ndarray:
     if not isinstance(packed, Path):
         return packed
     array = np.load(packed)
-    packed.unlink()
+    disk.unlink(packed)
     return array
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from distributed import WorkerPlugin, get_worker
 
-from common.disk import discard_all
+from common import disk
 from common.durable import appearing_whole
 from common.errors import EncodeError
 from pipeline.executors.base import PART, Context, Function
@@ -58,7 +58,7 @@ class Work(WorkerPlugin):
         """
         self._stopped.set()
         if self._is_ours:
-            discard_all()
+            disk.discard_all()
 
     def perform(self, function: Function, item: Any) -> tuple[list[Note], Any]:
         """The notes and the result of a task; an error carries its notes as `worker_notes`."""
@@ -79,6 +79,7 @@ class Work(WorkerPlugin):
                 f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "
                 "need the driver's files under the same names."
             ) from None
+        disk.follow_no_links_below(self._job.config.output)  # as in the driver, by its settings
 
 
 class WorkerContext(Context):

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import MODEL_MAPPING, AutoConfig
+from transformers import MODEL_MAPPING
 
 from common.device import choose_device
+from common.disk import read_file
 from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from common.errors import TeacherError, describe
 from common.model_checks import (
@@ -26,6 +27,7 @@ from common.model_checks import (
     describe_foreign_settings,
     describe_unused_weights,
     max_positions,
+    open_config,
     quiet_transformers,
 )
 from common.paths import utf8_name
@@ -221,13 +223,13 @@ def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
     if not file.exists():
         raise TeacherError(f"{name}: no config.json in {directory}. Give the directory of a whole model.")
     try:
-        family = json.loads(file.read_text()).get("model_type")
+        family = json.loads(read_file(file)).get("model_type")
         if family not in FAMILIES:
             raise TeacherError(
                 f"{name}: models of type {family!r} cannot be cut, since no test compares their layers with "
                 f"those of the full model. Choose a teacher of a type in: {', '.join(FAMILIES)}."
             )
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = open_config(directory, local_files_only=True)
         check_settings(config, name)
         return config
     except TeacherError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from common.disk import file_sha256, read_file
 from common.errors import TeacherError, describe
 
 BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
@@ -73,7 +74,7 @@ def _weight_files(directory):
         return [directory / WEIGHTS]
     if not index.exists():
         return []
-    shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    shards = sorted(set(json.loads(read_file(index))["weight_map"].values()))
     files = [index, *(directory / shard for shard in shards)]
     return files if all(file.exists() for file in files) else []
 
@@ -105,8 +106,7 @@ def fingerprint(directory: Path, name: str | Path) -> str:
     """As `teacher_fingerprint`, of a teacher that is located already."""
     digest = hashlib.sha256()
     for file in [directory / "config.json", *require_weight_files(directory, name)]:
-        with open(file, "rb") as stream:
-            digest.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
     return digest.hexdigest()
 
 

@@ -1,12 +1,16 @@
 """Which tokenizers a model can read: spare rows of embeddings and gaps between ids are no reason to refuse one."""
 
+import json
+import os
+import resource
+
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from common.model_checks import describe_unfit_tokenizer
+from common.model_checks import check_counts, check_size, describe_unfit_tokenizer, open_config, refuse_irregular
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -63,3 +67,49 @@ def test_segments_are_compared_where_the_model_has_more_than_one():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     roberta = RobertaModel(RobertaConfig(vocab_size=8, type_vocab_size=1, **sizes))
     assert describe_unfit_tokenizer(tokenizer(known), roberta) is None  # it is never told segments
+
+
+# -- configurations of somebody else -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_labels": 10**7},
+        {"num_labels": 1e9},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 10**6},
+        {"inner_config": {"num_hidden_layers": 10**9}},
+        {"inner_config": {"num_labels": 10**7}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_a_configuration_asks_for_no_more_than_its_weights_can_be(kind, change, tmp_path):
+    """ModernBERT's class makes a list of its layers' kinds; every class makes names of its labels."""
+    bert(30).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change | {"model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"config.json (says|has) .* (layers|labels)"):
+        open_config(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KB
+
+
+def test_as_many_layers_as_tensors_and_many_labels_are_read(tmp_path):
+    bert(30).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_labels": 30_000, "num_hidden_layers": 100}))
+    assert open_config(tmp_path).num_labels == 30_000
+    assert check_counts(config, tmp_path) is None and check_size(BertModel, BertConfig(**config), tmp_path) is None
+
+
+def test_a_model_with_a_pipe_is_refused_and_links_to_files_are_not(tmp_path):
+    bert(30).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").rename(tmp_path / "blob")
+    (tmp_path / "model" / "config.json").symlink_to(tmp_path / "blob")  # as the Hub's cache does
+    (tmp_path / "model" / "dangling").symlink_to("nowhere")
+    assert open_config(tmp_path / "model").vocab_size == 30
+    os.mkfifo(tmp_path / "model" / "generation_config.json")
+    with pytest.raises(OSError, match="it is a pipe, not a file"):
+        refuse_irregular(tmp_path / "model")

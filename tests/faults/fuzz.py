@@ -36,15 +36,20 @@ import time
 import traceback
 import warnings
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import (
     ComparisonError,
+    CorpusError,
     DictionaryError,
+    EncodeError,
     InspectionError,
     ModelError,
+    PlaceError,
     RecordError,
+    RequestError,
     RunError,
     ScoringError,
     ShardError,
@@ -69,7 +74,10 @@ from safetensors.torch import load_file
 from test_foreign_stores import named_store
 from tiny_records import a_blimp_record, a_record
 from tiny_store import SPECIAL, WORDS, write_store
+from tiny_teacher import tiny_teacher
+from yaml import safe_dump as as_yaml
 
+from cli import VERBS
 from common.progress import silent
 from evaluation import records
 from evaluation.comparison import compare as comparison_report
@@ -82,7 +90,11 @@ from evaluation.tasks.finetuning.suite import finetune
 from evaluation.tasks.finetuning.trials import load as suite_load
 from evaluation.tasks.scoring import models as masked_lms
 from evaluation.tasks.scoring.scorer import Scorer
+from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.dictionary import Dictionary
+from pipeline.encode import encode_ids, encode_logits
+from pipeline.imported import ImportConfig, import_dictionary
+from pipeline.teacher import load_tokenizer, read_config
 from shards.clean import clean
 from shards.derive import derive
 from shards.reader import Store, finished_stores
@@ -96,6 +108,7 @@ from student.probe import train_probe, with_student_and_store
 from student.probe_config import ProbeConfig
 from student.trainer import train
 from terminal import lsps
+from terminal.settings import parse
 from terminal.stores import verification, view
 from terminal.training import training as training_summary
 
@@ -106,6 +119,9 @@ ADDRESSES = 4 << 30  # bytes of address space beside them: an array of absurd si
 TYPED = (
     StoreError,
     ShardError,
+    PlaceError,
+    CorpusError,
+    EncodeError,
     RunError,
     DictionaryError,
     RecordError,
@@ -135,6 +151,11 @@ TRAINING = {
 }
 
 
+TRACKERS = ("tensorboard",) if find_spec("accelerate") and find_spec("tensorboard") else ()
+TRACKED = TRAINING | {"track": TRACKERS}
+SAID = ("the", "a", "bank", "river", "money", "of", "in", "runs", "to", "and", "flows", "loan", "water", "boat")
+
+
 class Finding(AssertionError):
     """What should not be."""
 
@@ -142,12 +163,14 @@ class Finding(AssertionError):
 class Place(NamedTuple):
     """Directories of a case.
 
-    subject  what is spoilt;  output  what may be written;  healthy  an unspoilt store, its name beside the subject's
+    subject   what is spoilt;  output  what may be written;  healthy  an unspoilt store, its name beside the subject's
+    pristine  the unspoilt subjects, for commands that write into a spoilt one
     """
 
     subject: Path
     output: Path
     healthy: Path
+    pristine: Path
 
 
 # -- uses ---------------------------------------------------------------------------------------------------
@@ -219,7 +242,7 @@ def _copy_anything(source, target):
     if os.path.isfile(source):
         shutil.copy2(source, target, follow_symlinks=False)
     else:
-        os.mkfifo(target)
+        os.mkfifo(target)  # also for sockets and devices
 
 
 def derive_store(place):
@@ -409,7 +432,100 @@ def show_remote(place):
     _ = store.files.dictionary, store.command
 
 
-READING = (read_store, read_sums, check_store, repair_store, derive_store, show_store, find_newest, clean_store)
+def clean_copy(place):
+    """Of a store, a run or an output: all left-overs, and nothing outside."""
+    copy = place.output / "cleaned"
+    shutil.copytree(place.subject, copy, symlinks=True, copy_function=_copy_anything)
+    clean(copy, everything=True)
+
+
+def _encoding(place, output):
+    return {"corpus": (str(place.pristine / "text.txt"),), "max_length": 32, "unit_tokens": 2000, "output": output}
+
+
+def encode_into(place):
+    """Token ids into an output directory that holds them already."""
+    [made] = encode_ids(EncodeIdsConfig(tokenizer=str(place.pristine / "teacher"), **_encoding(place, place.subject)))
+    return read_store(place, Store.open(made["store"]))
+
+
+def import_into(place):
+    settings = {"file": place.pristine / "atoms.npy", "orientation": "rows", "output": place.subject}
+    return Dictionary.load(import_dictionary(ImportConfig(**settings))["dictionary"]).fingerprint
+
+
+def derive_into(place):
+    return read_store(place, Store.open(derive(place.pristine / "store", 2, output=place.subject)["store"]))
+
+
+def export_into(place):
+    output = place.subject / "export"
+    export_run(ExportConfig(run=place.pristine / "finished", output=output, store=str(place.healthy)))
+    load_file(output / "model.safetensors")
+
+
+def compare_into(place):
+    settings = CompareConfig(results=(place.pristine / "records",), output=place.subject / "comparison")
+    json.dumps(comparison_report.compare(settings, silent))
+
+
+def show_into(place):
+    _show_lsps(LspConfig(store=str(place.healthy), html=place.subject / "pages", **LSPS))
+
+
+def train_into(place):
+    return _trained(StudentConfig(store=str(place.healthy), output=place.subject / "run", **TRACKED))
+
+
+def clean_output(place):
+    clean(place.subject, everything=True)
+
+
+def track_run(place):
+    return _trained(StudentConfig(store=str(place.healthy), output=place.subject, **TRACKED))
+
+
+def encode_with(place):
+    """A teacher's logits; the teacher is what is spoilt."""
+    settings = {"teacher": str(place.subject), "top_n": 8, "dtype": "float32", "device": "cpu"}
+    [made] = encode_logits(EncodeLogitsConfig(**settings, **_encoding(place, place.output / "encoded")))
+    read_store(place, Store.open(made["store"]))
+
+
+def read_teacher(place):
+    read_config(place.subject, place.subject)
+    load_tokenizer(place.subject)
+
+
+def parse_recipe(place):
+    """Mistakes of a recipe are plain ValueErrors, as those of flags are."""
+    try:
+        for verb in ("train-student", "encode-lsp", "learn-dictionary"):
+            parse(verb, VERBS[verb], [], str(place.subject / "recipe.yaml"))
+    except ValueError as error:
+        _check(type(error) is ValueError, f"{type(error).__name__}: {error}")
+        raise RequestError(f"recipe.yaml: {error}") from None
+
+
+def show_vectors(place):
+    settings = {"store": str(place.pristine / "dictionary"), "vectors": place.subject / "v.npy"}
+    _show_lsps(LspConfig(**settings, html=place.output / "pictures"))
+
+
+READING = (
+    read_store,
+    read_sums,
+    check_store,
+    repair_store,
+    derive_store,
+    show_store,
+    find_newest,
+    clean_store,
+    clean_copy,
+)
+
+
+WRITING, DRAWING = (encode_into, import_into, derive_into, export_into), (compare_into, show_into, train_into)
 
 
 class Subject(NamedTuple):
@@ -433,7 +549,14 @@ SUBJECTS = {
     "store": Subject("store", READING, (show_lsps, show_more, train_on_store, train_otherwise), share=8),
     "ids store": Subject("ids", READING, (train_on_store, train_otherwise), share=2),
     "logits store": Subject("logits", READING, (train_on_store, train_otherwise), share=2),
-    "run": Subject("run", (describe_run, export_newest, export_resumable, resume_run), changes=(resume_run,), share=3),
+    "run": Subject(
+        "run", (describe_run, export_newest, export_resumable, clean_copy, resume_run), changes=(resume_run,), share=3
+    ),
+    "tracked run": Subject("run", (track_run,), changes=(track_run,)),
+    "output": Subject("output", (*WRITING, clean_output), DRAWING, (*WRITING, *DRAWING, clean_output), share=4),
+    "teacher": Subject("teacher", (read_teacher,), (encode_with,), sealed=False, share=2),
+    "recipe": Subject("recipe", (parse_recipe,), sealed=False),
+    "vectors": Subject("vectors", (show_vectors,), sealed=False),
     "finished run": Subject("finished", (describe_run, probe_run, finish_again), changes=(finish_again,)),
     "dictionary": Subject("dictionary", (load_dictionary, show_dictionary)),
     "export": Subject(
@@ -475,9 +598,7 @@ class Fuzzer:
     def prepare(self):
         """The pristine subjects, and what they give."""
         _must(_forked(lambda: [make_subjects(self.pristine, 0), make_subjects(self.other, 1)], 300))
-        self.canary.mkdir()
-        (self.canary / "secret.json").write_text(json.dumps({"secret": SECRET}))
-        (self.canary / "notes.txt").write_text(SECRET)
+        self._make_canary()
         self.seen = snapshot(self.canary, self.pristine)
         _bomb()
         for kind in SUBJECTS:
@@ -489,6 +610,12 @@ class Fuzzer:
             self.expected[kind] = {name: outcome.get("result") for name, outcome in found["uses"].items()}
             if os.environ.get("FUZZ_TIMES"):
                 print(kind, found["memory"] >> 20, {name: use["seconds"] for name, use in found["uses"].items()})
+
+    def _make_canary(self):
+        self.canary.mkdir()
+        (self.canary / "secret.json").write_text(json.dumps({"secret": SECRET}))
+        (self.canary / "notes.txt").write_text(SECRET)
+        (self.canary / "plain.txt").write_text("no secret, since a second name of a file cannot be told from a file\n")
 
     def run(self, case, only=None, verbose=False):
         """One case. Returns its finding, a dict; None where all held."""
@@ -527,8 +654,7 @@ class Fuzzer:
         if (now := snapshot(self.canary, self.pristine)) != self.seen:
             found.append(f"changed outside: {sorted(set(now.items()) ^ set(self.seen.items()))[:4]}")
             shutil.rmtree(self.canary)
-            self.canary.mkdir()
-            (self.canary / "secret.json").write_text(json.dumps({"secret": SECRET}))
+            self._make_canary()
             self.seen = snapshot(self.canary, self.pristine)
         return found
 
@@ -541,7 +667,7 @@ class Fuzzer:
         output.mkdir(parents=True)
         for name in {subject.name, "healthy"}:
             shutil.copytree(self.pristine / name, stores / name, symlinks=True)
-        place = Place(stores / subject.name, output, stores / "healthy")
+        place = Place(stores / subject.name, output, stores / "healthy", self.pristine)
         os.chdir(self.work)
         os.environ |= {"MLSM_CACHE": str(output / "cache"), "TMPDIR": str(output)}
         tempfile.tempdir = None
@@ -564,7 +690,8 @@ class Fuzzer:
         else:
             outcomes = {use.__name__: self._one(use, place, use in subject.changes) for use in uses}
         memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-        leaked = [path for path in _files(output) if SECRET.encode() in path.read_bytes()[: 1 << 20]]
+        written = [*_files(output), *(_files(place.subject) if subject.changes else ())]
+        leaked = [path for path in written if SECRET.encode() in path.read_bytes()[: 1 << 20]]
         if leaked and kind != "server":  # whose own server follows links
             outcomes["output"] = {"outcome": "finding", "what": f"a secret in {leaked[:3]}"}
         return {"uses": outcomes, "mutations": said, "damage": damage, "memory": memory}
@@ -771,6 +898,31 @@ def make_subjects(directory, number):
     with contextlib.suppress(KeyboardInterrupt):
         train(begun, stop)
     make_records(directory / "records", directory / "export", number)
+    make_material(directory, number)
+    output = directory / "output"
+    output.mkdir()
+    for write in (*WRITING, compare_into, show_into):
+        write(Place(output, output, directory / "healthy", directory))
+
+
+def make_material(directory, number):
+    """A text, a teacher, atoms, a recipe, and vectors of images with their pictures."""
+    words = random.Random(number)
+    text = ["".join(f"{words.choice(SAID)} " for _ in range(words.randrange(5, 60))) for _ in range(150)]
+    (directory / "text.txt").write_text("\n\n".join(text) + "\n")
+    shutil.move(tiny_teacher(directory, directory / "text.txt", vocab_size=120, seed=number), directory / "teacher")
+    numbers = np.random.default_rng(number)
+    atoms_Kd = np.load(directory / "dictionary" / "atoms.npy")
+    np.save(directory / "atoms.npy", np.roll(atoms_Kd, number, axis=1))
+    sections = {"train-student": {"max-steps": 7 + number, "lr": 1e-3}, "encode-lsp": {"layer": 4}}
+    (directory / "recipe").mkdir()
+    (directory / "recipe" / "recipe.yaml").write_text(as_yaml(sections))
+    (directory / "vectors" / "pictures").mkdir(parents=True)
+    np.save(directory / "vectors" / "v.npy", numbers.normal(size=(24, atoms_Kd.shape[1])).astype(np.float32))
+    index = {"grid": [2, 2], "images": [f"{name}.png" for name in range(6)]}
+    (directory / "vectors" / "v.images.json").write_text(json.dumps(index))
+    for name in range(6):
+        (directory / "vectors" / "pictures" / f"{name}.jpg").write_bytes(numbers.bytes(50))
 
 
 def make_records(directory, export, number):

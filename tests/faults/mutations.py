@@ -16,6 +16,7 @@ import os
 import pickle
 import shutil
 import socket
+import stat
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -178,6 +179,14 @@ def _socket(path):
     os.chdir(before)
 
 
+def _device(path):
+    """/dev/zero by a name of its own, where this user may make one."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    except PermissionError:
+        path.symlink_to("/dev/zero")
+
+
 INSTEAD = {
     "a pipe": lambda path, _: os.mkfifo(path),
     "a directory": lambda path, _: path.mkdir(),
@@ -186,7 +195,13 @@ INSTEAD = {
     "a socket": lambda path, _: _socket(path),
     "a link to a secret": lambda path, scene: path.symlink_to(scene.canary / "secret.json"),
     "a link to a directory outside": lambda path, scene: path.symlink_to(scene.canary),
+    "a link to a directory above": lambda path, _: path.symlink_to(".."),
+    "a link to a new file outside": lambda path, scene: path.symlink_to(scene.canary / "new.txt"),
+    "a second name of a file outside": lambda path, scene: os.link(scene.canary / "plain.txt", path),
     "a link to /dev/zero": lambda path, _: path.symlink_to("/dev/zero"),
+    "a link to /dev/full": lambda path, _: path.symlink_to("/dev/full"),
+    "a link to /dev/tty": lambda path, _: path.symlink_to("/dev/tty"),
+    "a device": lambda path, _: _device(path),
 }
 
 
@@ -238,6 +253,24 @@ def add_strays(dice, scene):
     else:
         path.write_bytes(dice.choice([b"", b"{}", b"[]", b"null", b"\xff" * 50, Pickle(scene.canary).dumps()]))
     return f"{directory.relative_to(scene.root)}/{name!a} added"
+
+
+WRITTEN = (
+    "log.damaged", "log.jsonl", "lock", "config.json", "result.json", "tracking", "tracking/id", "tracking/tensorboard",
+    "tracking/tensorboard.step", "export", "checkpoints", "units", "plans", "tokenizer", "dictionary", "stores",
+    "dictionaries", "comparison", "pages", "run", "run/lock", "run/log.damaged", "run/tracking", "view.json",
+)  # fmt: skip
+
+
+def take_a_place(dice, scene):
+    """Something that is no file where a command would write one, or a directory."""
+    places = [scene.root / name for name in WRITTEN]
+    free = [path for path in places if path.parent.is_dir() and not os.path.lexists(path)]
+    if not free:
+        return None
+    path, instead = dice.choice(free), dice.choice(sorted(INSTEAD))
+    INSTEAD[instead](path, scene)
+    return f"{scene.said(path)}: {instead} in its place before it is written"
 
 
 def change_mode(dice, scene):
@@ -712,8 +745,8 @@ def _overwrite(dice, raw):
 
 DAMAGE = (
     flip_bits, flip_bits, cut, extend, duplicate_span, remove_span, overwrite_span, delete_file, exchange_files,
-    take_from_other, put_no_file_in_its_place, put_no_file_in_its_place, spoil_directory, move_outside, add_strays,
-    change_mode, age, rewrite_text, rewrite_text,
+    take_from_other, put_no_file_in_its_place, put_no_file_in_its_place, put_no_file_in_its_place, spoil_directory,
+    spoil_directory, take_a_place, take_a_place, move_outside, add_strays, change_mode, age, rewrite_text, rewrite_text,
 )  # fmt: skip
 CRAFTED = (
     craft_json,

@@ -198,7 +198,7 @@ def test_files_are_on_disk_before_the_name_appears(tmp_path, monkeypatch):
     real_fsync, real_rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda descriptor: (calls.append("fsync"), real_fsync(descriptor)))
 
-    monkeypatch.setattr(os, "rename", lambda *names: (calls.append("rename"), real_rename(*names)))
+    monkeypatch.setattr(os, "rename", lambda *names, **at: (calls.append("rename"), real_rename(*names, **at)))
     publish_directory(tmp_path / "final", export)
     assert calls == ["fsync", "fsync", "rename", "fsync"]  # file, its directory, ..., the parent
 

@@ -10,6 +10,7 @@ is said (conclusion.py), shown (tables.py) and drawn (drawings.py).
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from common.durable import replace_bytes
+from common import disk
+from common.durable import make_directories, replace_bytes
 from common.text import printable
 from evaluation.comparison.identity import differences
 from evaluation.comparison.models import Model
@@ -68,9 +70,10 @@ def write_report(
         "parts": costs.table_of_parts(study.parts if study else ()),
     }
     shown = {name: table for name, table in shown.items() if table is not None and table.rows}
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     for name in _OURS:
-        (directory / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            disk.unlink(directory / name)
     tables.write_tables(list(shown.values()), directory)
     scores = read_scores(found.arms, courses, tasks)
     ends = [end for end in (found.floor, found.ceiling) if end is not None]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.disk import file_sha256
+from common.disk import file_sha256, read_file
 from common.durable import publish_directory
 from common.errors import InspectionError
 from common.text import printable
@@ -69,7 +69,7 @@ def is_view(directory: Path) -> bool:
 def _read_hashes(directory):
     """Name to SHA-256 of the files that view.json lists, None for each hash in an older view; None without a view."""
     try:
-        mark = json.loads((directory / "view.json").read_text(encoding="utf-8"))
+        mark = json.loads(read_file(directory / "view.json"))
         if mark["made_by"] != MARK["made_by"]:
             return None
         if "files" not in mark:  # of a version that wrote no hashes

@@ -9,9 +9,11 @@ vectors with the numbers of their rows.
 Left out: what is shown (vectors.py).
 """
 
-import shutil
 from pathlib import Path
 
+from common.disk import read_below
+from common.errors import InspectionError, PlaceError, describe
+from common.invocation import program
 from common.text import printable
 from evaluation.inspection.lsps.pages import lsp_pages, publish, templates
 from evaluation.inspection.lsps.vectors import VectorView
@@ -52,6 +54,17 @@ def write(view: VectorView, directory: Path) -> dict:
         if pictures:
             (new / PICTURES).mkdir()
             for image in sorted(shown):
-                shutil.copyfile(view.file.parent / PICTURES / f"{image}.jpg", new / PICTURES / f"{image}.jpg")
+                picture = f"{PICTURES}/{image}.jpg"
+                (new / picture).write_bytes(_read_picture(view.file.parent, picture))
 
     return {"html": str(directory), **facts, **publish(directory, lsp_pages(k) + pictures, fill)}
+
+
+def _read_picture(directory, name):
+    """The bytes of a picture beside the vectors; what a link leads to might not be for others."""
+    try:
+        return read_below(directory, directory / name)
+    except (OSError, PlaceError) as error:
+        raise InspectionError(
+            f"{directory / name} cannot be shown ({describe(error)}). Encode again:  {program()} encode-images"
+        ) from None

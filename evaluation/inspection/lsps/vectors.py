@@ -10,14 +10,14 @@ token and an image that of its document. Left out: the pages (vector_pages.py).
 Shapes: N sampled vectors, K LSPs, d width.
 """
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from common.errors import InspectionError
+from common.disk import read_file
+from common.errors import InspectionError, describe
 from common.text import printable
 from evaluation.inspection.lsps import statistics
 from evaluation.inspection.lsps.neighbours import nearest_atoms
@@ -26,10 +26,25 @@ from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.vectors import open_vectors, refuse_unusable, unit_length
 from pipeline.images import INDEX
+from shards.checked_json import parse_json
 
 NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 HEAVIEST_IMAGES = 8
 ROWS_AT_ONCE = 16_384
+
+
+def _read_index(file):
+    """Grid and images of what encode-images wrote beside its vectors."""
+    try:
+        index = parse_json(read_file(file), file)
+        (rows, columns), images = index["grid"], index["images"]
+        if not all(type(count) is int and count > 0 for count in (rows, columns)):
+            raise ValueError("its grid is not two counts")
+        if not (isinstance(images, list) and all(isinstance(name, str) for name in images)):
+            raise ValueError("its images are not a list of names")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InspectionError(f"{file} is damaged ({describe(error)}). Encode the images again.") from None
+    return (rows, columns), images
 
 
 class VectorView:
@@ -46,11 +61,18 @@ class VectorView:
         self.dictionary, self.file, self.progress = dictionary, file, progress
         self.grid, self.names = (1, 1), list[str]()
         if (index_file := file.with_suffix(INDEX)).is_file():
-            index = json.loads(index_file.read_text(encoding="utf-8"))
-            self.grid = tuple(index["grid"])
-            self.names = [printable("/".join(Path(image).parts[-2:])) for image in index["images"]]
-        vectors_Nd = open_vectors(file)
-        refuse_unusable(vectors_Nd, file)
+            self.grid, images = _read_index(index_file)
+            self.names = [printable("/".join(Path(image).parts[-2:])) for image in images]
+        try:
+            vectors_Nd = open_vectors(file)
+            refuse_unusable(vectors_Nd, file)
+        except ValueError as error:
+            raise InspectionError(f"--vectors {error}") from None
+        if self.names and len(self.names) * self.grid[0] * self.grid[1] != len(vectors_Nd):
+            raise InspectionError(
+                f"{index_file} names {len(self.names):,} images of {self.grid[0]} x {self.grid[1]} patches, and {file}"
+                f" holds {len(vectors_Nd):,} vectors. Encode the images again."
+            )
         if not len(vectors_Nd):
             raise InspectionError(f"--vectors {file} holds no vector. Give one that does.")
         if vectors_Nd.shape[1] != dictionary.atoms_Kd.shape[1]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.disk import read_file
 from common.errors import RunError
 from student.words import continuation_flags
 
@@ -66,7 +67,7 @@ def _texts(directory, vocab_size):
         return [f"#{number}" for number in range(vocab_size)]
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    tokenizer = Tokenizer.from_buffer(read_file(path))
     decoded = tokenizer.decode_batch([[number] for number in range(vocab_size)], skip_special_tokens=False)
     names = [tokenizer.id_to_token(number) or f"#{number}" for number in range(vocab_size)]
     return [_plain(text, name) for text, name in zip(decoded, names, strict=True)]

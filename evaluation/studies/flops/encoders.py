@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import FlopsError, describe
+from common.model_checks import open_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -153,14 +154,13 @@ def measure_student(encoder: Encoder, windows: int, length: int, masked: int, ou
 
 
 def _load_config(name: str):
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     from pipeline.teacher import locate
 
     try:
         place = locate(name) if name == "bundled" or Path(name).is_dir() else name
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = open_config(place)
     except Exception as error:  # transformers raises many classes at a damaged configuration
         raise FlopsError(
             f"{name}: no configuration found there ({describe(error)}). Give a named encoder such as bert-base or "

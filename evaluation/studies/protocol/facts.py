@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from common.durable import replace_json
+from common.durable import make_directories, replace_json
 from common.json_lines import read_json_lines
 from evaluation.comparison.report import Part as Spent
 from evaluation.comparison.report import StudyFacts
@@ -37,7 +37,7 @@ def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
     """Keep the first estimate of every part. Returns all that were kept."""
     new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
     kept = new | kept_costs(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     replace_json(directory / KEPT, kept)
     return kept
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-from common.durable import appearing_whole
+from common.durable import appearing_whole, make_directories
 from common.errors import SweepError
 from common.progress import silent
 from evaluation.comparison.identity import SAME_MASS
@@ -175,7 +175,7 @@ def _diagnostic(path, teacher, parts):
 
 def _write(result, directory):
     """sweep.json, sweep.csv, and sweep.svg and .png."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     with appearing_whole(directory / "sweep.json") as file:
         file.write((json.dumps(result, indent=1) + "\n").encode())
     table = COLUMNS, [[row[name] for name in COLUMNS] for row in result["rows"]]

@@ -17,13 +17,16 @@ import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
 
+from common.disk import open_to_read, read_file
 from common.durable import appearing_whole, publish_directory
 from common.errors import WsdDataError
 from common.invocation import program
@@ -77,8 +80,8 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
     lacking = {key: path for key, path in wanted.items() if not path.is_dir()}
     if lacking:
         _diagnose(job, teacher, directory, lacking)
-    layers = [json.loads((path / "layer.json").read_text()) for path in wanted.values()]
-    right = [np.load(path / "right.npy") for path in wanted.values()]
+    layers = [json.loads(read_file(path / "layer.json")) for path in wanted.values()]
+    right = [np.load(BytesIO(read_file(path / "right.npy"))) for path in wanted.values()]
     result = {
         "directory": str(directory),
         "teacher": {"name": teacher.name, "fingerprint": teacher.fingerprint, "layers": teacher.num_layers},
@@ -219,24 +222,29 @@ class WordVectors:
     def _path(self, number):
         return self.place / f"part-{number:05}.npz"
 
+    @contextmanager
+    def _open(self, number):
+        with open_to_read(self._path(number)) as file, np.load(BufferedReader(file)) as part:
+            yield part
+
     def _is_whole(self, number):
         try:
-            with np.load(self._path(number)) as part:
+            with self._open(number) as part:
                 return set(map(str, self._centers)) <= set(part.files)
-        except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
+        except (OSError, zipfile.BadZipFile, ValueError, EOFError):
             return False
 
     def layer(self, name: int | str) -> Iterator[np.ndarray]:
         """The vectors of this name (without a centre, a layer), part by part: float16 (n, d)."""
         for number in range(len(self.chunks)):
-            with np.load(self._path(number)) as part:
+            with self._open(number) as part:
                 yield part[str(name)]
 
     def costs(self, layer: int) -> dict:
         """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
         seconds = 0.0
         for number in range(len(self.chunks)):
-            with np.load(self._path(number)) as part:
+            with self._open(number) as part:
                 seconds += float(part["seconds"]) * layer / int(part["deepest"])
         return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}
 

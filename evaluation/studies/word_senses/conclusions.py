@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from common.durable import appearing_whole, replace_json
+from common.disk import read_file
+from common.durable import replace_json
 from common.errors import WsdDataError
 from common.invocation import program
-from evaluation.plots import drawn, new_figure, save_figure
+from evaluation.plots import drawn, new_figure, save_figure, save_table
 from evaluation.studies.word_senses.framework import TEST_SETS
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
@@ -170,7 +171,7 @@ class Diagnosed(NamedTuple):
 def read_result(path: str | Path) -> Diagnosed:
     """The Diagnosed of a result.json. Raises WsdDataError where the file is none."""
     try:
-        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        kept = json.loads(read_file(path))
         f1 = {(entry["layer"], entry["k"]): float(entry["f1"]) for entry in kept["layers"]}
         return Diagnosed(kept["teacher"]["name"], kept["teacher"]["fingerprint"], f1)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -186,22 +187,17 @@ def read_result(path: str | Path) -> Diagnosed:
 def write_report(result: dict, directory: Path) -> None:
     """result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]
-    with appearing_whole(directory / "table.csv") as file:
-        file.write(_full_table(result).encode())
+    save_table(directory / "table.csv", ["layer", "k", "variant", *GROUPS, "back_off"], _full_table(result))
     for recommended in result["recommended"]:
         result["files"] += [path.name for path in drawn(_figure, result, recommended["k"], directory)]
     replace_json(directory / "result.json", result)
 
 
 def _full_table(result):
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["layer", "k", "variant", *GROUPS, "back_off"])
     for entry in result["layers"]:
         for variant, scores in entry["scores"].items():
-            writer.writerow([entry["layer"], entry["k"], variant, *(scores[name] for name in (*GROUPS, "back_off"))])
-    writer.writerow(["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""])
-    return text.getvalue()
+            yield [entry["layer"], entry["k"], variant, *(scores[name] for name in (*GROUPS, "back_off"))]
+    yield ["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""]
 
 
 def _figure(result, k, directory):

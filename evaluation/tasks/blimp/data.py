@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from common.disk import read_file
 from common.errors import BlimpError
 
 HUB, REVISION = "nyu-mll/blimp", "877fba0801ffb7cbd8c39c1ff314a46f053f6036"
@@ -91,7 +92,7 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
         paradigms = _from_hub()
         return paradigms, {paradigm.name: paradigm.digest for paradigm in paradigms}
     files = _files(directory)
-    contents = [file.read_bytes() for file in files]
+    contents = [read_file(file) for file in files]
     paradigms = [_parse(*found) for found in zip(files, contents, strict=True)]
     return paradigms, {file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)}
 

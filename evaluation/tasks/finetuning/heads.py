@@ -21,17 +21,17 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 from transformers import (
     MODEL_MAPPING,
-    AutoConfig,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
 
+from common.disk import read_file
 from common.durable import make_directories, replace_bytes
 from common.errors import ModelError, describe
 from common.invocation import program
-from common.model_checks import quiet_transformers
+from common.model_checks import open_config, quiet_transformers
 from evaluation.tasks.finetuning.batches import task_number
 from evaluation.tasks.finetuning.tasks import Task
 from evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_save
@@ -158,7 +158,7 @@ def read_config(directory: Path) -> PretrainedConfig:
             f" Any other checkpoint of a run:  {program()} export-student RUN --checkpoint STEP"
         )
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = open_config(directory, local_files_only=True)
     except Exception as error:  # transformers raises many classes for a damaged one
         raise ModelError(f"{directory / 'config.json'} cannot be read: {describe(error)}.") from error
     known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
@@ -189,7 +189,7 @@ def _fill_head(head, task, seed, bank):
         make_directories(file.parent)
         # where two processes write it, the last wins, with the same bytes
         replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
-    raw = file.read_bytes()
+    raw = read_file(file)
     try:
         weights = load_safetensors(raw)
         with torch.no_grad():

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
-    AutoConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -25,6 +24,7 @@ from common.model_checks import (
     describe_foreign_settings,
     describe_unfit_tokenizer,
     describe_unused_weights,
+    open_config,
     quiet_transformers,
 )
 from evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
@@ -62,7 +62,7 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
 def check_family(directory: Path) -> PretrainedConfig:
     """The configuration of a model. Raises ModelError where transformers has no masked language model of its type."""
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = open_config(directory, local_files_only=True)
     except Exception as error:  # transformers raises many classes for a damaged one
         raise ModelError(f"{directory} holds no model: {describe(error)}. Give the directory of a model.") from None
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):

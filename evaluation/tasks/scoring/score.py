@@ -17,14 +17,15 @@ another file. The names of earlier versions leave out the tokenizer; what is fin
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 
+from common import disk
 from common.device import choose_device
 from common.durable import make_directories, replace_bytes, replace_json
 from common.errors import ScoringError
@@ -90,7 +91,8 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                 replace_bytes(scores, _json_lines(rows))
                 record |= summarise(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
                 replace_json(commit, record)
-            shutil.rmtree(base, ignore_errors=True)  # also what a command left that was killed right here
+            with suppress(OSError):
+                disk.remove(base)  # also what a command left that was killed right here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
             results.append(record | {"scores": str(scores), "already_finished": finished} | wrong)
     return {"results": results}

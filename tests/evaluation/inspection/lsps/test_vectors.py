@@ -1,6 +1,7 @@
 """Visual LSPs: patches of scikit-learn's images through a tiny ViT, and vectors of a .npy file, against dense NumPy."""
 
 import json
+import os
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipeline.images import ImagesConfig, encode_images
 from terminal.lsps import summary
 
 Image = pytest.importorskip("PIL.Image")
+EpsImagePlugin = pytest.importorskip("PIL.EpsImagePlugin")
 ROWS, COLUMNS, WIDTH, K, LAM = 4, 6, 32, 12, 0.1
 PATCHES = ROWS * COLUMNS
 
@@ -245,17 +247,44 @@ def test_what_does_not_fit_is_refused(dictionary, tmp_path):
         show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
 
 
-def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path):
+def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path, monkeypatch):
     usual = {"images": (str(pictures),), "teacher": str(vit), "layer": 2, "device": "cpu", "output": tmp_path / "runs"}
     (tmp_path / "broken.png").write_bytes(b"no image")
+    program = tmp_path / "bin" / "gs"  # what Pillow would give PostScript to
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    (tmp_path / "script.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    )
     for change, error, message in (
         ({"layer": 4}, TeacherError, "layers 1 to 3"),
         ({"images": ("nothing/*.png",)}, EncodeError, "no image found"),
         ({"images": (str(tmp_path / "broken.png"),)}, EncodeError, "cannot be read as an image"),
+        ({"images": (str(tmp_path / "script.png"),)}, EncodeError, "cannot be read as an image"),
         ({"teacher": str(tmp_path)}, TeacherError, "cannot be loaded"),
     ):
         with pytest.raises(error, match=message):
             encode_images(ImagesConfig(**usual | change))
-    assert not list((tmp_path / "runs").glob("vectors/*"))
+    assert not list((tmp_path / "runs").glob("vectors/*")) and not (tmp_path / "was-run").exists()
     with pytest.raises(ValueError, match="--layer is missing"):
         ImagesConfig(images=("a",), teacher="b")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"[]",
+        b'{"grid": [1, 0], "images": ["a"]}',
+        b'{"grid": [1, 1], "images": [3]}',
+        b'{"grid": [1, 1], "images": ["a"]}',
+        b"[" * 100_000,
+    ],
+)
+def test_an_index_that_is_not_of_the_vectors_is_refused(index, dictionary, tmp_path):
+    np.save(tmp_path / "v.npy", np.random.default_rng(1).normal(size=(30, WIDTH)).astype(np.float32))
+    (tmp_path / "v.images.json").write_bytes(index)
+    with pytest.raises(InspectionError, match="v.images.json"):
+        show(LspConfig(store=str(dictionary), vectors=tmp_path / "v.npy"), silent)
