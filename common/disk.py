@@ -52,7 +52,7 @@ _roots: set[Path] = set()
 
 def follow_no_links_below(root: str | Path) -> None:
     """From now on, this process writes nothing below a directory by way of a link. It may not exist yet."""
-    _roots.add(Path.cwd() / root)
+    _roots.add(_absolute(root))
 
 
 @contextmanager
@@ -62,9 +62,9 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
     root    below which no link is followed; by default the nearest of `follow_no_links_below`
     Raises  PlaceError if something below the root is a link or not a directory; OSError
     """
-    path = Path.cwd() / path
+    path = _absolute(path)
     root = next((place for place in (path, *path.parents) if place in _roots), path) if root is None else Path(root)
-    root = Path.cwd() / root
+    root = _absolute(root)
     descriptor, here = os.open(root, _DIRECTORY), root
     try:
         for part in path.relative_to(root).parts:
@@ -80,6 +80,11 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _absolute(path):
+    """The path from / on, as it is written; a working directory that is gone matters only to a relative one."""
+    return Path(path) if os.path.isabs(path) else Path.cwd() / path
 
 
 def _not_entered(path, root, parent):
@@ -230,7 +235,7 @@ def mkdir(path: Path) -> None:
 def fsync_path(path: Path) -> None:
     """Make a file's bytes, or a directory's names, survive a power cut."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    if _roots.isdisjoint((Path.cwd() / path).parents):
+    if _roots.isdisjoint(_absolute(path).parents):
         descriptor = os.open(path, flags)
     else:
         with _parent(path) as (parent, name), _named(path):

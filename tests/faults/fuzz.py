@@ -1,6 +1,6 @@
 # ruff: noqa: E402
-"""Spoil whole stores, runs, dictionaries, exports, records and servers, and use them: the result is the unspoilt one's,
-or a typed error that names a file.
+"""Spoil whole stores, runs, outputs, dictionaries, exports, teachers, recipes, records and servers, and use them, also
+to write into them: the result is the unspoilt one's, or a typed error that names a file.
 
     python tests/faults/fuzz.py --seconds 600 --seed 0       # cases 0, 1, 2, ... until the time is over
     python tests/faults/fuzz.py --seed 0 --cases 60          # so many, whatever time they take

@@ -7,10 +7,10 @@ import pytest
 from preloaded import run_python
 
 pytestmark = pytest.mark.promise(
-    "whole stores (LSPs, ids, logits), runs, finished runs, dictionaries, exports, probes, masked language "
-    "models, evaluation records and servers, spoilt in one to three ways and read by every command that reads "
-    "them: the unspoilt result, or a typed error that names a file; 20 s and 400 MB a use; nothing outside "
-    "changed, leaked or executed; what verify --full calls whole can be read",
+    "whole stores (LSPs, ids, logits), runs, finished and tracked runs, outputs, dictionaries, exports, probes, masked "
+    "language models, teachers, recipes, vectors, evaluation records and servers, spoilt in one to three ways, with "
+    "links, pipes and devices among them, and used by every command that reads or writes them: the unspoilt "
+    "result, or a typed error that names a file; 20 s and 400 MB a use; nothing outside changed, leaked or executed; what verify --full calls whole can be read",
     cases="24 in the suite; docs/log.md says how many since",
 )
 
