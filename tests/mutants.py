@@ -381,14 +381,16 @@ class Job(NamedTuple):
 
 
 class Reporter:
-    """A plugin of pytest: selects tests, and notes which failed and the processor time of each."""
+    """A plugin of pytest: selects and orders tests, and notes which failed and the processor time of each."""
 
-    def __init__(self, chosen):
-        self.chosen, self.seconds, self.failed, self.broken = chosen, {}, [], []
+    def __init__(self, job):
+        self.job, self.seconds, self.failed, self.broken = job, {}, [], []
 
+    @pytest.hookimpl(trylast=True)  # after conftest.py, which puts slow files first
     def pytest_collection_modifyitems(self, items):
-        if self.chosen is not None:
-            items[:] = [item for item in items if item.nodeid in self.chosen]
+        if self.job.chosen is not None:
+            items[:] = [item for item in items if item.nodeid in self.job.chosen]
+        items.sort(key=lambda item: self.job.tests.index(item.nodeid.partition("::")[0]))
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -434,7 +436,7 @@ def be_pytest(job: Job, tree: Path, slot: Path) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    reporter = Reporter(job.chosen)
+    reporter = Reporter(job)
     options = ["-c", "setup.cfg", "--rootdir", ".", "-n", "0", "-p", "no:cacheprovider"]
     options += ["-x"] if job.mutant else []
     code = pytest.main([*options, *job.tests], plugins=[reporter])
