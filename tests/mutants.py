@@ -67,8 +67,9 @@ TORCH_SOLVERS = "pipeline/solvers/test_active_set_torch.py pipeline/solvers/test
 LEARNING = "pipeline/test_learner.py pipeline/test_dictionary.py pipeline/test_learning_checkpoint.py"
 CODING = "pipeline/test_lsp.py pipeline/test_stages.py pipeline/test_overlap.py pipeline/test_encode.py"
 READING = "shards/test_store.py shards/test_reader.py shards/test_verify.py"
-STEP = "student/test_step.py student/test_resume.py student/test_trainer.py"
+STEP = "student/test_step.py student/test_resume.py student/test_adaptive_masks.py"
 OBJECTIVES = "student/test_objectives.py student/test_hard_mlsm.py student/test_temperature.py"
+OBJECTIVES += " student/test_several_stores.py"
 MASKS = "student/test_masking.py student/test_weighted_masks.py student/test_mask_weights.py"
 
 TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbours; the first line that fits counts
@@ -112,9 +113,13 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("shards", "shards/verify.py", "shards/test_verify.py shards/test_store.py faults/test_replacement.py"),
     ("shards", "shards/windows.py", f"{READING} student/test_position_baseline.py"),
     ("shards", "shards/*.py", f"{READING} shards/test_codec.py shards/test_derive.py"),
-    ("step", "student/step.py", f"{STEP} student/test_batches.py student/test_ranks.py student/test_memory.py"),
-    ("step", "student/batches.py", f"student/test_batches.py {STEP}"),
-    ("step", "student/muon.py", f"student/test_muon.py {STEP}"),
+    (
+        "step",
+        "student/step.py",
+        f"{STEP} student/test_batches.py student/test_memory.py student/test_ranks.py student/test_trainer.py",
+    ),
+    ("step", "student/batches.py", f"student/test_batches.py {STEP} student/test_trainer.py"),
+    ("step", "student/muon.py", f"student/test_muon.py {STEP} student/test_trainer.py"),
     ("step", "student/trainer.py", f"student/test_trainer.py {STEP}"),
     ("step", "student/ranks.py", f"student/test_ranks.py {STEP}"),
     ("objectives", "student/objective.py", f"{OBJECTIVES} student/test_step.py"),
@@ -661,6 +666,24 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     return {(one["file"], one["before"], one["after"]): one["reason"] for one in listed["mutant"]}
 
 
+def stale_entries(tree: Path) -> list[str]:
+    """Modules and test files of TABLE that are not in a tree."""
+    tests = {f"tests/{name}" for _, _, names in TABLE for name in names.split()}
+    patterns = [pattern for _, pattern, _ in TABLE if not list(tree.glob(pattern))]
+    return [f"TABLE: {name}" for name in [*patterns, *sorted(tests)] if name in patterns or not (tree / name).is_file()]
+
+
+def stale_equivalents(tree: Path, reasons: dict[tuple[str, str, str], str]) -> list[str]:
+    """Entries of equivalent_mutants.toml whose line is not in a tree, or is not mutated like that."""
+    found = []
+    for file, before, after in reasons:
+        path = tree / file
+        mutants = mutants_of(file, path.read_text(encoding="utf-8")) if path.is_file() else []
+        if (before, after) not in {(one.before.strip(), one.after.strip()) for one in mutants}:
+            found.append(f"equivalent_mutants.toml: {file}: {before}  ->  {after}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="how many mutants")
@@ -685,6 +708,8 @@ def main() -> None:
         print(*mutants, sep="\n")
         return
     reasons = equivalents()
+    if stale := [*stale_entries(source), *stale_equivalents(source, reasons)]:
+        sys.exit("\n".join(["not there any more, so correct or remove it:", *stale]))
     tests = digest((source / "tests").rglob("*.py"))
     results = directory / "results.jsonl"
     keys = {one: [digest([source / one.file]), one.line, one.after] for one in mutants}

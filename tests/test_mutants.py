@@ -1,7 +1,6 @@
-"""tests/mutants.py: what it mutates and what not, how it samples, and that its table and lists are current."""
+"""tests/mutants.py: what it mutates and what not, how it samples, and that its lists are current."""
 
 import mutants
-import pytest
 
 SOURCE = '''
 """1 + 1 in a docstring."""
@@ -67,14 +66,12 @@ def test_a_sample_is_counted_and_of_different_lines(tmp_path):
         assert sum(a != b for a, b in zip(source.split("\n"), mutated.split("\n"), strict=True)) == 1
 
 
-@pytest.mark.parametrize("line", mutants.TABLE, ids=lambda line: line[1])
-def test_the_table_names_what_is_there(line):
-    _, pattern, tests = line
-    assert list(mutants.ROOT.glob(pattern))
-    assert not [name for name in tests.split() if not (mutants.ROOT / "tests" / name).is_file()]
-
-
-def test_equivalent_mutants_are_of_lines_that_are_there():
-    for file, before, after in mutants.equivalents():
-        found = mutants.mutants_of(file, (mutants.ROOT / file).read_text(encoding="utf-8"))
-        assert (before, after) in {(one.before.strip(), one.after.strip()) for one in found}, (file, before, after)
+def test_what_is_not_there_any_more_is_named(tmp_path, monkeypatch):
+    assert not mutants.stale_entries(mutants.ROOT)
+    assert not mutants.stale_equivalents(mutants.ROOT, mutants.equivalents())
+    (tmp_path / "a.py").write_text("x = 1 + y\n")
+    monkeypatch.setattr(mutants, "TABLE", (("area", "a.py", ""), ("area", "b*.py", "test_c.py")))
+    assert mutants.stale_entries(tmp_path) == ["TABLE: b*.py", "TABLE: tests/test_c.py"]
+    known = {("a.py", "x = 1 + y", "x = 1 - y"): "why", ("a.py", "x = 1 + z", "x = 1 - z"): "why"}
+    [stale] = mutants.stale_equivalents(tmp_path, known)
+    assert "x = 1 + z" in stale
