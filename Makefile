@@ -3,6 +3,8 @@
 #             only wait for one another)
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
+# make mutants   200 changes of single lines, each against the tests of its module: 95 % must be noticed (COUNT=200 SEED=0);
+#             about an hour on two cores; resumes after an interruption
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
@@ -25,6 +27,9 @@ faults: .venv/installed-test
 
 fuzz: .venv/installed-test
 	$(BIN)/python tests/faults/fuzz.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
+mutants: .venv/installed-test
+	$(BIN)/python tests/mutants.py --count $(or $(COUNT),200) --seed $(or $(SEED),0)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -75,4 +80,4 @@ release-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz lint docs screenshots release-check
+.PHONY: demo test faults fuzz mutants lint docs screenshots release-check

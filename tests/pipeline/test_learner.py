@@ -76,13 +76,21 @@ def test_torch_learner_equals_the_numba_learner(monkeypatch):
         torch.restore(copied(numba.state()))
         for learner in (numba, torch):
             learner.step(hidden[start : start + 500])
-        for name, array in numba.state().items():
-            np.testing.assert_allclose(torch.state()[name], array, atol=1e-3, err_msg=name)
+        assert_equal_learners(torch, numba)
     assert (numba.uses_K == 0).sum() == (torch.uses_K == 0).sum() >= 1
     for learner in (numba, torch):
         learner.replace_unused(hidden[1500:])
         assert (np.linalg.norm(learner.atoms(), axis=1) > 0.5).all() and not learner.uses_K.any()
     np.testing.assert_allclose(torch.atoms()[7], numba.atoms()[7], atol=1e-6)
+    assert_equal_learners(torch, numba)
+
+
+def assert_equal_learners(torch, numba):
+    for name, array in numba.state().items():
+        np.testing.assert_allclose(torch.state()[name], array, atol=1e-3, err_msg=name)
+    for learner in (numba, torch):  # what the next minibatch is coded with belongs to the atoms
+        atoms = learner.atoms()
+        np.testing.assert_allclose(np.asarray(learner.gram_KK), atoms @ atoms.T, atol=1e-5)
 
 
 def test_torch_update_is_one_atom_after_the_other():

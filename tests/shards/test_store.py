@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from make_store import make_store, truth_windows
 from common.errors import ShardError, StoreError
 from shards import codec, writer
 from shards.manifest import StoreFiles
-from shards.members import decode_block
+from shards.members import decode_block, group_columns
 from shards.reader import Store
 from shards.verify import verify
 from shards.writer import FIDELITY_STRIDE
@@ -138,6 +139,53 @@ def test_one_flipped_bit_is_found_at_the_first_read(tmp_path, where):
     windows = store.split("train")
     with pytest.raises(ShardError, match=rf"block {group['name']} .* encoding command again"):
         windows.token_counts() if where == "stats" else windows.read(np.arange(3))
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "in place, by another process's reader"])
+def test_a_block_that_was_verified_is_verified_again_after_its_file_changed(tmp_path, how):
+    """The bytes stay well formed, so only the hash can tell that they are others."""
+    files, *_ = make_store(tmp_path / "s", units=("train",))
+    windows = Store.open(files.path).split("train")
+    [record] = windows.store.records("train")
+    group, path = record.groups[1], files.units / record.file
+    raw = path.read_bytes()[group["offset"] : group["offset"] + group["length"]]
+    ids = group_columns(np.frombuffer(raw, np.uint8), group["name"])["ids"]
+    place = group["offset"] + raw.index(ids.tobytes()) + 2 * ids.itemsize
+    expected = windows.read([0]).ids
+    assert np.array_equal(windows.read([0]).ids, expected), "read twice, so verified before it changes"
+    if how == "replaced":
+        (tmp_path / "copy").write_bytes(path.read_bytes())
+        os.replace(tmp_path / "copy", path)
+        windows._make_caches()  # as when so many other blocks were read meanwhile that the file is mapped again
+    elif how != "in place":
+        windows = pickle.loads(pickle.dumps(windows))
+    _flip(path, place)
+    with pytest.raises(ShardError, match=rf"block {group['name']} .* does not match its hash"):
+        windows.read([0])
+    _flip(path, place)  # back
+    assert np.array_equal(windows.read([0]).ids, expected), "a block that is whole again is read again"
+
+
+@pytest.mark.parametrize(("added", "refused"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize("name", ["mass", "token_counts"])
+def test_sums_that_a_unit_of_so_few_tokens_cannot_have_are_refused(tmp_path, monkeypatch, name, added, refused):
+    """Hashes are right, as a faulty writer would leave them. One LSP or id can have all tokens, and one by rounding."""
+
+    def wrong(self, columns, block):
+        tokens = len(columns["ids"])
+        self._token_counts[7], self._mass[7] = (
+            tokens + added if name == one else 1 for one in ("token_counts", "mass")
+        )
+
+    monkeypatch.setattr(writer.UnitWriter, "_count", wrong)
+    files, *_ = make_store(tmp_path / "s", blocks=1, units=("train",))
+    windows = Store.open(files.path).split("train")
+    read = windows.mean_distribution if name == "mass" else windows.token_counts
+    if refused:
+        with pytest.raises(ShardError, match=rf"sums called {name} are larger than its [\d,]+ tokens"):
+            read()
+    else:
+        assert read()[7] > 0
 
 
 @pytest.mark.promise("3 shard cut")

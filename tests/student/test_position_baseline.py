@@ -18,17 +18,22 @@ from student.held_out import HeldOut
 from student.masking import build_masking
 from student.objectives import Mlsm, Mtl
 from student.position_marginals import position_marginals
+from student.sparse_rows import temper
 from student.trainer import train
 from terminal.training import training
 
 K = 8
 
 
-def positional_store(path, windows=(300, 40)):
-    """Targets that follow from the position alone, but for noise: LSP position % K has 0.7, another one 0.3."""
+def positional_store(path, windows=(300, 40), first=LENGTH, apart=False, made="by position"):
+    """Targets that follow from the position alone, but for noise: LSP position % K has 0.7, another one 0.3.
+
+    first  tokens of the first of two documents in every window, in each of which positions count from 0
+    apart  whether the store says that its teacher read documents apart
+    """
     rng = np.random.default_rng(5)
     files, specials = StoreFiles(path), SPECIAL | {"all": sorted(SPECIAL.values())}
-    settings = {"teacher": "none", "k": K, "made": "by position"}
+    settings = {"teacher": "none", "k": K, "made": made} | ({"documents_apart": True} if apart else {})
     files.create(
         {
             "settings": settings,
@@ -46,28 +51,29 @@ def positional_store(path, windows=(300, 40)):
     for split, count in zip(("train", "held_out"), windows, strict=True):
         unit = PlannedUnit(f"{split}-{count}", split, "made up", 0, count)
         with UnitWriter(files, ShardMeta(fingerprint(settings), unit.id, K, len(SPECIAL) + WORDS, LENGTH)) as writer:
-            writer.write_block(**columns(rng, count))
+            writer.write_block(**columns(rng, count, first))
         units.append(unit)
     files.publish_plan(Plan({"length": LENGTH}, tuple(units)))
     return Store.open(path)
 
 
-def columns(rng, windows):
+def columns(rng, windows, first):
     words = rng.integers(len(SPECIAL), len(SPECIAL) + WORDS, (windows, LENGTH))
     words[:, 0], words[:, -1] = SPECIAL["cls"], SPECIAL["sep"]
     nnz, indices, weights = [], [], []
     for _ in range(windows):
-        for position in range(LENGTH):
-            row = {} if position in (0, LENGTH - 1) else {position % K: 0.7, (position + rng.integers(1, K)) % K: 0.3}
+        for place in range(LENGTH):
+            position = place % first
+            row = {} if place in (0, LENGTH - 1) else {position % K: 0.7, (position + rng.integers(1, K)) % K: 0.3}
             nnz.append(len(row))
             indices += sorted(row)
             weights += [row[lsp] for lsp in sorted(row)]
-    starts = np.arange(windows) * LENGTH
+    starts = (np.arange(windows)[:, None] * LENGTH + np.arange(0, LENGTH, first)).ravel()
     return {
         "ids": words.ravel(),
         "lengths": np.full(windows, LENGTH),
         "run_starts": starts,
-        "run_records": np.arange(windows),
+        "run_records": np.arange(len(starts)),
         "nnz": np.array(nnz),
         "indices": np.array(indices),
         "weights": np.array(weights),
@@ -187,6 +193,26 @@ def test_the_sums_are_kept_for_the_next_run(store, tmp_path, monkeypatch):
     assert (position_marginals(windows, tmp_path / "file") == first).all()
 
 
+def test_sums_of_other_targets_windows_temperatures_or_bounds_are_not_reused(store, tmp_path, monkeypatch):
+    """All of one shape, so that only the name of the file tells them apart."""
+    other_target = positional_store(tmp_path / "target", made="by position, once more")
+    other_plan = positional_store(tmp_path / "plan", windows=(200, 40))
+    assert other_target.plan_id == store.plan_id and other_target.target_id != store.target_id
+    assert other_plan.target_id == store.target_id and other_plan.plan_id != store.plan_id
+    cases = [(one, temperature) for one in (store, other_target, other_plan) for temperature in (1.0, 2.0, 0.5)]
+    for _ in range(2):  # the second time everything is found
+        for one, temperature in cases:
+            given = {"temperature": temperature, "temper": temper}
+            kept, read = (module.position_sums(one.split("train"), at, **given) for at in (tmp_path / "kept", None))
+            for ours, theirs in zip(kept, read, strict=True):
+                assert np.array_equal(ours.mass_GK.toarray(), theirs.mass_GK.toarray()), (one.path.name, temperature)
+                assert np.array_equal(ours.tokens_G, theirs.tokens_G)
+    assert len(list((tmp_path / "kept").iterdir())) == len(cases)
+    monkeypatch.setattr(module, "TOKENS", 50 * LENGTH)
+    few = position_marginals(store.split("train"), tmp_path / "kept")
+    assert np.array_equal(few, position_marginals(store.split("train")))
+
+
 def test_no_more_is_read_than_a_bound(store, monkeypatch):
     windows, read = store.split("train"), []
     monkeypatch.setattr(module, "TOKENS", 50 * LENGTH)
@@ -199,6 +225,22 @@ def test_positions_begin_anew_where_the_teacher_read_documents_apart(store):
     read = type("Read", (), {"ids": np.zeros((1, 8)), "documents": np.array([[0, 0, 0, 1, 1, 2, -1, -1]])})
     assert teacher_positions(read, {}).tolist() == [list(range(8))]
     assert teacher_positions(read, {"documents_apart": True})[0, :6].tolist() == [0, 1, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_baseline_counts_positions_as_the_teacher_did(tmp_path, apart):
+    """Targets follow from the position in the document; both documents of a window have so much of it in common."""
+    first = LENGTH // 2 + 1  # no multiple of K
+    mlsm = Mlsm(store := positional_store(tmp_path / "store", first=first, apart=apart))
+    found = held_out_of(store, mlsm)
+    for micro in found.batch.micro:
+        place = micro.where_M.numpy() % LENGTH
+        row = micro.targets.entries_E.numpy() // K
+        expected = (place % first if apart else place)[row]
+        assert np.array_equal(micro.targets.position_E.numpy(), expected)
+    best = -(0.7 * np.log(0.7) + 0.3 * np.log(0.3 / (K - 1)))
+    entropy = -(0.7 * np.log(0.7) + 0.3 * np.log(0.3))
+    assert found.baseline["loss_by_position"] == pytest.approx(best - entropy, abs=0.05)
 
 
 def test_logs_summaries_and_cards_tell_both(store, tmp_path, settings):

@@ -39,6 +39,7 @@ SETTINGS = {
     "device": "cpu",
 }
 ADAPTIVE = {"mask_weights": "adaptive", "mask_update_steps": 2, "max_steps": 7}
+DROPOUT = {"dropout": 0.3, "batch_windows": 12, "max_steps": 4}  # so that processes share whole micro-batches
 EXACT = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
 
 
@@ -115,6 +116,7 @@ def finished(lsp_store, tmp_path_factory):
         job(lsp_store, runs / "two", {"dropout": 0.0}),
         job(lsp_store, runs / "failed", fail=[1, 4]),
     ]
+    jobs[-1:-1] = [job(lsp_store, runs / "dropout", DROPOUT)]
     adaptive = {"dropout": 0.0} | ADAPTIVE
     stopped = job(lsp_store, runs / "adaptive-again", adaptive, signal=[1, 5])  # between two updates
     jobs[:0] = [job(lsp_store, runs / "adaptive", adaptive), stopped, job(lsp_store, runs / "adaptive-again", adaptive)]
@@ -157,7 +159,12 @@ def assert_identical(ours, theirs):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("two", {}), ("mtl", {"objective": "mtl", "max_steps": 3}), ("adaptive", ADAPTIVE)],
+    [
+        ("two", {}),
+        ("mtl", {"objective": "mtl", "max_steps": 3}),
+        ("adaptive", ADAPTIVE),
+        ("dropout", DROPOUT),  # which follows from the micro-batch, whichever process computes it
+    ],
 )
 def test_two_processes_equal_one(finished, lsp_store, tmp_path, name, changes):
     runs, _ = finished
@@ -198,7 +205,7 @@ def test_an_error_that_all_meet_is_told_once(finished):
 
 def test_a_process_that_ends_ends_the_others(finished):
     runs, outcomes = finished
-    assert_peer_is_missed(outcomes[10][0], runs / "failed")
+    assert_peer_is_missed(outcomes[-1][0], runs / "failed")
 
 
 def test_nobody_waits_for_ever_for_a_process_that_hangs(lsp_store, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,6 +176,10 @@ def test_the_baseline_is_the_average_row_of_the_text(ids_store, needed_by):
     found = objective.baseline(windows, [targets])
     assert found == {"loss": pytest.approx(expected / sum(map(bool, rows)), rel=1e-5)}
     assert objective.facts == {"tokens_with_supersenses": pytest.approx(with_row / ordinary)}
+    special = np.zeros(ids_store.vocab_size, np.int64)
+    special[ids_store.special_ids["all"]] = 100
+    bare = SimpleNamespace(store=ids_store, token_counts=lambda: special)  # a text of special tokens alone
+    assert objective.baseline(bare, [targets])["loss"] > 0 and objective.facts == {"tokens_with_supersenses": 0.0}
 
 
 def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store, needed_by, settings, tmp_path):

@@ -420,6 +420,13 @@ def test_a_decay_that_would_begin_in_the_warm_up_begins_behind_it():
     assert rates[49] == rates[50] == 1.0 and rates[50:] == pytest.approx([(100 - i) / 50 for i in range(50, 100)])
 
 
+@pytest.mark.parametrize(("decay_share", "falling"), [(1e-9, 1), (0.02, 1), (0.04, 2), (0.1, 5), (1.0, 50)])
+def test_a_decay_is_of_whole_steps_and_of_one_at_least(decay_share, falling):
+    config = StudentConfig(max_steps=50, warmup=0.0, lr=1.0, schedule="wsd", decay_share=decay_share)
+    expected = [1.0] * (50 - falling) + [(falling - step) / falling for step in range(falling)]
+    assert [learning_rate(config, step) for step in range(50)] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_schedules_are_those_of_transformers_one_step_later(schedule):
     config = StudentConfig(max_steps=100, warmup=0.1, lr=1.0, schedule=schedule, decay_share=0.3)

@@ -104,7 +104,8 @@ class Effect:
     tasks           whose mean is compared
     seeds           of the pairs of pre-trainings
     differences_ST  of their scores
-    scores          of the paper's test: n, wins, losses, ties, p (one-sided), two_sided; empty without pairs
+    scores          of the paper's test: tasks, n, wins, losses, ties, p (one-sided), two_sided; None without pairs.
+                    Its tasks are all that every pair has, so there can be more of them than of `tasks`
     lacks           why there is no pair, a clause; empty where there is one
     failed          (how many of the fine-tunings that are compared diverged or collapsed, of how many); they count
     incomplete      seeds that both have but which lack tasks, and are left out
@@ -224,7 +225,9 @@ def _test_scores(pairs):
     by_pair = [differences(model, other, common, "scores") for model, other in pairs]
     d = [fmean(of_score) for of_score in zip(*by_pair, strict=True)]
     wins, losses, ties = count(d)
-    found = {"n": len(d), "wins": wins, "losses": losses, "ties": ties}
+    tasks = {task for task, _ in common}
+    found: dict[str, Any] = {"tasks": tuple(task for task in METRICS if task in tasks)}
+    found |= {"n": len(d), "wins": wins, "losses": losses, "ties": ties}
     return found | {"p": wilcoxon(d), "two_sided": wilcoxon(d, "two-sided")}
 
 

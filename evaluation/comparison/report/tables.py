@@ -84,40 +84,48 @@ def escape_latex(cell: Cell) -> str:
 
 def table_of_hypotheses(tests: Sequence[tuple[str, Effect, Conclusion, float | None]]) -> Table:
     """Every hypothesis with its test: (role, effect, conclusion, p by Holm's method)."""
-    columns = ["hypothesis", "role", "difference", "pairs", "p", "p (Holm)", "tasks × seeds", "detectable"]
+    columns = ["hypothesis", "role", "tasks", "difference", "pairs", "p", "p (Holm)", "tasks × seeds", "detectable"]
     columns += ["scores (paper)", "verdict"]
     header = ["better", "than", "role", "verdict", "pairs", "tasks", "difference", "low", "high", "p", "holm"]
-    header += ["bootstrap_low", "bootstrap_high", "detectable", "scores", "wins", "losses", "ties", "scores_p"]
+    header += ["bootstrap_low", "bootstrap_high", "detectable"]
+    header += ["scores_tasks", "scores", "wins", "losses", "ties", "scores_p"]
     rows: list[list[Cell]] = []
     data: list[list[Any]] = []
     for role, effect, conclusion, holm in tests:
         name, verdict = f"{effect.better} > {effect.than}", conclusion.label
         if effect.lacks:
-            rows.append([name, role, *["–"] * 7, verdict])
+            rows.append([name, role, *["–"] * 8, verdict])
             data.append([effect.better, effect.than, role, conclusion.verdict, 0, *[""] * (len(header) - 5)])
             continue
         mean, scores = effect.mean, effect.scores or {}
         low, high = effect.resampled or (None, None)
         rows.append([
-            name, role, (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
+            name, role, ", ".join(TITLES[task] for task in effect.tasks),
+            (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
             _between(low, high), "–" if mean.detectable is None else points(mean.detectable, sign=False),
-            (f"p {p_value(scores['p'])}" if scores["p"] is not None else "–", f"{scores['wins']} of {scores['n']} won"),
-            verdict,
+            (f"p {p_value(scores['p'])}" if scores["p"] is not None else "–", f"won {_won(scores)}"), verdict,
         ])  # fmt: skip
         data.append([
             effect.better, effect.than, role, conclusion.verdict, mean.n, " ".join(effect.tasks), mean.mean, mean.low,
-            mean.high, mean.p, holm, low, high, mean.detectable,
+            mean.high, mean.p, holm, low, high, mean.detectable, " ".join(scores["tasks"]),
             *(scores[key] for key in ("n", "wins", "losses", "ties", "p")),
         ])  # fmt: skip
     caption = (
-        "Differences are of mean scores, in percentage points, paired by pre-training seed, with 95 % intervals below. "
+        "Differences are of the mean score over the named tasks, in percentage points, paired by pre-training seed, "
+        "with 95 % intervals below. "
         "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again; from few "
         "seeds it is too narrow. Detectable: the smallest true difference that as many pairs of this spread find with "
-        "a power of 80 %. Scores: the paper's one-sided signed-rank test, which counts correlated scores, since the "
-        "fine-tunings of one pre-training and the metrics of one task go together; it says nothing of another "
-        "pre-training."
+        "a power of 80 %. Scores: the paper's one-sided signed-rank test over all tasks that both models have, which "
+        "can be more than the tasks of the difference. It counts correlated scores, since the fine-tunings of one "
+        "pre-training and the metrics of one task go together; it says nothing of another pre-training."
     )
     return Table("report-hypotheses", "Hypotheses", caption, columns, rows, (header, data))
+
+
+def _won(scores):
+    """How many scores of the paper's test were won, and in how many tasks they are."""
+    tasks = len(scores["tasks"])
+    return f"{scores['wins']} of {scores['n']} in {tasks} task{'s' * (tasks != 1)}"
 
 
 def _p(p):
@@ -208,24 +216,24 @@ def table_of_wins(arms: Sequence[Arm], tasks: Sequence[str]) -> Table:
                 continue
             mean, scores = effect.mean, effect.scores or {}
             t_test = f"p {p_value(mean.p)}" if mean.p is not None else f"n = {mean.n}"
-            won = f"{scores['wins']} of {scores['n']}" + (
-                f", p {p_value(scores['p'])}" if scores["p"] is not None else ""
-            )
+            won = _won(scores) + (f", p {p_value(scores['p'])}" if scores["p"] is not None else "")
             cells[better.name, than.name] = f"{points(mean.mean)}, {t_test}", won
             data.append([
-                better.name, than.name, mean.n, mean.mean, mean.low, mean.high, mean.p,
-                *(scores[key] for key in ("n", "wins", "losses", "ties", "p", "two_sided")),
+                better.name, than.name, mean.n, " ".join(effect.tasks), mean.mean, mean.low, mean.high, mean.p,
+                " ".join(scores["tasks"]), *(scores[key] for key in ("n", "wins", "losses", "ties", "p", "two_sided")),
                 *((blimp.n, blimp.mean, blimp.low, blimp.high) if blimp else [""] * 4),
             ])  # fmt: skip
     rows = [[name, *(cells.get((name, other), "–") for other in shown)] for name in shown]
     more = f" The {MOST_ARMS} best of {len(arms)}; the file has all." if len(shown) < len(arms) else ""
+    of_mean = ", ".join(TITLES[task] for task in tasks) or "the tasks that both have"
     caption = (
         f"Row less column: difference of the means in points, with Student's p over pairs of pre-trainings (n: no p "
-        f"from so few, or from equal ones). Below: scores won by the row, and p of the paper's one-sided signed-rank "
-        f"test, which counts correlated scores. No p here is adjusted for the number of tests: all of this is "
-        f"exploratory.{more}"
+        f"from so few, or from equal ones). Mean: of {of_mean}. Below: scores won by the row, and p of the paper's "
+        f"one-sided signed-rank test over all tasks that both models have. It counts correlated scores. No p here is "
+        f"adjusted for the number of tests: all of this is exploratory.{more}"
     )
-    header = ["model", "against", "pairs", "difference", "low", "high", "p", "scores", "wins", "losses", "ties"]
+    header = ["model", "against", "pairs", "tasks", "difference", "low", "high", "p"]
+    header += ["scores_tasks", "scores", "wins", "losses", "ties"]
     header += ["scores_p", "scores_two_sided", "blimp_pairs", "blimp_difference", "blimp_low", "blimp_high"]
     return Table("report-wins", "Every arm against every other", caption, ["", *shown], rows, (header, data))
 

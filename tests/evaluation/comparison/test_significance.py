@@ -12,7 +12,7 @@ from tiny_records import a_record, layer_study, of_table
 
 from evaluation.comparison import published
 from evaluation.comparison.models import SUITE, models_of
-from evaluation.comparison.significance import LEVELS, holm, matrices, wilcoxon, win_rates
+from evaluation.comparison.significance import LEVELS, bootstrap_interval, holm, matrices, wilcoxon, win_rates
 from evaluation.records import METRICS
 
 
@@ -104,6 +104,16 @@ def test_equal_scores_are_ties_and_give_no_p():
     assert cells["p"][0][1] is None and cells["two_sided"][1][0] is None and cells["ties"][0][1] == 70
     assert cells["holm"][0][1] is None
     assert wilcoxon([0.1 + 0.2 - 0.3, 0.0]) is None and wilcoxon([]) is None
+
+
+@pytest.mark.parametrize("count", [5, 67])
+def test_the_bootstrap_interval_is_scipys_of_95_per_cent(count):
+    d = np.random.default_rng(count).gamma(2, 0.01, count) - 0.015  # skewed
+    of_scipy = stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=1, confidence_level=0.95)
+    interval, width = of_scipy.confidence_interval, np.ptp(of_scipy.confidence_interval)
+    assert bootstrap_interval(d) == pytest.approx((interval.low, interval.high), abs=0.03 * width)
+    of_fewer = stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=1, confidence_level=0.9)
+    assert np.ptp(of_fewer.confidence_interval) < 0.9 * width, "90 % would be told from it"
 
 
 def test_holm_by_hand():

@@ -62,6 +62,15 @@ def test_a_word_is_the_mean_of_its_tokens():
     assert not mean_distribution(none).any() and word_scores(none, both, ATOMS)["layer 1"] == 0
 
 
+def test_tokens_without_lsps_do_not_count_in_the_mean():
+    lsps_TK = np.array([[0.5, 0.5, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0], [0.5, 0, 0.5]], np.float32)
+    tokens = Tokens(list("abcde"), [(place, place + 1) for place in range(5)], lsps_TK, {})
+    coded = lsps_TK[lsps_TK.any(1)]
+    assert mean_distribution(tokens) == pytest.approx(coded.mean(0)) and coded.mean(0).sum() == pytest.approx(1)
+    assert word_at(tokens, 1, 3).lsps_TK[0].tolist() == [0, 0, 1]
+    assert mean_distribution(word_at(tokens, 3, 4)).tolist() == [0, 0, 0]
+
+
 def test_the_threshold_is_the_best_one():
     draw = np.random.default_rng(5)
     for count in (2, 7, 40):

@@ -77,6 +77,23 @@ def test_codes_with_more_atoms_than_the_first_working_set_holds():
     check_certificate(hidden, atoms, codes, 1e-3, tol=1e-5)
 
 
+@pytest.mark.parametrize("size", [8, 12, 16, 20, 24, 30])
+def test_tokens_that_need_a_larger_working_set_are_kept_when_others_are_finished(size):
+    """Copies of a token need the same rounds. Of some tokens these are as many as the first working set of others."""
+    rng = np.random.default_rng(1)
+    atoms = problem(1, 64, 300)[1]
+
+    def sums_of(count):
+        sum_d = np.abs(rng.normal(size=count)) @ atoms[rng.choice(len(atoms), count, replace=False)]
+        return (sum_d / np.linalg.norm(sum_d)).astype(np.float32)
+
+    for _ in range(8):
+        hidden = np.stack([sums_of(size)] * 3 + [sums_of(300)] * 5)
+        codes = solve(hidden, atoms, 0.01, tol=1e-4)
+        assert np.diff(codes.indptr)[3:].min() > active_set_torch.FIRST_CAPACITY
+        check_certificate(hidden, atoms, codes, 0.01, tol=1e-4)
+
+
 def test_empty_codes_no_rows_and_a_dictionary_of_one_atom():
     hidden, atoms = problem()
     codes = solve(hidden, atoms, float((hidden @ atoms.T).max()) + 1e-3)

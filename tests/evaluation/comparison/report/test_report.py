@@ -276,6 +276,26 @@ def test_only_tasks_that_are_learned_count(tmp_path):
 
 
 @pytest.mark.usefixtures("page_alone")
+def test_a_row_names_the_tasks_of_its_mean_and_those_of_its_test(tmp_path):
+    """The plan averages two tasks of three; the paper's test has the scores of all three."""
+    study = StudyFacts(title="", question="", primary=("mlsm", "mlm"), seeds=(0, 1, 2, 3), tasks=("cola", "mrpc"))
+    compare(CompareConfig(results=(store(tmp_path, pair(DIFFERENCES)),), output=tmp_path / "out"), silent, study)
+    (row,) = table(tmp_path / "out" / "report-hypotheses.csv")
+    wins = {(row["model"], row["against"]): row for row in table(tmp_path / "out" / "report-wins.csv")}
+    means_of_task = [fmean(task) for task in zip(*DIFFERENCES, strict=True)]
+    for found in (row, wins["MLSM", "MLM"]):
+        assert found["tasks"] == "cola mrpc" and found["scores_tasks"] == "cola mrpc rte"
+        assert float(found["difference"]) == pytest.approx(fmean(means_of_task[:2]))
+        assert int(found["scores"]) == 2 * (1 + 2 + 1)  # fine-tunings, metrics of the tasks
+        assert int(found["wins"]) == 2 * sum(
+            metrics for metrics, mean in zip((1, 2, 1), means_of_task, strict=True) if mean > 0
+        )
+    assert means_of_task[2] != 0 and "CoLA, MRPC" in (tmp_path / "out" / "report-hypotheses.tex").read_text()
+    text = Page(tmp_path / "out" / "report.html").text
+    assert text.count(f"{row['wins']} of 8 in 3 tasks") == 2 and "Mean: of CoLA, MRPC. Below:" in text
+
+
+@pytest.mark.usefixtures("page_alone")
 def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     floor = arm("mlm", {0: {"cola": 0.2, "mrpc": 0.9, "rte": 0.2}}, fraction=0)
     study = StudyFacts(title="", question="", primary=("mlsm", "mlm"), seeds=(0,), learned_by="mlm")

@@ -7,7 +7,7 @@ from scipy.sparse import csr_array
 
 from evaluation.inspection.lsps.sample import Sample
 from evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate
-from evaluation.inspection.tracking.matching import AFTER, BEFORE, match
+from evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, match
 
 TOKENS, LSPS, OF_A_TOKEN = 12_000, 200, 8
 
@@ -121,6 +121,27 @@ def test_splits_and_merges_are_found_and_no_others():
     whole, sums = first_NK[:, 3], second_NJ[:, found.into[3]].sum(1)
     assert found.r_K[3] == pytest.approx(np.corrcoef(whole, sums)[0, 1], abs=1e-6)
     assert set(states) <= set(BEFORE) and set(after) <= set(AFTER)
+
+
+@pytest.mark.parametrize(
+    ("shares", "parts"),
+    [((0.95, 0.05), 1), ((0.8, 0.2), 2), ((0.5, 0.45, 0.05), 2), ((0.5, 0.3, 0.2), 3)],
+)
+def test_a_part_that_adds_little_is_no_part(shares, parts):
+    """LSP 0 becomes several, with shares of its tokens; each gain in correlation is recomputed by numpy."""
+    rng, first_NK = np.random.default_rng(4), planted()
+    part_N = rng.choice(len(shares), TOKENS, p=shares)
+    pieces_NJ = [first_NK[:, 0] * (part_N == number) for number in range(len(shares))]
+    sums_JN = np.cumsum(pieces_NJ, axis=0)
+    gains = np.diff([np.corrcoef(first_NK[:, 0], sum_N)[0, 1] for sum_N in sums_JN])
+    assert [gain > GAIN for gain in gains] == [number < parts for number in range(1, len(shares))]
+    second_NJ = np.concatenate([np.stack(pieces_NJ, axis=1), first_NK[:, 1:]], axis=1)
+    found = match(*both(first_NK, second_NJ, least=0.1), kept_from=0.7, matching="hungarian")
+    assert found.states[0] == ("split" if parts > 1 else "kept")
+    assert found.into[0].tolist() == list(range(parts))
+    expected = ["split"] * parts if parts > 1 else ["kept"]
+    assert found.states_after[: len(shares)] == expected + ["appeared"] * (len(shares) - parts)
+    assert found.r_K[0] == pytest.approx(np.corrcoef(first_NK[:, 0], sums_JN[parts - 1])[0, 1], abs=1e-6)
 
 
 def test_the_assignment_has_the_largest_sum():

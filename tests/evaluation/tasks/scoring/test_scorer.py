@@ -204,6 +204,19 @@ def test_a_sentence_that_does_not_fit_is_said_to_be_too_long(tokenizer):
     scorer = Scorer(StockMaskedLm(tiny_model("roberta", "masked-lm")), tokenizer)
     with pytest.raises(ValueError, match="40 tokens.*reads at most 38"):
         scorer.score(["w1 " * 38])
+    with pytest.raises(ValueError, match="39 tokens.*reads at most 38"):
+        scorer.score(["w3", "w1 " * 37])
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_a_sentence_that_just_fits_is_scored(family, tokenizer):
+    whole = tiny_model(family, "masked-lm")
+    positions = whole.config.max_position_embeddings - (whole.config.pad_token_id + 1 if family == "roberta" else 0)
+    sentence = " ".join(f"w{number % 50}" for number in range(positions - 2))
+    (scores,) = Scorer(StockMaskedLm(tiny_model(family, "masked-lm")), tokenizer).score([sentence])
+    expected = by_definition(whole, rows_of(framed(sentence), lambda place: [place]))
+    assert len(expected) == positions - 2
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
