@@ -3,6 +3,7 @@
 #             only wait for one another)
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
+# make bounds the tests of what runs compiled by Numba, with the bounds of every array checked
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
@@ -25,6 +26,12 @@ faults: .venv/installed-test
 
 fuzz: .venv/installed-test
 	$(BIN)/python tests/faults/fuzz.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
+BOUNDED := tests/pipeline/solvers tests/pipeline/test_dictionary.py tests/pipeline/test_learner.py tests/pipeline/test_lsp.py \
+  tests/evaluation/inspection tests/evaluation/studies/word_senses
+
+bounds: .venv/installed-test
+	NUMBA_BOUNDSCHECK=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile $(BOUNDED)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -75,4 +82,4 @@ release-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz lint docs screenshots release-check
+.PHONY: demo test faults fuzz bounds lint docs screenshots release-check

@@ -2,7 +2,7 @@
 
 Written as Python loops they lose most of their time to checks that LLVM adds because two arrays might overlap
 (`combine` of 33 rows took 3.4 times as long), or stay scalar (the maximum of floats, 6 times). Any processor
-takes such vectors: LLVM splits them to the width it has. Bounds are checked only with NUMBA_BOUNDSCHECK=1 (make bounds).
+takes such vectors: LLVM splits them to the width it has. Bounds are checked only if NUMBA_BOUNDSCHECK is 1.
 
 All arrays are contiguous; floats are float32, row numbers int32. `width` and the length of a gradient are
 multiples of LANES, `count` is a multiple of the rows that are taken at once, filled up with weights of zero.
