@@ -5,6 +5,7 @@
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
 # make mutants   200 changes of single lines, each against the tests of its module: 95 % must be noticed (COUNT=200 SEED=0);
 #             about an hour on two cores; resumes after an interruption
+# make bounds the tests of what runs compiled by Numba, with the bounds of every array checked
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
@@ -30,6 +31,12 @@ fuzz: .venv/installed-test
 
 mutants: .venv/installed-test
 	$(BIN)/python tests/mutants.py --count $(or $(COUNT),200) --seed $(or $(SEED),0)
+
+BOUNDED := tests/pipeline/solvers tests/pipeline/test_dictionary.py tests/pipeline/test_learner.py tests/pipeline/test_lsp.py \
+  tests/evaluation/inspection tests/evaluation/studies/word_senses
+
+bounds: .venv/installed-test
+	NUMBA_BOUNDSCHECK=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile $(BOUNDED)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -80,4 +87,4 @@ release-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz mutants lint docs screenshots release-check
+.PHONY: demo test faults fuzz mutants bounds lint docs screenshots release-check

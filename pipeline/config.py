@@ -291,8 +291,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     tolerance: float = 1e-4
     """Largest KKT violation that a code may keep, in units of a correlation; on a GPU less than 1e-4 is out of reach.
     At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
-    the default of earlier versions, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
-    `--solver fista`, which has no stopping test."""
+    the default of earlier versions and of `nonneg_lasso` in Python, by 0.0067 and 0.10. A store of another tolerance is
+    another store. Not for `--solver fista`, which has no stopping test."""
     solver: Literal["cd", "fista", "nearest"] = "cd"
     """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
     what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more than

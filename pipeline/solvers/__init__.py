@@ -24,12 +24,23 @@ from pipeline.solvers.cuda_products import PreparedOnGpu
 from pipeline.solvers.fista import STEPS
 from pipeline.solvers.prepared import Prepared
 from pipeline.solvers.prepared import prepare as prepare_on_cpu
-from pipeline.solvers.problem import ROWS_AT_ONCE, Array, Codes, ConvergenceWarning, duality_gap, join_codes, numpy_rows
+from pipeline.solvers.problem import (
+    LONGEST,
+    ROWS_AT_ONCE,
+    Array,
+    Codes,
+    ConvergenceWarning,
+    check_gram,
+    duality_gap,
+    join_codes,
+    numpy_rows,
+)
 from pipeline.solvers.tensors import float32_on, on_gpu, product
 
 __all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "Prepared", "choose_backend", "nonneg_lasso", "prepare"]
 
 BACKENDS = ("auto", "cpu", "cuda", "torch", "fista")
+LARGEST_LAM = 1e30  # far above any correlation: kernels, which know no infinity, subtract it from -3e38
 ROWS_TO_GPU = 1 << 16  # copied to a GPU at once, where they are not there yet
 
 
@@ -50,14 +61,14 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared | Prepare
     """Prepare atoms (K, d) for many calls of `nonneg_lasso`, where they lie: on a CPU or a GPU.
 
     gram_KK  atoms_Kd @ atoms_Kd.T, float32, computed if not given
-    Raises   ValueError on NaN or infinity, and on atoms on a GPU that are not float32
+    Raises   ValueError on NaN, infinity or norms above 1e8, and on atoms on a GPU that are not float32
     """
+    _check_rows("atoms", atoms_Kd)
     if not on_gpu(atoms_Kd):
         return prepare_on_cpu(atoms_Kd, gram_KK)
     if atoms_Kd.dtype != torch.float32:
         raise ValueError(f"atoms on a GPU are prepared as float32; found {atoms_Kd.dtype}. Give atoms.float().")
-    _check_finite("atoms", atoms_Kd)
-    gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(atoms_Kd.device, gram_KK)
+    gram_KK = _gram_on(atoms_Kd.device, atoms_Kd, gram_KK)
     return PreparedTensors(atoms_Kd, _version(atoms_Kd), gram_KK, cuda_products.prepare(atoms_Kd, gram_KK))
 
 
@@ -79,12 +90,14 @@ def nonneg_lasso(
     """Sparse-code N tokens: minimise 1/2 ||h - a D||^2 + lam * sum(a) over a >= 0 for every row h.
 
     hidden_Nd  unit-length rows: a NumPy array or torch tensor of float16, bfloat16, float32 or float64, any
-               strides; computed in float32, to which other types are cast a chunk of rows at a time
+               strides; computed in float32, to which other types are cast a chunk of rows at a time. Other norms are
+               accepted up to 1e8; tol and lam should then grow with them
     atoms_Kd   row norms <= 1;  gram_KK = atoms_Kd @ atoms_Kd.T, float32, computed if not given; for many
                calls with the same atoms, prepare(atoms_Kd, gram_KK)
     lam        penalty > 0, in units of a correlation; at lam >= the largest correlation a code is empty
-    tol        largest KKT violation to leave, in units of a correlation; float32 resolves violations only
-               to about 1e-6 times (1 + the sum of the code), a GPU to 5e-5
+    tol        largest KKT violation to leave, in units of a correlation. The default of 1e-3 suits learning and
+               inspection; encode-lsp's --tolerance has the default 1e-4, so pass tol=1e-4 to reproduce stored codes.
+               float32 resolves violations only to about 1e-6 times (1 + the sum of the code), a GPU to 5e-5
                None, which only "fista" allows: accept what the steps reach, without a warning
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
     backend    "cpu", "cuda": coordinate descent; "torch": Newton steps in plain torch, where hidden_Nd lies;
@@ -94,21 +107,23 @@ def nonneg_lasso(
     Returns    Codes, with the largest KKT violation of every token over all atoms ("cuda": an upper bound of it, which
                counts what its products may be off by): tensors if hidden_Nd is one on a GPU and is coded there,
                else NumPy arrays
-    Raises     ValueError on shapes that do not match, lam or tol <= 0 or non-finite input (naming the rows)
-    Warns      ConvergenceWarning with the number of tokens above tol
+    Raises     ValueError on shapes that do not match, lam or tol <= 0, non-finite input or norms above 1e8 (naming the
+               rows), and a gram_KK that is not that of the atoms
+    Warns      ConvergenceWarning with the number of tokens above tol; "cpu" returns the best code that it found for
+               them, which is never worse than the empty code
     """
     hidden_Nd, atoms_Kd = (x if isinstance(x, torch.Tensor) else np.asarray(x) for x in (hidden_Nd, atoms_Kd))
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps)
     if not isinstance(gram_KK, Prepared | PreparedTensors):
-        _check_finite("atoms", atoms_Kd)
-    finite_N, rows_Nd = None, hidden_Nd
+        _check_rows("atoms", atoms_Kd)
+    usable_N, rows_Nd = None, hidden_Nd
     if on_gpu(hidden_Nd):  # nothing waits for the check: rows that fail it are coded as zeros, and refused at the end
-        finite_N = torch.isfinite(hidden_Nd.float()).all(1)
-        rows_Nd = torch.where(finite_N[:, None], hidden_Nd.detach(), 0)
+        usable_N = _usable(hidden_Nd)
+        rows_Nd = torch.where(usable_N[:, None], hidden_Nd.detach(), 0)
     else:
-        _check_finite("hidden", hidden_Nd)
-    codes = _solve(rows_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps)
-    _judge(codes.kkt, tol, finite_N, hidden_Nd)
+        _check_rows("hidden", hidden_Nd)
+    codes = _solve(rows_Nd, atoms_Kd, min(lam, LARGEST_LAM), gram_KK, tol, backend, steps)
+    _judge(codes.kkt, tol, usable_N, hidden_Nd)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
     return codes
@@ -127,8 +142,23 @@ def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):
         return _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     from pipeline.solvers import active_set_torch
 
-    gram_KK = gram_KK.gram_KK if isinstance(gram_KK, PreparedTensors) else gram_KK
+    if isinstance(gram_KK, PreparedTensors):
+        gram_KK = gram_KK.gram_KK
+    elif gram_KK is not None:
+        device = hidden_Nd.device if on_gpu(hidden_Nd) else "cpu"
+        gram_KK = _gram_on(device, float32_on(device, atoms_Kd), gram_KK)
     return active_set_torch.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
+
+
+def _gram_on(device, atoms_Kd, gram_KK):
+    """The Gram matrix of atoms on a device, computed there if it is not given, else checked."""
+    if gram_KK is None:
+        return product(atoms_Kd, atoms_Kd)
+    gram_KK = float32_on(device, gram_KK)
+    square_K, (least, most) = (atoms_Kd.detach() ** 2).sum(1), gram_KK.aminmax()
+    difference = (gram_KK.diagonal() - square_K).abs().max()
+    check_gram(*torch.stack([square_K.max(), difference, torch.maximum(most, -least)]).tolist())
+    return gram_KK
 
 
 def choose_backend(device: torch.device) -> str:
@@ -175,7 +205,7 @@ def _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol):
         atoms_Kd, gram_KK = gram_KK.atoms_Kd, gram_KK.for_kernels
     else:
         atoms_Kd = float32_on(device, atoms_Kd)
-        gram_KK = product(atoms_Kd, atoms_Kd) if gram_KK is None else float32_on(device, gram_KK)
+        gram_KK = _gram_on(device, atoms_Kd, gram_KK)
         gram_KK = cuda_products.prepare(atoms_Kd, gram_KK)
     if on_gpu(hidden_Nd):
         return cd_cuda.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
@@ -221,39 +251,47 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
         raise ValueError(f"no solver backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
-def _check_finite(name, array_Nd):
-    """Raise ValueError naming the rows that hold NaN or infinity, in float32."""
+def _usable(rows_nd):
+    """Which rows of a tensor are finite in float32, and not too long."""
+    return (rows_nd.float() ** 2).sum(1) <= LONGEST**2
+
+
+def _check_rows(name, array_Nd):
+    """Raise ValueError naming the rows that hold NaN or infinity in float32, or whose norm is above LONGEST."""
     if on_gpu(array_Nd):  # one small answer instead of all the data
-        finite_N = torch.isfinite(array_Nd.float()).all(1)
-        if not finite_N.all():
-            _refuse(name, (~finite_N).nonzero()[:, 0].tolist())
+        usable_N = _usable(array_Nd)
+        if not usable_N.all():
+            rows = (~usable_N).nonzero()[:, 0]
+            _refuse(name, rows.tolist(), array_Nd[rows[:1]].isfinite().all())
         return
     rows = []
     for start in range(0, len(array_Nd), ROWS_AT_ONCE):
-        finite_n = np.isfinite(numpy_rows(array_Nd, slice(start, start + ROWS_AT_ONCE), np.float32)).all(1)
-        if not finite_n.all():
-            rows += (start + np.flatnonzero(~finite_n)).tolist()
+        rows_nd = numpy_rows(array_Nd, slice(start, start + ROWS_AT_ONCE), np.float32)
+        usable_n = np.einsum("nd,nd->n", rows_nd, rows_nd) <= LONGEST**2
+        if not usable_n.all():
+            finite = rows or np.isfinite(rows_nd[~usable_n][0]).all()
+            rows += (start + np.flatnonzero(~usable_n)).tolist()
     if rows:
-        _refuse(name, rows)
+        _refuse(name, rows, finite)
 
 
-def _refuse(name, rows):
+def _refuse(name, rows, finite):
     raise ValueError(
-        f"{name}: NaN or infinity in row {', '.join(map(str, rows[:10]))}"
+        f"{name}: {'a norm above 1e8' if finite else 'NaN or infinity'} in row {', '.join(map(str, rows[:10]))}"
         f"{' and more' if len(rows) > 10 else ''}; leave such rows out, or scale them "
         "to what float32 holds"
     )
 
 
-def _judge(kkt_N, tol, finite_N, hidden_Nd):
-    """Refuse rows that are not finite and warn of tokens above tol; of a GPU that asks one question."""
+def _judge(kkt_N, tol, usable_N, hidden_Nd):
+    """Refuse rows that are not usable and warn of tokens above tol; of a GPU that asks one question."""
     kkt_N = torch.as_tensor(kkt_N)
-    finite_N = torch.ones(0, dtype=torch.bool) if finite_N is None else finite_N
+    usable_N = torch.ones(0, dtype=torch.bool) if usable_N is None else usable_N
     tol = math.inf if tol is None else tol
-    facts = (~finite_N).sum(), (~(kkt_N <= tol)).sum(), torch.cat([kkt_N, kkt_N.new_zeros(1)]).max()
+    facts = (~usable_N).sum(), (~(kkt_N <= tol)).sum(), torch.cat([kkt_N, kkt_N.new_zeros(1)]).max()
     refused, above, worst = torch.stack([fact.to(kkt_N.device, torch.float64) for fact in facts]).tolist()
     if refused:
-        _check_finite("hidden", hidden_Nd)
+        _check_rows("hidden", hidden_Nd)
     if above:
         warnings.warn(
             f"{int(above)} of {len(kkt_N)} tokens have a KKT violation above {tol:g}, at most {worst:.2g}",

@@ -14,6 +14,12 @@ residual h - a D in float32 and, from it, the gradients of the working set and o
 within its error bound of a violation. The bound is a strict one, so no other atom can violate anything, and the
 certificate holds over all atoms, in float32. If it finds a violation, the rounds go on.
 
+If a working set has more atoms than they span dimensions, rounding can give its Gram matrix negative eigenvalues. The
+problem of a round then has no minimum, and codes grow without end if lam is tiny or rows are far longer than 1. A round
+that misses its tolerance is therefore undone, and the token continues with a Gram matrix in float32. The solver keeps
+the code with the smallest violation. It returns to that code if a later one is worse than the empty code, and ends with
+it if no round improves the token any more.
+
 Tasks are independent: equal input gives equal bits, whatever the number of threads (NUMBA_NUM_THREADS; default all
 cores). They are Python threads around kernels that release the GIL, so there is no threading layer to choose and memory
 beyond the result is a few MB a thread (4 m^2 bytes more for a working set of m atoms: 64 MB for a code of thousands of
@@ -143,48 +149,69 @@ def _solve_rows(codes, hidden_nd, found, view, lam, tol, scratch, working, done)
 
     Of a token: `size` atoms are in its working set; `worst` is the largest approximate violation outside of it; `moved`
     says how far coefficients have moved in all, by which rounded Gram rows made its gradient wrong; `least` is the
-    smallest violation that a certificate found, `waited` and `slow` count those that found none smaller, or hardly;
-    `exact` says that the working set's Gram matrix is computed in float32.
+    smallest violation that a certificate found, that of `best`, a code of the first `best_size` atoms; `waited` and
+    `slow` count the certificates that found none smaller, or hardly; `exact` says that the working set's Gram matrix is
+    computed in float32; `astray` says that the last round failed, and that a certificate must follow; `ends` says that
+    the token is given up, with its best code.
 
     Returns how many are done: all of them, unless the next one's working set overflows.
     """
     indices_nK, values_nK, counts_n, kkt_n = codes
     grad_K, block_max = scratch.grad_K, scratch.block_max
-    atoms, gram, code, excess, steps, before, direction, image, residual, rows = working
+    atoms, gram, code, excess, steps, before, best, direction, image, residual, rows = working
     for n in range(done, len(counts_n)):
         _start(scratch, found, view, n)
         block_maxima(grad_K, block_max)
         worst = largest(block_max) - lam
         size, moved, waited, slow, least, exact = 0, np.float32(0), 0, 0, -LOWEST, view.has_small
-        for turn in range(MAX_ROUNDS + 1):
-            if worst <= tol or turn == MAX_ROUNDS:
+        best_size, astray, ends = 0, False, False
+        for turn in range(MAX_ROUNDS + 2):
+            if worst <= tol or astray or turn >= MAX_ROUNDS:
                 error = found.margin_n[n] + view.scale * moved
                 working_violation, kkt = _certify(
                     scratch, working, hidden_nd[n], view, size, lam, error, found.relative
                 )
                 kkt_n[n] = kkt
+                astray = _is_worse_than_empty(code, scratch.residual_d, hidden_nd[n], size, lam)
+                better = kkt < least and not astray
                 slow += kkt > np.float32(0.5) * least
-                waited = 0 if kkt < least else waited + 1
-                least = min(least, kkt)
-                enough = kkt <= tol and (working_violation <= np.float32(0.5) * tol or waited > 0)
-                if enough or waited == PATIENCE or turn == MAX_ROUNDS:
+                waited = 0 if better else waited + 1
+                enough = kkt <= tol and not astray and (working_violation <= np.float32(0.5) * tol or waited > 0)
+                if better:
+                    least, best_size = kkt, size
+                    for i in range(size):
+                        best[i] = code[i]
+                if enough or ends:
                     break
-                if slow >= EXACT_AFTER and not exact:
+                ends = waited >= PATIENCE or turn >= MAX_ROUNDS
+                if ends and better:
+                    break
+                if ends or astray:
+                    astray = True
+                    for i in range(size):
+                        code[i] = best[i] if i < best_size else np.float32(0)
+                if (astray or slow >= EXACT_AFTER) and not exact:
                     exact = True  # to the end: a rounded row among exact ones would stop it again
                     _compute_gram(working, view.atoms_Kd, 0, size)
                 block_maxima(grad_K, block_max)
                 worst = largest(block_max) - lam
-            joining = max(min(FIRST_JOINING + size // 2, JOINING), size // 4)
-            threshold = _nth_largest(block_max, scratch.blocks, joining, lam + tol)
-            old_size, size = size, _join(atoms, size, grad_K, view, block_max, threshold)
-            if size < 0:
-                return n
-            _copy_gram(gram, atoms, steps, view, old_size, size)
-            if exact:
-                _compute_gram(working, view.atoms_Kd, old_size, size)
-            _load_excess(working, hidden_nd[n], view, old_size, size, lam)
-            inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
-            minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
+            if not astray:
+                joining = max(min(FIRST_JOINING + size // 2, JOINING), size // 4)
+                threshold = _nth_largest(block_max, scratch.blocks, joining, lam + tol)
+                old_size, size = size, _join(atoms, size, grad_K, view, block_max, threshold)
+                if size < 0:
+                    return n
+                _copy_gram(gram, atoms, steps, view, old_size, size)
+                if exact:
+                    _compute_gram(working, view.atoms_Kd, old_size, size)
+                _load_excess(working, hidden_nd[n], view, old_size, size, lam)
+                inner_tol = max(np.float32(0.3) * tol, np.float32(INNER) * worst)
+                astray = not minimise(gram, code, excess, steps, direction, image, residual, size, inner_tol)
+                if astray and not exact:
+                    exact = True
+                    _compute_gram(working, view.atoms_Kd, 0, size)
+                    for i in range(size):
+                        code[i] = before[i]
             count, change = _list_moved(code, before, atoms, image, rows, size, view.scale)
             moved += change
             subtract_rows(grad_K, image, view.gram_KK, rows, count)
@@ -208,13 +235,23 @@ def _start(scratch, found, view, n):
 
 
 @inlined
+def _is_worse_than_empty(code, residual_d, hidden_d, size, lam):
+    """Whether the objective of a code whose residual is given exceeds that of the empty code, beyond rounding."""
+    objective, width = np.float32(0), len(residual_d)
+    for i in range(size):
+        objective += lam * code[i]
+    objective += np.float32(0.5) * dot(residual_d, residual_d, width)
+    return objective > np.float32(0.500001) * dot(hidden_d, hidden_d, width)
+
+
+@inlined
 def _certify(scratch, working, hidden_d, view, size, lam, error, relative):
     """Compute gradients in float32, into excess for the working set, into grad_K for others that may reach lam.
 
     error, relative  the others' approximate gradient is within error + relative * abs(rounded_K)
     Returns the largest KKT violation of the working set, which rounding of the Gram matrix adds to, and of all atoms
     """
-    atoms, gram, code, excess, steps, before, direction, image, residual, rows = working
+    atoms, gram, code, excess, steps, before, best, direction, image, residual, rows = working
     grad_K, listed, products, residual_d = scratch.grad_K, scratch.listed, scratch.products, scratch.residual_d
     count = 0
     for i in range(size):
@@ -232,9 +269,11 @@ def _certify(scratch, working, hidden_d, view, size, lam, error, relative):
     for place in range(0, len(grad_K), LANES):
         bits = lanes_above(grad_K, relative, scratch.rounded_K, place, lam + kkt - error)
         while bits:
-            listed[count] = place + lowest_bit(bits)
+            atom = place + lowest_bit(bits)
             bits &= bits - 1
-            count += 1
+            if atom < len(view.square_K):  # what is not a number may look above the cut beyond the last atom
+                listed[count] = atom
+                count += 1
     row_products(products, residual_d, view.atoms_Kd, listed, _fill_up(products, listed, count, MULTIPLIED_ROWS))
     for i in range(count):
         grad_K[listed[i]] = products[i]
@@ -274,6 +313,8 @@ def _join(atoms, size, grad_K, view, block_max, threshold):
             continue
         for j in range(b, len(grad_K), len(block_max)):
             if j < len(view.square_K) and grad_K[j] >= threshold and view.square_K[j] > 0:
+                if size == len(view.square_K):  # only where numbers are not finite does an atom join twice
+                    return size
                 if size == len(atoms):
                     return -1
                 prefetch_row(view.atoms_Kd, j)
@@ -310,7 +351,7 @@ def _compute_gram(working, atoms_Kd, old_size, size):
 @inlined
 def _load_excess(working, hidden_d, view, old_size, size, lam):
     """Give the atoms that joined a coefficient of zero and their excess, in float32 but for the Gram matrix."""
-    atoms, gram, code, excess, steps, before, direction, image, residual, rows = working
+    atoms, gram, code, excess, steps, before, best, direction, image, residual, rows = working
     for i in range(old_size, size):
         code[i] = before[i] = 0
         rows[i - old_size] = atoms[i]

@@ -28,9 +28,9 @@ def kernel(function: Callable) -> Callable:
     """Compile a function that Python calls, cached on disk if some directory for that can be written.
 
     Numba looks for changes only in the file of the function itself. The name under which it is cached therefore says
-    what this file, vectors.py and working_set.py contain, which are compiled into it.
+    what this file, vectors.py and working_set.py contain, which are compiled into it, and whether bounds are checked.
     """
-    function.__qualname__ += f"-{_inlined_sources}"
+    function.__qualname__ += f"-{_inlined_sources}{'-checked' if numba.config.BOUNDSCHECK else ''}"
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # "no locator available": neither the package nor the user's cache is writable

@@ -22,7 +22,7 @@ import torch
 from common.onednn import multiply
 from pipeline.solvers import onednn
 from pipeline.solvers.parallel import kernel, run_in_threads, thread_count
-from pipeline.solvers.problem import Array, numpy_rows
+from pipeline.solvers.problem import Array, check_gram, numpy_rows
 from pipeline.solvers.vectors import LANES, SUBTRACTED_ROWS
 
 DIRECTIONS = SUBTRACTED_ROWS  # main directions of the atoms: as many as one pass over a token's gradient adds
@@ -31,6 +31,7 @@ SAMPLE = 1024  # atoms that it looks at, about
 ROWS_AT_ONCE = 256  # of the Gram matrix, by one thread
 LARGEST_INTEGER = 32767
 OUTPUT_ROUNDING = np.float32(0.002)  # a little above 2^-9: bfloat16 has 8 bits
+LEAST_SQUARE = 1e-30  # squared norms below it count as zero
 SMALL = 3000  # squared norms in units of the scale below which 16 bits are too coarse: norms below 0.3
 
 
@@ -78,12 +79,17 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
     gram_KK  atoms_Kd @ atoms_Kd.T, float32, computed if not given
     """
     atoms_Kd = numpy_rows(atoms_Kd, slice(None), np.float32)
-    gram_KK = atoms_Kd @ atoms_Kd.T if gram_KK is None else numpy_rows(gram_KK, slice(None), np.float32)
+    given = gram_KK is not None
+    gram_KK = numpy_rows(gram_KK, slice(None), np.float32) if given else atoms_Kd @ atoms_Kd.T
     num_atoms, width = atoms_Kd.shape
     square_K = gram_KK.diagonal().copy()
-    largest = max(float(gram_KK.max()), -float(gram_KK.min()), 1e-30)  # a rounded matrix may exceed its diagonal
+    largest = max(float(gram_KK.max()), -float(gram_KK.min()), LEAST_SQUARE)  # a rounded matrix may exceed its diagonal
     if not np.isfinite(largest):
         raise ValueError("the atoms or their Gram matrix hold numbers that are not finite")
+    if given:
+        exact_K = np.einsum("kd,kd->k", atoms_Kd, atoms_Kd)
+        check_gram(float(exact_K.max()), float(np.abs(square_K - exact_K).max()), largest)
+    square_K[square_K < LEAST_SQUARE] = 0  # atoms that never join: 1 / their squared norms would overflow
     integers_KK = aligned_zeros(num_atoms, num_atoms, np.int16)
 
     def quantise(starts):

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 ROWS_AT_ONCE = 512
+LONGEST = 1e8  # norm of a row or an atom: of longer ones, products of squares would not be float32 numbers
+GRAM_ROUNDING = 0.02  # of the largest squared norm: what a Gram matrix in few bits may be off by
 Array: TypeAlias = np.ndarray | torch.Tensor
 
 
@@ -112,6 +114,19 @@ def numpy_rows(array_Nd: Array, rows: slice, dtype: type) -> np.ndarray:
     if isinstance(chunk, torch.Tensor):
         chunk = chunk.detach().to("cpu", torch.float64 if dtype == np.float64 else torch.float32).numpy()
     return np.require(chunk, dtype, ["C", "W"])
+
+
+def check_gram(square: float, difference: float, largest: float) -> None:
+    """Refuse a Gram matrix that is not that of the atoms, as far as its diagonal and its largest entry show.
+
+    square, difference, largest  the largest squared norm of an atom, how far the diagonal is from the squared norms,
+                                 and the largest absolute entry
+    """
+    if not (difference <= GRAM_ROUNDING * square + 1e-30 and largest <= (1 + GRAM_ROUNDING) * square + 1e-30):
+        raise ValueError(
+            f"gram must be atoms @ atoms.T, whose largest entry is {square:.3g} (the largest squared norm); found "
+            f"{largest:.3g}, and a diagonal that is off by up to {difference:.3g}. Compute it from these atoms."
+        )
 
 
 def _per_token(function, hidden_Nd, atoms_Kd, codes, lam):

@@ -2,16 +2,18 @@
 
 Written as Python loops they lose most of their time to checks that LLVM adds because two arrays might overlap
 (`combine` of 33 rows took 3.4 times as long), or stay scalar (the maximum of floats, 6 times). Any processor
-takes such vectors: LLVM splits them to the width it has. Nothing here checks bounds.
+takes such vectors: LLVM splits them to the width it has. Bounds are checked only if NUMBA_BOUNDSCHECK is 1.
 
 All arrays are contiguous; floats are float32, row numbers int32. `width` and the length of a gradient are
 multiples of LANES, `count` is a multiple of the rows that are taken at once, filled up with weights of zero.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import config
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -303,7 +305,7 @@ class _Array:
         self.builder, self.data = builder, array.data
         self.bytes = signature.args[number].dtype.bitwidth // 8
         shape = cgutils.unpack_tuple(builder, array.shape)
-        self.length = shape[-1]
+        self.length, self.size = shape[-1], functools.reduce(builder.mul, shape)
 
     def first(self, count):
         """The first arguments, all of them arrays."""
@@ -313,6 +315,15 @@ class _Array:
         """Where an entry of a matrix lies."""
         return self.builder.add(self.builder.mul(row, self.length), column)
 
+    def _pointer(self, place, lanes):
+        if config.BOUNDSCHECK:
+            end = self.builder.add(place, _number(lanes))
+            outside = [self.builder.icmp_signed("<", place, _number(0)), self.builder.icmp_signed(">", end, self.size)]
+            with self.builder.if_then(self.builder.or_(*outside), likely=False):
+                message = (f"a vector of {lanes} entries ends outside of its array",)
+                self._arguments[0].call_conv.return_user_exc(self.builder, IndexError, message)
+        return self.builder.gep(self.data, [place])
+
     def load(self, place, lanes=LANES):
         """The vector of floats that begins at an entry, or with one lane the entry as it is."""
         values = self.load_bits(place, lanes)
@@ -320,14 +331,14 @@ class _Array:
 
     def load_bits(self, place, lanes):
         """The same, unconverted."""
-        pointer = self.builder.gep(self.data, [place])
+        pointer = self._pointer(place, lanes)
         if lanes > 1:
             kind = ir.VectorType(pointer.type.pointee, LANES)
             pointer = self.builder.bitcast(pointer, kind.as_pointer())
         return self.builder.load(pointer, align=self.bytes)
 
     def store(self, value, place):
-        pointer = self.builder.gep(self.data, [place])
+        pointer = self._pointer(place, value.type.count if isinstance(value.type, ir.VectorType) else 1)
         self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
 
 

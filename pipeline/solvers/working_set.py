@@ -29,6 +29,7 @@ class WorkingSet(NamedTuple):
     excess: np.ndarray  # correlation with the residual, minus lam
     steps: np.ndarray  # 1 / squared norm; not 1: rounding moves atoms off the unit sphere
     before: np.ndarray  # coefficients at the start of the round
+    best: np.ndarray  # coefficients of the best certificate so far
     direction: np.ndarray  # of conjugate gradients
     image: np.ndarray  # gram @ direction
     residual: np.ndarray  # excess on the support
@@ -38,8 +39,8 @@ class WorkingSet(NamedTuple):
 def make_working_set(capacity: int) -> WorkingSet:
     atoms, rows = np.zeros((2, capacity), np.int32)
     gram = np.zeros((capacity, capacity), np.float32)
-    code, excess, steps, before, direction, image, residual = np.zeros((7, capacity), np.float32)
-    return WorkingSet(atoms, gram, code, excess, steps, before, direction, image, residual, rows)
+    code, excess, steps, before, best, direction, image, residual = np.zeros((8, capacity), np.float32)
+    return WorkingSet(atoms, gram, code, excess, steps, before, best, direction, image, residual, rows)
 
 
 @inlined
@@ -59,14 +60,15 @@ def minimise(
     residual: np.ndarray,
     size: int,
     tol: np.float32,
-) -> None:
-    """Solve the problem over the working set to a KKT violation of tol, or as near as MAX_SWEEPS come."""
+) -> bool:
+    """Solve the problem over the working set to a KKT violation of tol. Returns whether MAX_SWEEPS reached that."""
     for sweep in range(MAX_SWEEPS):
         _descend(gram, code, excess, steps, size)
         if violation(code, excess, size) <= tol:
-            break
+            return True
         if (sweep + 1) % SWEEPS_BEFORE_CG == 0:
             _conjugate_gradients(gram, code, excess, direction, image, residual, size, np.float32(0.5) * tol)
+    return False
 
 
 @inlined

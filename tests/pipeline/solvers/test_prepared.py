@@ -5,10 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from lasso import assert_equal_bits, check_certificate, problem, real_data, rounding_products, unit_rows
+from lasso import assert_equal_bits, check_certificate, problem, real_data, rounding_products, sklearn_codes, unit_rows
 
 from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso, onednn, prepare, prepared
 from pipeline.solvers.prepared import correlate
+from pipeline.solvers.problem import objective
 
 
 @pytest.fixture
@@ -115,6 +116,32 @@ def test_nearly_dependent_atoms_are_solved_to_a_small_tolerance():
     with warnings.catch_warnings(action="error", category=ConvergenceWarning):
         codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.01, tol=5e-6)
     check_certificate(hidden_Nd, atoms_Kd, codes, 0.01, tol=5e-6)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_rounded_gram_matrix_is_refined_where_it_stops_the_descent(copies):
+    """No atom is short here, so the Gram matrix begins in 16 bits: with those alone, tokens stop at 2e-5."""
+    rng = np.random.default_rng(0)
+    hidden_Nd, atoms_Kd = problem(60, 16, 30)
+    near = [unit_rows(atoms_Kd + 1e-4 * rng.normal(size=atoms_Kd.shape)) for _ in range(copies)]
+    atoms_Kd = np.concatenate([atoms_Kd, *near])
+    assert not prepare(atoms_Kd).view.has_small
+    with warnings.catch_warnings(action="error", category=ConvergenceWarning):
+        codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.01, tol=5e-6)
+    check_certificate(hidden_Nd, atoms_Kd, codes, 0.01, tol=5e-6)
+    expected = objective(hidden_Nd[:5], atoms_Kd, sklearn_codes(hidden_Nd[:5], atoms_Kd, 0.01), 0.01)
+    np.testing.assert_allclose(objective(hidden_Nd, atoms_Kd, codes, 0.01)[:5], expected, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("bfloat16")
+@pytest.mark.parametrize("bfloat16", [False], indirect=True)
+def test_a_certificate_finds_what_coarse_gram_rows_hide():
+    """A long atom makes the integers of all others coarse: gradients drift by up to 0.01, far above the tolerance."""
+    hidden_Nd, atoms_Kd = problem(200, 16, 300)
+    atoms_Kd[0] *= 30
+    codes = nonneg_lasso(hidden_Nd, atoms_Kd, 0.05, tol=1e-4)
+    gradient_NK = (hidden_Nd - codes.dense(300) @ atoms_Kd.astype(float)) @ atoms_Kd.astype(float).T
+    assert gradient_NK.max() <= 0.05 + 1.01e-4 and codes.kkt.max() <= 1e-4
 
 
 def test_prepared_atoms_give_the_same_bits_and_fit_only_themselves():
