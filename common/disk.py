@@ -62,18 +62,17 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
     root    below which no link is followed; by default the nearest of `follow_no_links_below`
     Raises  PlaceError if something below the root is a link or not a directory; OSError
     """
-    path = _absolute(path)
-    root = next((place for place in (path, *path.parents) if place in _roots), path) if root is None else Path(root)
-    root = _absolute(root)
-    descriptor, here = os.open(root, _DIRECTORY), root
+    whole = _absolute(path)
+    top = _absolute(root or next((place for place in (whole, *whole.parents) if place in _roots), whole))
+    descriptor, here = os.open(top, _DIRECTORY), top
     try:
-        for part in path.relative_to(root).parts:
+        for part in whole.relative_to(top).parts:
             here = here / part
             try:
                 below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
             except OSError as error:
                 if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                    raise _not_entered(here, root, descriptor) from None
+                    raise _not_entered(here, top, descriptor) from None
                 raise OSError(error.errno, error.strerror, str(here)) from None
             os.close(descriptor)
             descriptor = below
@@ -82,7 +81,7 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
         os.close(descriptor)
 
 
-def _absolute(path):
+def _absolute(path: str | Path) -> Path:
     """The path from / on, as it is written; a working directory that is gone matters only to a relative one."""
     return Path(path) if os.path.isabs(path) else Path.cwd() / path
 

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.promise(
     "whole stores (LSPs, ids, logits), runs, finished and tracked runs, outputs, dictionaries, exports, probes, masked "
     "language models, teachers, recipes, vectors, evaluation records and servers, spoilt in one to three ways, with "
     "links, pipes and devices among them, and used by every command that reads or writes them: the unspoilt "
-    "result, or a typed error that names a file; 20 s and 400 MB a use; nothing outside changed, leaked or executed; what verify --full calls whole can be read",
+    "result, or a typed error that names a file; 20 s and 400 MB a use; nothing outside changed, leaked or executed; "
+    "what verify --full calls whole can be read",
     cases="24 in the suite; docs/log.md says how many since",
 )
 

@@ -22,6 +22,7 @@ from test_foreign_stores import within_seconds
 from common.errors import (
     DictionaryError,
     FlopsError,
+    InspectionError,
     ModelError,
     RecordError,
     RunError,
@@ -30,7 +31,10 @@ from common.errors import (
     TeacherError,
     TrainingError,
 )
+from common.progress import silent
 from evaluation import models, records
+from evaluation.inspection.lsps.config import LspConfig
+from evaluation.inspection.lsps.show import show as show_lsps
 from evaluation.inspection.stores import document_tokens, show
 from evaluation.studies.flops.encoders import Encoder
 from evaluation.tasks.finetuning import trials
@@ -38,6 +42,7 @@ from evaluation.tasks.finetuning.heads import Backbone
 from evaluation.tasks.scoring import models as masked_lms
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import load_tokenizer
+from recipes.reading import read_recipe
 from shards.derive import derive
 from shards.manifest import StoreFiles
 from shards.reader import Store
@@ -828,3 +833,20 @@ def test_a_store_whose_text_is_all_held_out_says_so(files):
     write_sealed(files.path, path, plan)
     with pytest.raises(StoreError, match="has no train windows; all its text is held out"):
         Store.open(files.path).split("train")
+
+
+@pytest.mark.parametrize("length", [0, 5, 100, 2127])
+def test_vectors_that_are_cut_are_one_error_that_names_them(length, tmp_path):
+    Dictionary(np.eye(4, 32, dtype=np.float32), [], "made up", {"lam": 0.1}).save(tmp_path / "dictionary")
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
+    os.truncate(tmp_path / "v.npy", length)
+    with pytest.raises(InspectionError, match=r"--vectors .*v\.npy"):
+        show_lsps(LspConfig(store=str(tmp_path / "dictionary"), vectors=tmp_path / "v.npy"), silent)
+
+
+@pytest.mark.parametrize("text", [b"train-student: {lr: \xa01}", b"[" * 100_000, b"\x00", b"\xff\xfe"])
+def test_a_recipe_that_is_no_text_or_too_deep_is_one_error_that_names_it(text, tmp_path):
+    (tmp_path / "recipe.yaml").write_bytes(text)
+    with pytest.raises(ValueError, match=r"recipe .*recipe\.yaml: not readable as YAML") as raised:
+        read_recipe(str(tmp_path / "recipe.yaml"))
+    assert type(raised.value) is ValueError
