@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ def test_a_tool_without_a_store_says_so(tool, settings):
 def test_a_whole_store_of_any_index_width(tmp_path, k):
     files, *_ = make_store(tmp_path / "s", k=k, blocks=1, units=UNITS)
     for full in (False, True):
+        begun = time.perf_counter()
         report = verify.verify(files.path, full=full)
+        assert 0 < report["seconds"] <= time.perf_counter() - begun
         assert not report["damaged"] and not report["missing"] and not report["stray"]
         assert report["units"] == 3 and report["plans"][0]["missing"] == 0
     assert json.loads(json.dumps(report)) == report
