@@ -36,7 +36,8 @@ class Dictionary:
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
               explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
-              evaluation before, then replaced)
+              evaluation before, then replaced), near_atoms (nearly equal to another one, and
+              replaced just before this evaluation), largest_cosine (of two atoms); older dictionaries lack these two
     stopped   why learning ended
     settings  what it was asked for
     center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
@@ -64,6 +65,7 @@ class Dictionary:
         Where there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
         best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
+        best["near_atoms"] = sum(entry.get("near_atoms", 0) for entry in self.history)  # in the whole learning
         if best.get("explained_variance", 0) is None:
             best["explained_variance"] = float("nan")
         return {
