@@ -262,6 +262,12 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             f"{source}: atoms of width {width}, but {teacher.name} has hidden "
             f"states of width {teacher.hidden_size}. Learn one for this teacher: {program()} learn-dictionary"
         )
+    asked = getattr(config, "k", None) if getattr(config, "dictionary", None) is not None else None
+    if asked is not None and tuple(asked) != (len(dictionary.atoms_Kd),):
+        raise EncodeError(
+            f"--k {' '.join(map(str, asked))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} atoms. "
+            f"Omit --k, or learn another dictionary: {program()} learn-dictionary"
+        )
     if config.center not in ("none", dictionary.centering):
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "

@@ -14,6 +14,7 @@ Left out: the codes themselves (solvers/), where the vectors come from (sample.p
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner
 from pipeline.dictionary.near import cosines, far_rows, near_atoms
 from pipeline.dictionary.vectors import TrainingVectors
-from pipeline.solvers.problem import objective
+from pipeline.solvers.problem import Codes, objective
 
 # Raise it when equal settings and vectors give other atoms: dictionaries are named by it (learn.py), and older
 # checkpoints are ignored. 2: nearly equal atoms are replaced.
@@ -39,6 +40,7 @@ KMEANS_VECTORS_PER_ATOM = 64
 CLUSTER_ITERATIONS = 25  # of a k-means whose centroids are the atoms
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
 BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
+KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
 logger = logging.getLogger(__name__)
 
@@ -285,6 +287,13 @@ def _without_near_ones(atoms_Kd, vectors):
     return atoms_Kd
 
 
+def kept_mass(codes: Codes) -> dict[str, float]:
+    """The mean share of a code's sum that its n largest entries hold, for each n of KEPT; empty codes do not count."""
+    rows = [np.sort(codes.values[start:stop])[::-1] for start, stop in itertools.pairwise(codes.indptr) if stop > start]
+    shares = [np.cumsum(row, dtype=np.float64) / row.sum(dtype=np.float64) for row in rows]
+    return {str(n): float(np.mean([share[min(n, len(share)) - 1] for share in shares] or [1.0])) for n in KEPT}
+
+
 class _Evaluation:
     """Held-out figures over time, and the best atoms so far."""
 
@@ -314,6 +323,7 @@ class _Evaluation:
                 "dead_atoms": int((uses_K == 0).sum()),
                 "near_atoms": replaced,
                 "largest_cosine": float(cosines(learner.gram()).max()),
+                "kept_mass": kept_mass(codes),
             }
         )
         if value < self.best_objective:
@@ -331,4 +341,4 @@ class _Evaluation:
     def figures(self):
         """The latest figures, for progress."""
         last = self.history[-1] if self.history else {}
-        return {name: last[name] for name in last if name not in ("vectors", "epoch")}
+        return {name: last[name] for name in last if name not in ("vectors", "epoch", "kept_mass")}

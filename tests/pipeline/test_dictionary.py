@@ -31,7 +31,17 @@ def test_objective_falls_and_atoms_stay_in_the_unit_ball(learned):
     assert np.linalg.norm(learned.atoms_Kd, axis=1).max() <= 1 + 1e-6
     assert all(
         set(entry)
-        == {"vectors", "epoch", "objective", "nnz", "explained_variance", "dead_atoms", "near_atoms", "largest_cosine"}
+        == {
+            "vectors",
+            "epoch",
+            "objective",
+            "nnz",
+            "explained_variance",
+            "dead_atoms",
+            "near_atoms",
+            "largest_cosine",
+            "kept_mass",
+        }
         for entry in learned.history
     )
 
