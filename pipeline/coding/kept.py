@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.dictionary import Dictionary
 
 CHOICES = (32, 48, 64, 96, 128, 192, 255)  # 255 is the most that the shard format holds
-LEAST_MASS = 0.975  # of held-out vectors; the aim is 0.97 of new text
+LEAST_MASS = 0.98  # of held-out vectors; the aim is 0.97 of new text, which keeps up to 0.01 less
 BY_WIDTH = ((256, 32), (512, 48), (1024, 64), (np.inf, 96))  # up to which width how many, at the usual penalty
 USUAL_LAM, FISTA_TIMES = 0.05, 3  # codes of 100 FISTA steps have more than twice the non-zeros
 
