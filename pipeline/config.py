@@ -307,8 +307,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     """What computes `--solver cd`: `auto` is compiled for the CPU or the GPU; where a GPU cannot run it, a warning says
     why and `torch` is taken, the same tolerance by plain operations of torch. The records of units name it."""
     k: tuple[int, ...] | None = None  # type: ignore[assignment]
-    """Number of latent semantic properties: atoms of the dictionary; each number gets its own store. 3,072 by default;
-    with `--dictionary` as many as it has, and another number is refused."""
+    """Number of latent semantic properties: atoms of the dictionary. Not given: 3,072, or with `--dictionary` as many
+    as it has, and another number is refused. Each number gets its own store."""
     top_n: int | Literal["all"] | None = None
     """Largest entries kept of each token's distribution. By default 32, or more if these keep less than 97 % of the
     mass on average: the dictionary's held-out vectors say how many. `all` keeps every non-zero up to the 255 that the
