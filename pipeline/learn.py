@@ -278,7 +278,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
     if dictionary.centering == "position":
         check_position_means(teacher.name)
     near, largest = count_near(dictionary.atoms_Kd)
-    if near:
+    if near and getattr(config, "solver", "cd") != "nearest":  # which divides no weight
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
             f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. "
