@@ -283,6 +283,8 @@ def _configured(name, settings_class, settings, recipe):
         hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."
         raise TypeError(f"{name.replace('-', '_')} has no setting {unknown!r}.{hint}")
     values = {} if recipe is None else recipe_settings(str(recipe), name, settings_class, True)
+    if settings.get("dictionary") is not None:
+        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
     if "max_steps" in fields and "epochs" in fields:
         from student.resolve import without_rivals
 

@@ -243,6 +243,8 @@ class DictionaryConfig(TeacherConfig):
         super().__post_init__()
         for name, example in (("layer", 10), ("k", 3072)):
             values = getattr(self, name)
+            if values is None:  # the dictionary that is given says it
+                continue
             if not values:
                 raise ValueError(f"--{name} needs at least one number, for example: --{name} {example}.")
             if len(set(values)) < len(values):
@@ -252,7 +254,7 @@ class DictionaryConfig(TeacherConfig):
                 f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
                 "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05."
             )
-        if min(self.k) < 1:
+        if self.k is not None and min(self.k) < 1:
             raise ValueError(f"--k must be positive, found {min(self.k)}.")
         if self.dictionary_tokens < 1:
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
@@ -304,20 +306,27 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     solver_backend: Literal["auto", "torch"] = "auto"
     """What computes `--solver cd`: `auto` is compiled for the CPU or the GPU; where a GPU cannot run it, a warning says
     why and `torch` is taken, the same tolerance by plain operations of torch. The records of units name it."""
-    top_n: int | Literal["all"] = 32
-    """Largest entries kept of each token's distribution. `all` keeps every non-zero up to the 255 that the shard format
-    holds; of a token that has more the largest 255 stay, the mass of the others is kept as one number, and the store's
-    records count such tokens."""
+    k: tuple[int, ...] | None = None  # type: ignore[assignment]
+    """Number of latent semantic properties: atoms of the dictionary. Not given: 3,072, or with `--dictionary` as many
+    as it has, and another number is refused. Each number gets its own store."""
+    top_n: int | Literal["all"] | None = None
+    """Largest entries kept of each token's distribution. By default 32, or more if these keep less than 97 % of the
+    mass on average: the dictionary's held-out vectors say how many. `all` keeps every non-zero up to the 255 that the
+    shard format holds; of a token that has more the largest 255 stay, the mass of the others is kept as one number, and
+    the store's records count such tokens."""
 
     def __post_init__(self):
+        if self.k is None and self.dictionary is None:
+            object.__setattr__(self, "k", DictionaryConfig.k)
         super().__post_init__()
-        refuse_top_n(self.top_n)
+        if self.top_n is not None:
+            refuse_top_n(self.top_n)
         if self.solver == "cd":
             refuse_tolerance(self.tolerance, self.lam)
         self._refuse_settings_of_the_other_solver()
         for name in ("layer", "k"):
-            if self.dictionary is not None and len(getattr(self, name)) > 1:
-                count = len(getattr(self, name))
+            count = len(getattr(self, name) or ())
+            if self.dictionary is not None and count > 1:
                 raise ValueError(f"--dictionary fits one {name}, but --{name} names {count}. Encode one at a time.")
 
     def _refuse_settings_of_the_other_solver(self):

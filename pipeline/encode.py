@@ -20,6 +20,7 @@ from common.errors import ShardError
 from common.progress import silent
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
+from pipeline.coding.kept import entries_kept, expected_mass
 from pipeline.coding.masked import PASSES
 from pipeline.config import (
     HOW,
@@ -109,8 +110,10 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
             reports = provide_dictionaries(executor, teacher)
             sources = [(report["layer"], report["dictionary"]) for report in reports]
         for layer, source in sources:
-            stores.append(make_lsp_store(job, teacher, Output(layer, load_dictionary(config, source, teacher))))
-            facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
+            output = Output(layer, load_dictionary(config, source, teacher))
+            stores.append(make_lsp_store(job, teacher, output))
+            top_n = stores[-1].target["settings"]["top_n"]
+            facts.append({"layer": layer, "dictionary": source, "top_n": top_n, "teacher": teacher.name})
         reports = run(executor, stores, KINDS["lsp"])
     for report in reports:
         _warn_of_empty_codes(report, config.lam)
@@ -121,6 +124,7 @@ def make_lsp_store(job: Job, teacher: "Teacher", output: Output) -> TargetStore:
     """The TargetStore of one layer and dictionary."""
     command = select_settings(job.config) | {"layer": [output.layer], "k": [len(output.dictionary.atoms_Kd)]}
     _mention_other_tolerance(job.config.output / "stores", KINDS["lsp"].target(job, teacher, output))
+    _mention_kept_mass(job.config, output)
     return make_store(job, "lsp", teacher, output, {"encode-lsp": command}, output.dictionary)
 
 
@@ -198,6 +202,23 @@ def _mention_other_tolerance(stores, target):
                 target["settings"]["tolerance"],
                 tolerance,
             )
+
+
+def _mention_kept_mass(config, output):
+    """Log how many entries of each token are kept, why, and which share of the mass they are expected to hold."""
+    kept, mass = entries_kept(config, output.dictionary), expected_mass(config, output.dictionary)
+    if config.solver == "nearest":
+        return
+    logger.info(
+        "layer %d, k %d: %s entries of each token are kept at most (%s), %s",
+        output.layer,
+        len(output.dictionary.atoms_Kd),
+        255 if kept == "all" else kept,
+        "by default" if config.top_n is None else f"--top-n {kept}",
+        "the share of the mass is not known before; --dry-run measures it"
+        if mass is None
+        else f"with {mass:.1%} of the mass, by the dictionary's held-out vectors",
+    )
 
 
 def _point_to_other_dtypes(job, teacher, kind):

@@ -25,6 +25,7 @@ import numpy as np
 from pipeline.coding.batch import Output, Reading
 from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.hidden import hidden_rows
+from pipeline.coding.kept import entries_kept
 from pipeline.coding.lsp import LspCoder
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
@@ -54,7 +55,8 @@ def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping
 
     targets  contents of target.json
     Returns  dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
-             tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free
+             tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free,
+             kept (of stores with targets: entries kept and share of the mass that they hold, one pair for each store)
     """
     records, seconds = _measure(job, coder, targets)
     total, measured = tokens_by_sample(job), records[0].tokens
@@ -73,6 +75,11 @@ def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping
         "measured_tokens": measured,
         "disk_free": free_bytes(job.config.output),
         "corpus": job.describe_corpus(),
+        "kept": [
+            (target["settings"]["top_n"], statistics["kept_mass"] / max(1, statistics["coded_tokens"]))
+            for target, statistics in zip(targets, (record.statistics for record in records), strict=True)
+            if "kept_mass" in statistics
+        ],
         **busy,
     }
 
@@ -100,7 +107,10 @@ def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
         made_up = entry in lacking
         dictionary = _learn_provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
         outputs.append(Output(entry.layer, dictionary))
-    targets = [job.target({"top_n": config.top_n}, {}, len(output.dictionary.atoms_Kd)) for output in outputs]
+    targets = [
+        job.target({"top_n": entries_kept(config, output.dictionary)}, {}, len(output.dictionary.atoms_Kd))
+        for output in outputs
+    ]
     coder = LspCoder(teacher, outputs, config, job.special_ids)
     found = estimate(job, coder, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])

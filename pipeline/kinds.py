@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from common.errors import EncodeError
 from pipeline.coding.batch import Output, Reading
 from pipeline.coding.coder import IdsCoder, TeacherCoder
+from pipeline.coding.kept import entries_kept
 from pipeline.coding.lsp import LspCoder
 from pipeline.coding.masked import PASSES
 from pipeline.executors.base import Context
@@ -179,7 +180,7 @@ class Lsp(Kind):
             "dictionary": output.dictionary.fingerprint,
             "k": k,
             "lam": config.lam,
-            "top_n": config.top_n,
+            "top_n": entries_kept(config, output.dictionary),
             "dtype": name_of_dtype(teacher),
         }
         name = f"lsp-{Path(teacher.name).name}-l{output.layer}-k{k}"
@@ -188,7 +189,7 @@ class Lsp(Kind):
         if config.solver == "fista":
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
         elif config.solver == "nearest":
-            settings["solver"], settings["top_n"], name = {"name": "nearest"}, 1, f"{name}-nearest"
+            settings["solver"], name = {"name": "nearest"}, f"{name}-nearest"
             del settings["lam"]  # which it does not have
         else:
             settings["tolerance"] = config.tolerance  # which FISTA does not have

@@ -10,6 +10,7 @@ itself (dictionary/).
 """
 
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
 def _wanted(job, teacher, layer, k):
     config = job.config
     request: dict[str, Any] = {
+        "algorithm": _algorithm(),
         "teacher": teacher.fingerprint,
         "layer": layer,
         "plan": job.plan.id,
@@ -112,6 +114,13 @@ def _wanted(job, teacher, layer, k):
     request |= atoms_key(config)
     name = "-".join([f"{Path(teacher.name).name}-l{layer}-k{k}", *atoms_key(config).values()])
     return WantedOfLayer(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
+
+
+def _algorithm():
+    """The version of learning; versions of before 2026-11-24 had no number in the name."""
+    from pipeline.dictionary.learning import ALGORITHM
+
+    return ALGORITHM
 
 
 def minibatch_of_sample(job: Job) -> int:
@@ -155,6 +164,7 @@ def _provide_from_file(config, progress):
     batch, reports = config.dictionary_batch or minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {
+            "algorithm": _algorithm(),
             "content": content,
             "k": k,
             "lam": config.lam,
@@ -238,6 +248,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             store's copy is not the one that the store's target names: it would silently begin a new store
     """
     from pipeline.dictionary import Dictionary
+    from pipeline.dictionary.near import NEAR, count_near
     from pipeline.teacher import check_position_means
 
     directory = Path(source)
@@ -251,6 +262,12 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             f"{source}: atoms of width {width}, but {teacher.name} has hidden "
             f"states of width {teacher.hidden_size}. Learn one for this teacher: {program()} learn-dictionary"
         )
+    asked = getattr(config, "k", None) if getattr(config, "dictionary", None) is not None else None
+    if asked is not None and tuple(asked) != (len(dictionary.atoms_Kd),):
+        raise EncodeError(
+            f"--k {' '.join(map(str, asked))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} atoms. "
+            f"Omit --k, or learn another dictionary: {program()} learn-dictionary"
+        )
     if config.center not in ("none", dictionary.centering):
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "
@@ -260,4 +277,12 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
         logger.info("hidden states are centred as those of the dictionary: --center %s", dictionary.centering)
     if dictionary.centering == "position":
         check_position_means(teacher.name)
+    near, largest = count_near(dictionary.atoms_Kd)
+    if near and getattr(config, "solver", "cd") != "nearest":  # which divides no weight
+        warnings.warn(
+            f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
+            f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. "
+            f"Learning replaces such atoms: {program()} learn-dictionary",
+            stacklevel=2,
+        )
     return dictionary

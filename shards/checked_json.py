@@ -189,6 +189,13 @@ def _are_statistics(value):
     return all(is_number(entry) for name, entry in value.items() if name != "nnz_histogram")
 
 
+def _are_masses(value):
+    """Whether it is an object of shares, as Dictionary.history has them."""
+    return type(value) is dict and all(
+        name.isdecimal() and len(name) < 4 and is_number(share) for name, share in value.items()
+    )
+
+
 _WINDOWING = {
     "tokenizer": optional(TEXT),
     "packing": optional(TEXT),
@@ -296,7 +303,15 @@ DICTIONARY = {
     ),
     "stopped": TEXT,
     "settings": OBJECT,
-    "history": objects({"objective": NUMBER}, "a list of evaluations"),
+    "history": objects(
+        {
+            "objective": NUMBER,
+            "near_atoms": optional(COUNT),
+            "largest_cosine": optional(NUMBER),
+            "kept_mass": optional(Kind(_are_masses, "shares of the mass by number of entries")),
+        },
+        "a list of evaluations",
+    ),
 }
 
 

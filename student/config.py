@@ -24,6 +24,9 @@ OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
+# The next smaller stored weight differs by a factor of e^-0.033, the smallest by e^-8.3 (shards/codec.py); float32 ends
+# at e^-104, and does not tell e^-1e-8 from 1.
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
 LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
 OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token of the vocabulary
 WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
@@ -77,7 +80,8 @@ class StudentConfig:
 
     target_temperature: float = 1.0
     """mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries; above 1 it is
-    flatter than the stored one, below 1 sharper. Losses of different T do not compare: kl_untempered does"""
+    flatter than the stored one, below 1 sharper. From 1e-4, below which float32 holds the largest entry alone, to 1e9.
+    Losses of different T do not compare: kl_untempered does"""
 
     untied: bool = False
     """mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By default
@@ -276,6 +280,12 @@ class StudentConfig:
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.continue_head and self.continue_from is None:
             raise ValueError("--continue-head needs --continue-from, the model whose head it takes.")
+        if not LOWEST_TEMPERATURE <= self.target_temperature <= HIGHEST_TEMPERATURE:
+            raise ValueError(
+                f"--target-temperature must be from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}, found"
+                f" {self.target_temperature:g}. Targets are float32: below, every weight but a token's largest is 0, as"
+                f" with --objective hard-mlsm; above, all stored entries of a token have the same weight."
+            )
         if self.target_temperature != 1 and self.objective not in TEMPERABLE:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"

@@ -77,12 +77,26 @@ def _encoding_with(report: dict, settings: LearnConfig) -> str:
     return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
 
 
+def _closeness(report):
+    """Say how close atoms are to one another; nothing about dictionaries whose facts do not hold it."""
+    if "largest_cosine" not in report:
+        return []
+    return [
+        (
+            "distinct",
+            f"the largest cosine of two atoms is {report['largest_cosine']:.4f}; {report['near_atoms']:,} nearly equal "
+            "ones were replaced",
+        )
+    ]
+
+
 def _dictionary_rows(report):
     """List what a dictionary holds, from `Dictionary.report`."""
     passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # atoms that are not learned take none
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
+        *_closeness(report),
         ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
         ("non-zeros", f"{report['nnz']:.1f} a vector"),
         ("learned" if passes else "taken", f"from {report['vectors']:,} vectors{passes}"),

@@ -41,6 +41,9 @@ def show_estimate(report: dict) -> str:
     if report.get("lacking"):
         time = duration(report["learning_seconds"])
         rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
+    if report["kept"]:
+        kept = ", ".join(f"{mass:.1%} of the mass in {n} entries a token" for n, mass in report["kept"])
+        rows.append(("kept", f"{kept} at most"))
     measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
     return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
 

@@ -263,7 +263,16 @@ def _vector(vector):
 
 def _dictionary(result):
     rows = [("dictionary", result["dictionary"]), ("atoms", f"{result['k']:,} of width {result['width']}")]
-    names = ("objective", "explained_variance", "nnz", "dead_atoms", "vectors", "stopped")
+    names = (
+        "objective",
+        "explained_variance",
+        "nnz",
+        "dead_atoms",
+        "near_atoms",
+        "largest_cosine",
+        "vectors",
+        "stopped",
+    )
     rows += [(name.replace("_", " "), _number(result[name])) for name in names if result.get(name) is not None]
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"])])
 

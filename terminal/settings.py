@@ -70,6 +70,8 @@ def parse(name: str, verb: "Verb", argv: list[str], recipe: str | None = None) -
         recipe = DEMONSTRATION
         why = f"recipe {recipe} (the demonstration's settings; --recipe NAME|FILE for others)"
     values = recipe_settings(recipe, name, settings_class, is_asked_for) if recipe else {}
+    if "dictionary" in given:
+        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
     if verb.training:
         from student.resolve import without_rivals
 

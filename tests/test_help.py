@@ -108,10 +108,11 @@ def test_help_has_groups_with_the_usual_flags_first(capsys):
 
 def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert "atoms of the dictionary; each number gets its own store. (default: 1024)" in help_of(capsys, "encode-lsp")
+    assert "Each number gets its own store. (default: 1024)" in help_of(capsys, "encode-lsp")
     assert "defaults are those of the recipe quickstart" in help_of(capsys, "encode-lsp")
     own = help_of(capsys, "encode-lsp", "--corpus", "a.txt")
-    assert "each number gets its own store. (default: 3072)" in own and "The defaults are" not in own
+    assert "Not given: 3,072, or with" in own and "Each number gets its own store. (default" not in own
+    assert "(default: 128)" in own and "The defaults are" not in own
     paper = help_of(capsys, "train-student", recipe="paper")
     assert "(default: 100000)" in paper and "recipe paper" in paper
     store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)

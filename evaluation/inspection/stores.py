@@ -29,7 +29,7 @@ from shards.shard_file import blocks, naming
 from shards.tools import store_of
 
 TOP_ATOMS = 10
-_DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "epoch")
+_DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "largest_cosine", "epoch")
 
 
 def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:

@@ -16,6 +16,7 @@ from pipeline.coding.batch import Batch, Output, add_amounts
 from pipeline.coding.coder import TeacherCoder
 from pipeline.coding.distributions import distributions
 from pipeline.coding.hidden import Hidden, center_on, centred_rows
+from pipeline.coding.kept import entries_kept
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig
 from pipeline.solvers import choose_backend, nonneg_lasso, onednn, prepare
@@ -46,6 +47,7 @@ class LspCoder(TeacherCoder):
             self.environment["correlations"] = "bfloat16" if onednn.multiplies_bfloat16() else "float32"
         elif self._backend == "torch":
             self.environment["solver_backend"] = "torch"
+        self._top_n = [entries_kept(config, output.dictionary) for output in outputs]
         self._centers = [center_on(teacher.device, output.dictionary) for output in outputs]
         self._checked: set[int] = set()  # outputs of which some token is known to have a code
 
@@ -76,7 +78,7 @@ class LspCoder(TeacherCoder):
         return codes.indptr, codes.indices, codes.values, codes.kkt
 
     def _rows(self, codes, block):
-        rows = distributions(codes, self.config.top_n)
+        rows = distributions(codes, self._top_n[block.output])
         tokens, empty = len(rows), int((np.diff(rows.indptr) == 0).sum())
         add_amounts(block.statistics, {"empty_codes": empty})
         if self.config.solver != "nearest":

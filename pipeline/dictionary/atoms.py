@@ -36,7 +36,9 @@ class Dictionary:
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
               explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
-              evaluation before, then replaced)
+              evaluation before, then replaced), near_atoms (nearly equal to another one, and replaced just before this
+              evaluation), largest_cosine (of two atoms), kept_mass (the mean share of a distribution's mass that its n
+              largest entries hold, by n); older dictionaries lack the last three
     stopped   why learning ended
     settings  what it was asked for
     center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
@@ -58,12 +60,18 @@ class Dictionary:
         """The --center that it was learned with: "none", "mean" or "position"."""
         return "none" if self.center is None else self.center.kind
 
+    @property
+    def best(self) -> dict:
+        """The held-out figures of these atoms: of the evaluation with the lowest objective; empty if there was none."""
+        return min(self.history, key=lambda entry: entry["objective"], default={})
+
     def report(self) -> dict:
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
 
         Where there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
-        best = dict(min(self.history, key=lambda entry: entry["objective"], default={}))
+        best = {name: value for name, value in self.best.items() if name != "kept_mass"}
+        best["near_atoms"] = sum(entry.get("near_atoms", 0) for entry in self.history)  # in the whole learning
         if best.get("explained_variance", 0) is None:
             best["explained_variance"] = float("nan")
         return {

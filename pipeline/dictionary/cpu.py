@@ -3,7 +3,7 @@
 Code a minibatch, add its codes to A = sum a a' and B = sum h a' after scaling these down, then one pass of block
 coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2).
 Every product is cut into the same pieces whatever the number of threads, so that it has the same bits.
-Left out: order, evaluation and stopping (learning.py), the same on a GPU (torch.py).
+Left out: order, evaluation and stopping (learning.py), the same on a GPU (torch.py), replacing atoms (near.py).
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from pipeline.dictionary.near import KKT_TOLERANCE, Replacing
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
-from pipeline.solvers.problem import Codes, objective
+from pipeline.solvers.problem import Codes
 
 ATOMS_PER_UPDATE = 64  # atoms whose common term is one matrix product
 COLUMNS_AT_ONCE = 64  # of such a product, in one thread
 GRAM_ROWS = 128  # of a block of the Gram matrix, in one thread
-KKT_TOLERANCE = 1e-2  # of codes that only train: 1e-3 costs 20 % more time for the same objective
 
 
-class CpuLearner:
+class CpuLearner(Replacing):
     """Atoms and the sums that they are updated from.
 
     atoms_Kd        float32, row norms <= 1
@@ -66,6 +66,13 @@ class CpuLearner:
     def atoms(self) -> np.ndarray:
         """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.copy()
+
+    def gram(self) -> np.ndarray:
+        """The Gram matrix of the current atoms, not to be changed."""
+        return self.gram_KK
+
+    def _own(self, array):
+        return array
 
     def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
         """Codes of vectors with the current atoms."""
@@ -132,27 +139,10 @@ class CpuLearner:
         with worker_threads() as each:
             each(fill, range(0, len(self.atoms_Kd), GRAM_ROWS))
 
-    def replace_unused(self, hidden_nd: np.ndarray) -> None:
-        """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
-        unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
-        self.uses_K[:] = 0
-        if len(unused) == 0:
-            return
-        codes = self.code(hidden_nd, KKT_TOLERANCE)
-        self.atoms_Kd[unused] = hidden_nd[worst_rows(hidden_nd, self.atoms_Kd, codes, self.lam, len(unused))]
-        self.code_code_KK[unused] = self.code_code_KK[:, unused] = 0
-        self.code_hidden_Kd[unused] = 0
-        self._refresh_gram()
-
 
 def kept_share(steps: int, forgetting: float) -> float:
     """What remains of A and B when minibatch `steps` is added: section 3.4 of the paper."""
     return (1 - 1 / steps) ** forgetting
-
-
-def worst_rows(hidden_nd: np.ndarray, atoms_Kd: np.ndarray, codes: Codes, lam: float, count: int) -> np.ndarray:
-    """Numbers of the `count` rows with the highest objective, NumPy."""
-    return np.argsort(-objective(hidden_nd, atoms_Kd, codes, lam), kind="stable")[:count]
 
 
 @contextmanager

@@ -3,8 +3,9 @@
     dictionary = learn_dictionary(hidden_Nd, DictionarySettings(k=3072, lam=0.05, seed=0))
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
-forgetting and the replacement of unused atoms of section 3.4. Here: the order of the work, the evaluation on
-held-out vectors, and when to stop; one minibatch is the learner's (cpu.py, torch.py). Memory is
+forgetting and the replacement of unused atoms of section 3.4. Nearly equal atoms are replaced as well (near.py), just
+before an evaluation, so the evaluated atoms that are returned have none. Here: the order of the work, the evaluation
+on held-out vectors, and when to stop; one minibatch is the learner's (cpu.py, torch.py). Memory is
 bounded by A and the Gram matrix (K x K each) and 16 bytes a vector, whatever the length of the (memory-mapped)
 input; a start by k-means holds 64 vectors an atom beside that. Randomness comes from (seed, epoch): equal input
 and thread count give equal atoms, interrupted or not.
@@ -13,6 +14,7 @@ Left out: the codes themselves (solvers/), where the vectors come from (sample.p
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +27,20 @@ from common.progress import silent
 from pipeline.dictionary.atoms import Dictionary
 from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner
+from pipeline.dictionary.near import cosines, far_rows, near_atoms
 from pipeline.dictionary.vectors import TrainingVectors
-from pipeline.solvers.problem import objective
+from pipeline.solvers.problem import Codes, objective
 
-ALGORITHM = 1  # raise it when equal settings and vectors give other atoms: older checkpoints are ignored then
+# Raise it when equal settings and vectors give other atoms: dictionaries are named by it (learn.py), and older
+# checkpoints are ignored. 2: nearly equal atoms are replaced.
+ALGORITHM = 2
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
 CLUSTER_ITERATIONS = 25  # of a k-means whose centroids are the atoms
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
 BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
+KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
 logger = logging.getLogger(__name__)
 
@@ -215,7 +221,8 @@ class _Learning:
         self.done += len(hidden_nd)
         due = self.done * self.evaluations >= self.total * (len(self.evaluation.history) + 1)
         if due:
-            self.evaluation.add(self.learner, self.done, self.done / len(self.vectors))
+            replaced = self.learner.replace_near(hidden_nd)
+            self.evaluation.add(self.learner, self.done, self.done / len(self.vectors), replaced)
             self.learner.replace_unused(hidden_nd)
         self.progress("dictionary", self.done, self.total, unit="vectors", **self.evaluation.figures())
         return due
@@ -252,7 +259,7 @@ class _Learning:
 def _initial_atoms(vectors, settings):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
     if kind in ("sample", "sampled"):
-        return vectors.sample(k)
+        return _without_near_ones(vectors.sample(k), vectors)
     import faiss
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
@@ -266,7 +273,25 @@ def _initial_atoms(vectors, settings):
         max_points_per_centroid=KMEANS_VECTORS_PER_ATOM,
     )
     kmeans.train(hidden_nd)
-    return np.ascontiguousarray(kmeans.centroids)
+    centroids_Kd = np.ascontiguousarray(kmeans.centroids)
+    return centroids_Kd if kind == "clusters" else _without_near_ones(centroids_Kd, vectors)
+
+
+def _without_near_ones(atoms_Kd, vectors):
+    """The atoms, with sampled vectors in the place of those that are nearly equal to an earlier one."""
+    given_up = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd))))
+    if given_up:
+        spare_Kd = vectors.sample(len(atoms_Kd), skip=len(atoms_Kd))
+        rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))
+        atoms_Kd[given_up[: len(rows)]] = spare_Kd[rows]
+    return atoms_Kd
+
+
+def kept_mass(codes: Codes) -> dict[str, float]:
+    """The mean share of a code's sum that its n largest entries hold, for each n of KEPT; empty codes do not count."""
+    rows = [np.sort(codes.values[start:stop])[::-1] for start, stop in itertools.pairwise(codes.indptr) if stop > start]
+    shares = [np.cumsum(row, dtype=np.float64) / row.sum(dtype=np.float64) for row in rows]
+    return {str(n): float(np.mean([share[min(n, len(share)) - 1] for share in shares] or [1.0])) for n in KEPT}
 
 
 class _Evaluation:
@@ -278,8 +303,11 @@ class _Evaluation:
         self.best_objective = np.inf
         self.best_atoms_Kd: Any = None  # an array after the first evaluation, and there is one before the end
 
-    def add(self, learner, vectors, epoch):
-        """Code the held-out vectors with the learner's atoms, unused by which atoms count as dead before any step."""
+    def add(self, learner, vectors, epoch, replaced=0):
+        """Code the held-out vectors with the learner's atoms, unused by which atoms count as dead before any step.
+
+        replaced  how many atoms were nearly equal to another one, and were replaced before this evaluation
+        """
         atoms_Kd, codes = learner.atoms(), learner.code(self.held_out_Hd)
         uses_K = learner.uses_K if vectors else np.bincount(codes.indices, minlength=len(atoms_Kd))
         value = float(objective(self.held_out_Hd, atoms_Kd, codes, self.lam).mean())
@@ -293,6 +321,9 @@ class _Evaluation:
                 "nnz": len(codes.values) / len(codes),
                 "explained_variance": explained,
                 "dead_atoms": int((uses_K == 0).sum()),
+                "near_atoms": replaced,
+                "largest_cosine": float(cosines(learner.gram()).max()),
+                "kept_mass": kept_mass(codes),
             }
         )
         if value < self.best_objective:
@@ -310,4 +341,4 @@ class _Evaluation:
     def figures(self):
         """The latest figures, for progress."""
         last = self.history[-1] if self.history else {}
-        return {name: last[name] for name in last if name not in ("vectors", "epoch")}
+        return {name: last[name] for name in last if name not in ("vectors", "epoch", "kept_mass")}

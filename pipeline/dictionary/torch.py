@@ -12,7 +12,8 @@ Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 import numpy as np
 import torch
 
-from pipeline.dictionary.cpu import ATOMS_PER_UPDATE, KKT_TOLERANCE, kept_share, worst_rows
+from pipeline.dictionary.cpu import ATOMS_PER_UPDATE, kept_share
+from pipeline.dictionary.near import KKT_TOLERANCE, Replacing
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel
 from pipeline.solvers.problem import Codes
@@ -20,7 +21,7 @@ from pipeline.solvers.problem import Codes
 SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to learn from
 
 
-class TorchLearner:
+class TorchLearner(Replacing):
     """As CpuLearner, with tensors on `device`; vectors come in, atoms and codes go out as NumPy arrays."""
 
     def __init__(self, atoms_Kd: np.ndarray, lam: float, forgetting: float, device: str | torch.device):
@@ -30,12 +31,8 @@ class TorchLearner:
         k = len(self.atoms_Kd)
         self.code_code_KK = self.atoms_Kd.new_zeros(k, k)
         self.code_hidden_Kd = torch.zeros_like(self.atoms_Kd)
-        self.used_K = torch.zeros(k, dtype=torch.int64, device=self.device)
+        self.uses_K = np.zeros(k, np.int64)
         self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
-
-    @property
-    def uses_K(self) -> np.ndarray:
-        return self.used_K.cpu().numpy()
 
     def state(self) -> dict[str, np.ndarray]:
         """As CpuLearner.state."""
@@ -43,19 +40,23 @@ class TorchLearner:
             "atoms_Kd": self.atoms_Kd,
             "code_code_KK": self.code_code_KK,
             "code_hidden_Kd": self.code_hidden_Kd,
-            "uses_K": self.used_K,
         }
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()} | {"steps": np.array(self.steps)}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        return arrays | {"uses_K": self.uses_K, "steps": np.array(self.steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Go on where the learner was that gave `state`; this one was made with the atoms of that state."""
         self.code_code_KK = self._tensor(state["code_code_KK"])
         self.code_hidden_Kd = self._tensor(state["code_hidden_Kd"])
-        self.used_K, self.steps = self._tensor(state["uses_K"]), int(state["steps"])
+        self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
     def atoms(self) -> np.ndarray:
         """The current atoms, a NumPy array of its own."""
         return self.atoms_Kd.cpu().numpy().copy()
+
+    def gram(self) -> np.ndarray:
+        """The Gram matrix of the current atoms, NumPy."""
+        return self.gram_KK.cpu().numpy()
 
     def code(self, hidden_Nd: np.ndarray, tol: float = 1e-3) -> Codes:
         """Codes (NumPy) of vectors with the current atoms."""
@@ -68,7 +69,7 @@ class TorchLearner:
         self.steps += 1
         self._accumulate(hidden_nd, codes, kept_share(self.steps, self.forgetting))
         self._update_atoms()
-        torch.matmul(self.atoms_Kd, self.atoms_Kd.T, out=self.gram_KK)
+        self._refresh_gram()
 
     def _code(self, hidden_nd, tol):
         return nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
@@ -79,7 +80,7 @@ class TorchLearner:
         rows = torch.arange(len(counts_n), device=self.device).repeat_interleave(counts_n, output_size=entries)
         codes_nK = self.atoms_Kd.new_zeros(len(counts_n), len(self.atoms_Kd))
         codes_nK[rows, self._tensor(codes.indices).long()] = self._tensor(codes.values)
-        self.used_K += (codes_nK > 0).sum(0)
+        self.uses_K += (codes_nK > 0).sum(0).cpu().numpy()
         self.code_code_KK.addmm_(codes_nK.T, codes_nK, beta=keep)
         self.code_hidden_Kd.addmm_(codes_nK.T, hidden_nd, beta=keep)
 
@@ -90,19 +91,11 @@ class TorchLearner:
             descent_gd = self.code_hidden_Kd[group] - self.code_code_KK[group] @ self.atoms_Kd
             self.atoms_Kd[group] = descend_group(self.atoms_Kd[group], descent_gd, self.code_code_KK[group, group])
 
-    def replace_unused(self, hidden_nd: np.ndarray) -> None:
-        """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use."""
-        unused = np.flatnonzero(self.uses_K == 0)[: len(hidden_nd)]
-        self.used_K.zero_()
-        if len(unused) == 0:
-            return
-        worst = worst_rows(hidden_nd, self.atoms(), self.code(hidden_nd, KKT_TOLERANCE), self.lam, len(unused))
-        unused = self._tensor(unused)
-        self.atoms_Kd[unused] = self._tensor(hidden_nd[worst])
-        self.code_code_KK[unused] = 0
-        self.code_code_KK[:, unused] = 0
-        self.code_hidden_Kd[unused] = 0
+    def _refresh_gram(self):
         torch.matmul(self.atoms_Kd, self.atoms_Kd.T, out=self.gram_KK)
+
+    def _own(self, array):
+        return self._tensor(array)
 
     def _tensor(self, array):
         return torch.as_tensor(array, device=self.device)

@@ -101,9 +101,10 @@ class TrainingVectors:
             self.order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.train_rows)
         return self._unit_rows(self.order[place : place + length])
 
-    def sample(self, count: int) -> np.ndarray:
-        """`count` distinct training vectors."""
-        return self._unit_rows(np.random.default_rng([self.seed, 2]).permutation(self.train_rows)[:count])
+    def sample(self, count: int, skip: int = 0) -> np.ndarray:
+        """`count` distinct training vectors, or all that are left after `skip` others of the same order."""
+        order = np.random.default_rng([self.seed, 2]).permutation(self.train_rows)
+        return self._unit_rows(order[skip : skip + count])
 
     def identity(self) -> str:
         """What distinguishes these vectors from others, at little cost: sha256 over type, shape, evenly spread rows and

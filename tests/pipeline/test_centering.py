@@ -336,3 +336,31 @@ def test_rare_positions_have_the_mean_of_all():
     assert (center.rows_Pd[11] == center.rows_Pd[-1]).all() and (center.rows_Pd[0] == center.rows_Pd[-1]).all()
     subtracted = center.subtract_from(np.zeros((3, 8)), np.array([5, 12, 500]))
     assert (subtracted[1] == subtracted[2]).all() and (subtracted[0] == -center.rows_Pd[5]).all()
+
+
+def textbook_pseudo_count(groups):
+    """Variance within groups over that between them, one way, unequal sizes, summed over columns."""
+    rows, sizes = np.concatenate(groups), np.array([len(group) for group in groups])
+    within = sum(((group - group.mean(0)) ** 2).sum() for group in groups) / (len(rows) - len(groups))
+    squares = sum(len(group) * ((group.mean(0) - rows.mean(0)) ** 2).sum() for group in groups) / (len(groups) - 1)
+    usual_size = (len(rows) - (sizes**2).sum() / len(rows)) / (len(groups) - 1)
+    return within / ((squares - within) / usual_size)
+
+
+def test_the_pseudo_count_is_that_of_the_textbook():
+    """Few positions of very unequal sizes, and differences that are not much larger than their noise."""
+    rng, sums = np.random.default_rng(3), HiddenSums(12)
+    groups = [rng.normal(size=(n, 12)) + 0.1 * rng.normal(size=12) for n in (100, 130, 2000)]
+    sums.add(np.repeat([1, 2, 3], [len(group) for group in groups]), np.concatenate(groups))
+    expected = textbook_pseudo_count(groups)
+    assert sums.center("position").record["pseudo_count"] == pytest.approx(expected, rel=1e-9)
+    assert 30 < expected < 1000
+
+
+def test_a_position_has_a_mean_of_its_own_from_the_least_number_of_tokens_on():
+    rng, sums = np.random.default_rng(1), HiddenSums(8)
+    position = np.repeat([1, 2, 3], [LEAST_TOKENS - 1, LEAST_TOKENS, 3000])
+    sums.add(position, rng.normal(size=(len(position), 8)) + position[:, None])
+    center = sums.center("position")
+    assert center.record["positions"] == 2
+    assert (center.rows_Pd[1] == center.rows_Pd[-1]).all() and (center.rows_Pd[2] != center.rows_Pd[-1]).all()

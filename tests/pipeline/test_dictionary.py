@@ -30,7 +30,18 @@ def test_objective_falls_and_atoms_stay_in_the_unit_ball(learned):
     assert learned.atoms_Kd.dtype == np.float32 and learned.atoms_Kd.shape == (40, 24)
     assert np.linalg.norm(learned.atoms_Kd, axis=1).max() <= 1 + 1e-6
     assert all(
-        set(entry) == {"vectors", "epoch", "objective", "nnz", "explained_variance", "dead_atoms"}
+        set(entry)
+        == {
+            "vectors",
+            "epoch",
+            "objective",
+            "nnz",
+            "explained_variance",
+            "dead_atoms",
+            "near_atoms",
+            "largest_cosine",
+            "kept_mass",
+        }
         for entry in learned.history
     )
 

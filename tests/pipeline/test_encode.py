@@ -70,7 +70,8 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     with caplog.at_level("INFO", "pipeline.encode"):
         first = encode_lsp(given)[0]["store"]
         again = encode_lsp(given)[0]["store"]
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    (line,) = [line for line in lines if "differs only" in line]
     assert first == again != before and f"{before} differs only" in line
     assert "0.001 instead of 0.0001; --tolerance 0.001 goes on with it" in line
 
@@ -243,7 +244,7 @@ def test_a_penalty_that_empties_most_codes_warns_with_the_share(place, tmp_path)
     atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
     Dictionary(atoms, [], "test", {}).save(tmp_path / "random")
     with pytest.warns(UserWarning, match=r"\d+\.\d% of the tokens have an empty code at --lam 0\.45"):
-        encode_lsp(replace(place, lam=0.45, dictionary=tmp_path / "random", output=tmp_path / "runs"))
+        encode_lsp(replace(place, lam=0.45, k=20, dictionary=tmp_path / "random", output=tmp_path / "runs"))
 
 
 def test_settings_refuse_contradictions():

@@ -17,6 +17,7 @@ from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary import vectors as training_vectors
+from pipeline.dictionary.learning import ALGORITHM
 from pipeline.learn import learn_dictionary
 from shards.manifest import fingerprint
 
@@ -182,6 +183,7 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
     np.save(tmp_path / "a.npy", planted(3000)[0])
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
     request = {"content": training_vectors.file_digest(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
+    request["algorithm"] = ALGORITHM
     made = {
         batch: learn_dictionary(replace(config, dictionary_batch=batch))[0]["dictionary"]
         for batch in (None, 400, 500, 2048)

@@ -79,7 +79,7 @@ def test_what_a_learning_is_known_by_has_the_same_bytes_as_ever(
     with np.load(tmp_path / "learning.npz") as stored:
         request = str(stored["request"])
     assert request.startswith(
-        f'{{"algorithm": 1, "device": "cpu", "format": 1, "settings": {{"batch": {batch}, "epochs": {epochs}, '
+        f'{{"algorithm": 2, "device": "cpu", "format": 1, "settings": {{"batch": {batch}, "epochs": {epochs}, '
         f'"evaluate_every": {evaluate_every}, "forgetting": 4.0, "init": "sample", "k": 40, "lam": 0.05, '
         f'"min_improvement": {min_improvement}, "seed": 1}}, "vectors": "'
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from planted import unit_rows
 from solvers.test_fista import numpy_fista
 from stored import shards
 from tiny_families import tiny_model
@@ -23,6 +24,8 @@ from evaluation.studies.flops.solver import fista_flops, solver_flops
 from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
 from pipeline import estimate as estimating
+from pipeline.coding import lsp
+from pipeline.coding.batch import Output
 from pipeline.coding.precision import total_variation
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
@@ -523,6 +526,28 @@ def test_the_record_says_what_the_dtype_changes(place, plain, halves):
     assert 0 < fine["tv"] < coarse["tv"] / 2 and 0 < fine["hidden"] < coarse["hidden"] / 2
     derived = Store.open(derive(halves["float16"]["store"], 4)["store"]).report()
     assert derived["dtype_effect"] == pytest.approx(fine)
+
+
+@pytest.mark.parametrize(("tolerance", "used"), [(1e-3, 1e-5), (1e-6, 1e-6)])
+def test_precisions_are_compared_by_codes_more_exact_than_the_stored_ones(place, monkeypatch, tolerance, used):
+    """Otherwise the figure would be the solver's own error: two codes of one row may differ by the tolerance."""
+    found = []
+
+    def record(*arguments, tol, **options):
+        found.append(tol)
+        return nonneg_lasso(*arguments, tol=tol, **options)
+
+    monkeypatch.setattr(lsp, "nonneg_lasso", record)
+    rng = np.random.default_rng(0)
+    atoms, rows = unit_rows(rng.normal(size=(64, 32))), unit_rows(rng.normal(size=(20, 32)))
+    teacher = Teacher.load(place.teacher, 2)
+    config = replace(place, tolerance=tolerance)
+    coder = lsp.LspCoder(teacher, [Output(2, Dictionary(atoms, [], "given", {}))], config, {})
+    pair = rows, unit_rows(rows + 1e-3 * rng.normal(size=rows.shape))
+    variation = coder.measure_variation(*map(torch.from_numpy, pair), teacher, 0)
+    assert found == [used, used]
+    exact = (nonneg_lasso(of, atoms, config.lam, tol=1e-6).dense(64) for of in pair)
+    np.testing.assert_allclose(variation, total_variation(*exact), atol=1e-3)
 
 
 def test_logits_say_it_too(place):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from tiny_store import log_of
 
-from student.config import StudentConfig
+from shards.codec import SparseRows
+from shards.schema import LSP_OCTAVES
+from student.config import LOWEST_TEMPERATURE, StudentConfig
 from student.identity import read_json
 from student.masking import Masking
 from student.objectives import OBJECTIVES, Mlsm
@@ -142,6 +144,28 @@ def test_objectives_without_lsps_refuse_a_temperature(objective):
     assert StudentConfig(objective=objective, target_temperature=1.0)
     with pytest.raises(ValueError, match="--target-temperature must be a positive number, found 0"):
         StudentConfig(target_temperature=0)
+
+
+def test_temperatures_that_float32_cannot_bear_are_refused_with_the_limit(lsp_store):
+    for temperature in (1e-320, 1e-40, 9e-5, 2e9, 1e300):
+        with pytest.raises(ValueError, match="from 0.0001 to 1e\\+09, found .* hard-mlsm; above") as caught:
+            StudentConfig(target_temperature=temperature)
+        assert "\n" not in str(caught.value)
+    for temperature in (1e-4, 1e9):
+        mlsm = Mlsm(lsp_store, target_temperature=StudentConfig(target_temperature=temperature).target_temperature)
+        targets = read_all(lsp_store, mlsm)
+        logits = torch.randn(len(targets.coded_M), mlsm.outputs, requires_grad=True)
+        figures = mlsm.measure(logits, targets)
+        figures["loss"].sum().backward()
+        assert all(torch.isfinite(figure).all() for figure in (*figures.values(), logits.grad))
+
+
+def test_at_the_lowest_temperature_only_the_largest_stored_weights_are_left():
+    """Rows of two neighbouring weights of the format: beyond the limit a smaller temperature changes no float32."""
+    step = np.exp(-LSP_OCTAVES * np.log(2) / 254)
+    pair = SparseRows(np.array([0, 2]), np.array([0, 1]), np.array([1, step]) / (1 + step), np.zeros(1, np.float32))
+    weights = temper(pair, LOWEST_TEMPERATURE).astype(np.float32)
+    assert weights.tolist() == [1, 0] and temper(pair, 10 * LOWEST_TEMPERATURE).astype(np.float32)[1] > 0
 
 
 @pytest.mark.parametrize("name", ["mlsm", "naive-mlsm", "mtl"])

@@ -31,7 +31,7 @@ from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from evaluation.tasks.finetuning.batches import encode
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
-from pipeline.config import CorpusConfig, EncodeConfig
+from pipeline.config import CorpusConfig, DictionaryConfig
 from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import LSP_OBJECTIVES, OVER_VOCABULARY, StudentConfig
@@ -257,7 +257,7 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
         part = next(other for other in parts if other.name == part.values["store"].part)
     teacher = part.values.get("teacher")
     vocabulary = Encoder.find(teacher).config.vocab_size if teacher else CASED_VOCABULARY
-    k = max(part.values.get("k", EncodeConfig.k))  # of several the most, as the head is a small part
+    k = max(part.values.get("k", DictionaryConfig.k))  # of several the most, as the head is a small part
     return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k)
 
 

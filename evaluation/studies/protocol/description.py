@@ -27,7 +27,7 @@ from common.settings import plain_hint
 from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.tasks.blimp.config import BlimpConfig
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from pipeline.config import CorpusConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.config import CorpusConfig, DictionaryConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
 from student.config import LSP_OBJECTIVES, StudentConfig
@@ -75,7 +75,7 @@ class StoreRecipe(NamedTuple):
         if self.verb != "encode-lsp":
             yield "", None, None
             return
-        layers, ks = (self.settings.get(name, getattr(EncodeConfig, name)) for name in ("layer", "k"))
+        layers, ks = (self.settings.get(name, getattr(DictionaryConfig, name)) for name in ("layer", "k"))
         for layer, k in product(layers, ks):
             suffix = (f"-l{layer}" if len(layers) > 1 else "") + (f"-k{k}" if len(ks) > 1 else "")
             yield suffix, layer, k

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.settings import check
-from pipeline.config import EncodeConfig
+from pipeline.config import DictionaryConfig, EncodeConfig
 from student.config import StudentConfig
 
 
@@ -20,7 +20,7 @@ class SweepConfig:
 
     layer: tuple[int, ...] = EncodeConfig.layer
     """Layers of the teacher; several of these, or several --k."""
-    k: tuple[int, ...] = EncodeConfig.k
+    k: tuple[int, ...] = DictionaryConfig.k
     """Numbers of latent semantic properties."""
     teacher: str | None = EncodeConfig.teacher
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, and only the
@@ -35,9 +35,10 @@ class SweepConfig:
     """About this many tokens make one shard; an interruption costs at most about a shard of every store."""
     lam: float = EncodeConfig.lam
     """Penalty of equation 2, in units of a correlation."""
-    top_n: int | Literal["all"] = 32
-    """Largest entries kept of each token's distribution; `all`: every one, as far as a shard holds them. One number
-    keeps less of the mass at some layers and k than at others: the table says how much of each store."""
+    top_n: int | Literal["all"] | None = None
+    """Largest entries kept of each token's distribution; `all`: every one, as far as a shard holds them; unset: as of
+    encode-lsp, for each store by its dictionary. One number keeps less of the mass at some layers and k than at others:
+    the table says how much of each store."""
     dictionary_tokens: int = EncodeConfig.dictionary_tokens
     """Hidden vectors in each dictionary's training sample."""
     encoder: str = StudentConfig.encoder

@@ -183,6 +183,10 @@ def _write(result, directory):
     drawn(_draw, result["over"], result["rows"], result["caption"], directory / "sweep", *table)
 
 
+def _kept(settings):
+    return "the default number of entries" if settings.top_n is None else f"--top-n {settings.top_n}"
+
+
 def caption_of(settings: SweepConfig, rows: list[dict]) -> str:
     """Whether students differ in what is varied alone, as they do unless top-n cuts their targets differently."""
     kept = [row["mass_kept"] for row in rows]
@@ -190,7 +194,7 @@ def caption_of(settings: SweepConfig, rows: list[dict]) -> str:
         return f"The students differ in {settings.over} alone."
     each = ", ".join(f"{row['mass_kept']:.1%} at {row[settings.over]}" for row in rows)
     return (
-        f"The students differ in {settings.over} and in how much of the targets' mass --top-n {settings.top_n} keeps: "
+        f"The students differ in {settings.over} and in how much of the targets' mass {_kept(settings)} keeps: "
         f"{each}. With --top-n all nothing is cut."
     )
 
