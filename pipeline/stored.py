@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from pipeline.corpus import Window
 from shards.manifest import PlannedUnit
 from shards.reader import Store, is_url, plan_of
 from shards.windows import WindowReader
-
-if TYPE_CHECKING:
-    from pipeline.coding.batch import Batch
 
 # Settings of text and teacher that have a meaning with --hidden all the same.
 FREE = {"output", "seed", "workers", "scheduler", "device", "batch_tokens"}
@@ -115,10 +112,9 @@ class StoredHidden:
                 continue
             known = {"teacher": self.name} | own
             if value not in (field.default, known.get(name, field.default)):
-                shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-                found = f", whose {name.replace('_', '-')} is {known[name]}" if name in known else ""
+                found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
                 raise ValueError(
-                    f"--{name.replace('_', '-')} {shown} belongs to reading text with a teacher; --hidden takes "
+                    f"--{name.replace('_', '-')} {_words(value)} belongs to reading text with a teacher; --hidden takes "
                     f"windows and hidden states from {self._path}{found}. Leave it out."
                 )
             object.__setattr__(settled, name, own.get(name, value))
@@ -149,8 +145,11 @@ class StoredHidden:
 
     # -- in the place of a teacher -------------------------------------------------------------------------
 
-    def read(self, batch: "Batch", number_W: np.ndarray) -> torch.Tensor:
-        """The stored states of a batch's coded tokens, float32 (N, d) on the host; NaN at those that have none."""
+    def read(self, batch: Any, number_W: np.ndarray) -> torch.Tensor:
+        """The stored states of a Batch's coded tokens, float32 (N, d) on the host; NaN at those that have none.
+
+        number_W  the numbers of the batch's windows, as `windows` gives them
+        """
         length = batch.ids_WL.shape[1]
         tokens_N = batch.tokens_N.numpy()
         found = self._reader.hidden_at(number_W[tokens_N // length], tokens_N % length)
@@ -161,3 +160,7 @@ class StoredHidden:
         """The states that a batch carries, a copy on the device."""
         rows_Nd: torch.Tensor = reading["rows_Nd"]
         return rows_Nd.to(self.device, copy=True)
+
+
+def _words(value):
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
