@@ -114,8 +114,8 @@ class StoredHidden:
             if value not in (field.default, known.get(name, field.default)):
                 found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
                 raise ValueError(
-                    f"--{name.replace('_', '-')} {_words(value)} belongs to reading text with a teacher; --hidden takes "
-                    f"windows and hidden states from {self._path}{found}. Leave it out."
+                    f"--{name.replace('_', '-')} {_words(value)} belongs to reading text with a teacher; --hidden "
+                    f"takes windows and hidden states from {self._path}{found}. Leave it out."
                 )
             object.__setattr__(settled, name, own.get(name, value))
         if config.batch_tokens < self.store.max_length:

@@ -54,10 +54,11 @@ class OpenStore:
     @contextmanager
     def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
         """The UnitWriter of a unit; the block's end commits, if the source is unchanged and not too much failed."""
-        meta, record = ShardMeta.of_unit(self.target, unit.id), self.files.record(unit.id)
-        replaces = record.sha256 if record and self._is_outdated(record, unit) else None
+        meta, replaces = ShardMeta.of_unit(self.target, unit.id), None
         if self.job.stored is not None:
             environment = environment | {"source_sha256": self.job.stored.sha256(unit)}
+            record = self.files.record(unit.id)
+            replaces = record.sha256 if record and self._is_outdated(record, unit) else None
         with UnitWriter(self.files, meta, environment, self.job.config.retry_quarantine, replaces) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
