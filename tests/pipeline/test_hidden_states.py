@@ -468,12 +468,13 @@ def test_documents_in_quarantine_stay_there_until_they_are_tried_again(place, st
 @pytest.mark.parametrize("verb", ["encode-hidden", "encode-lsp"])
 def test_a_killed_run_goes_on_to_the_same_bytes(place, store, coded, dictionary, tmp_path, verb):
     code = (
-        "import os, signal, sys\nimport cli\nfrom pipeline.coding.coder import TeacherCoder\n"
-        "works, calls = TeacherCoder._finish, []\n"
-        "def dies(coder, batch):\n"
-        "    calls.append(1)\n"
-        "    return works(coder, batch) if len(calls) < 15 else os.kill(os.getpid(), signal.SIGKILL)\n"
-        "TeacherCoder._finish = dies\ncli.main(sys.argv[1:])"
+        "import os, signal, sys\nimport cli\nfrom shards.writer import UnitWriter\n"
+        "writes = UnitWriter.write_block\n"
+        "def dies(writer, **columns):\n"
+        "    writes(writer, **columns)\n"
+        "    if list(writer.files.units.glob('*.json')):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "UnitWriter.write_block = dies\ncli.main(sys.argv[1:])"
     )
     if verb == "encode-hidden":
         flags = ["--teacher", place.teacher, "--corpus", *place.corpus, "--layer", 2, "--max-length", 32]
