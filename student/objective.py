@@ -26,6 +26,7 @@ _HOLDS = {
     "ids": "token ids only",
     "lsp": "LSP distributions",
     "logits": "a teacher's distributions over its vocabulary (encode-logits)",
+    "hidden": "a teacher's hidden states (encode-hidden)",
 }
 
 

@@ -175,7 +175,7 @@ class Mlm(Objective):
     """Masked language modeling: cross-entropy over the vocabulary, output matrix tied to the embeddings."""
 
     name = "mlm"
-    kinds = ("ids", "lsp", "logits")
+    kinds = ("ids", "lsp", "logits", "hidden")
     tied = True
     learns = "predicting masked tokens"
     loss_name, reference = "held-out loss", "unigram frequencies"

@@ -29,7 +29,8 @@ RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file
 # Every setting of every command, the usual ones first. A setting means the same in all commands that have it.
 GROUPS = {
     "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
-        tokenizer hidden layer k top_n dictionary atoms objective encoder wordnet student continue_from probe_input
+        tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
+        wordnet student continue_from probe_input
         vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
         vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
     "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",

@@ -217,7 +217,7 @@ def test_own_text_without_a_teacher_is_refused_in_python():
     with pytest.raises(ValueError, match="no --tokenizer is given"):
         EncodeIdsConfig(corpus=("a.txt",))
     assert EncodeConfig().teacher == EncodeIdsConfig().tokenizer == "bundled"
-    assert LearnConfig(hidden="a.npy", corpus="a.txt").hidden == Path("a.npy")
+    assert LearnConfig(hidden="a.npy", corpus="a.txt").hidden == "a.npy"
 
 
 # -- one check ---------------------------------------------------------------------------------------------

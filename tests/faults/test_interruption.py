@@ -125,6 +125,25 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
     assert shards(tmp_path) == shards(whole) and not list(sampling.glob(".*"))
 
 
+def test_while_a_codebook_is_learned_and_hidden_states_are_encoded(flags, tmp_path):
+    left_out = {"--k", "--lam", "--top-n", "--dictionary-epochs"}
+    pairs = [pair for pair in zip(flags[1::2], flags[2::2], strict=True) if pair[0] not in left_out]
+    command = ["encode-hidden", *(word for pair in pairs for word in pair), "--quantise", "pq", "--bytes", 16]
+    finish([*command, "--output", tmp_path / "whole"], Python)
+    output = tmp_path / "again"
+    command += ["--output", output]
+    interrupted(command, lambda: list(output.glob("codebooks/.*.learning/.sample.npy.*.tmp")), signal.SIGTERM)
+    assert not temporaries(output)
+    for number, layout in ((signal.SIGINT, "cuda"), (signal.SIGHUP, "cpu")):
+        seen = len(shards(output))
+        ready = lambda seen=seen: len(list(output.glob("stores/*/units/*.json"))) > seen  # noqa: E731
+        interrupted(command, ready, number, MLSM_TEST_LAYOUT=layout)
+        assert not temporaries(output) and shards(output).items() <= shards(tmp_path / "whole").items()
+        assert visible_units_are_whole(next(output.glob("stores/*"))) == len(shards(output)) > seen
+    finish(command)
+    assert shards(output) == shards(tmp_path / "whole") and not list(output.glob("codebooks/.*"))
+
+
 def test_before_any_work(flags, tmp_path):
     """In the imports, where a library may be half loaded."""
     interrupted([*flags, "--output", tmp_path], lambda: True, signal.SIGTERM, 1.5, process=Python)
