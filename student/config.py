@@ -21,11 +21,10 @@ from student.mask_weights_config import ADAPTIVE
 
 ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
 LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
-OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token of the vocabulary
+OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
 WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
@@ -80,8 +79,8 @@ class StudentConfig:
     flatter than the stored one, below 1 sharper. Losses of different T do not compare: kl_untempered does"""
 
     untied: bool = False
-    """mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By default
-    the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
+    """mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By
+    default the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
 
     encoder: str = "bert-12x768"
     """bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any bert-<layers>x<width> or
@@ -288,9 +287,10 @@ class StudentConfig:
                 f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
                 f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
             )
-        if self.untied and self.objective not in UNTIABLE:
+        if self.untied and self.objective not in OVER_VOCABULARY:
             raise ValueError(
-                f"--untied is for the objectives {' and '.join(UNTIABLE)} alone, found {self.objective}. Leave it out."
+                f"--untied is only for objectives with an output for every token ({', '.join(OVER_VOCABULARY)}), found"
+                f" {self.objective}. Omit it."
             )
 
         self._check_stores()
@@ -321,10 +321,11 @@ class StudentConfig:
         """The settings that decide what is trained, as plain JSON values.
 
         Settings that were added later are in it only where they differ from what earlier versions did, so that the
-        names of their runs stay: `tied` is such a key (earlier versions never tied UNTIABLE objectives). Whether
+        names of their runs stay: mtl and naive-mlsm say that they are tied, mlm and kd that they are not. Whether
         segments are read depends on store and encoder, so that key is the task's (task.py).
         """
-        unused = {"untied", "segments", "store_weights"}
+        unused = {"segments", "store_weights"}
+        unused |= set() if self.untied and self.objective in ("mlm", "kd") else {"untied"}
         unused |= {"encoder"} if self.continue_from is not None else set()
         unused |= {"kappa"} if self.objective != "mtl" else set()
         unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
@@ -333,7 +334,7 @@ class StudentConfig:
         unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         unused |= {"short_share"} if self.short_windows is None else set()
-        later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
+        later: dict = {"tied": True} if self.objective in ("mtl", "naive-mlsm") and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
         return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
 
@@ -384,6 +385,13 @@ class StudentConfig:
     def short_steps(self, max_steps: int) -> int:
         """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
+
+
+def is_untied(settings: dict) -> bool:
+    """Whether a run with these settings, as `identity` has them, gave the vocabulary an output matrix of its own."""
+    if settings["objective"] in ("mlm", "kd"):
+        return settings.get("untied", False)
+    return not settings.get("tied", False)
 
 
 class ResolvedConfig(StudentConfig):

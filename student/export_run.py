@@ -32,7 +32,7 @@ from shards.copies import write_files
 from shards.reader import Store
 from student.arithmetic import Arithmetic
 from student.checkpoint import Checkpoints, load_weights
-from student.config import StudentConfig
+from student.config import StudentConfig, is_untied
 from student.encoders import build_encoder, without_pooler
 from student.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
@@ -268,7 +268,7 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
     weights = settings.get("store_weights", ())
-    objective = build_objective(settings["objective"], stores, weights, untied="tied" not in settings)
+    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings))
 
     def build() -> Student:
         hf_config = AutoConfig.for_model(**architecture)

@@ -33,7 +33,7 @@ class Objective:
     """What all objectives share.
 
     kappa               weight of mtl's second term; the others ignore it
-    untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
+    untied              whether the vocabulary, if it has outputs, has output rows of its own
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
     wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
     Raises              RunError where the store does not hold what the objective needs

@@ -172,7 +172,7 @@ class NaiveMlsm(Mlsm):
 
 
 class Mlm(Objective):
-    """Masked language modeling: cross-entropy over the vocabulary, output matrix tied to the embeddings."""
+    """Masked language modeling: cross-entropy over the vocabulary, output matrix tied to the embeddings by default."""
 
     name = "mlm"
     kinds = ("ids", "lsp", "logits")
@@ -181,7 +181,7 @@ class Mlm(Objective):
     loss_name, reference = "held-out loss", "unigram frequencies"
 
     def set_up(self, store: Store) -> None:
-        self.outputs = store.vocab_size
+        self.tied, self.outputs = not self.untied, store.vocab_size
         self.token_columns = slice(0, self.outputs)
 
     def read_targets(self, masked: MaskedTokens) -> TokenTargets:
@@ -227,7 +227,7 @@ class Kd(Objective):
     loss_name, reference = "held-out KL", "the teacher's average distribution"
 
     def set_up(self, store: Store) -> None:
-        self.outputs = store.vocab_size
+        self.tied, self.outputs = not self.untied, store.vocab_size
         self.token_columns = slice(0, self.outputs)
         self._check_mass(store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket")
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
-from student.config import BEFORE, LSP_OBJECTIVES, OVER_VOCABULARY, UNTIABLE
+from student.config import BEFORE, LSP_OBJECTIVES, OVER_VOCABULARY, is_untied
 from student.mask_weights_config import ADAPTIVE
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
@@ -183,7 +183,7 @@ def groups(facts: dict) -> Groups:
     if identity is None:
         return _of_record(facts) if objective else {}
     settings, target = identity["settings"], identity["target_settings"]
-    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied")}
+    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied", "untied")}
     found = {
         "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
@@ -200,7 +200,7 @@ def groups(facts: dict) -> Groups:
     if objective == "mtl":
         found["mtl"] = {"kappa": settings.get("kappa")}
     if objective in OVER_VOCABULARY:
-        found["words"] = {"tied": objective not in UNTIABLE or settings.get("tied", False)}
+        found["words"] = {"tied": not is_untied(settings | {"objective": objective})}
     if objective not in WITHOUT_TARGETS:
         names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
         shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
