@@ -25,6 +25,7 @@ OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several 
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
 LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
 OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
+AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm")  # objectives that learn only stored targets
 WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
@@ -39,6 +40,7 @@ OPERATIONAL = frozenset(
 
 BEFORE = {  # what runs did before they had the setting
     "optimizer": "adamw",
+    "positions": "masked",
     "schedule": "linear",
     "adam_beta1": 0.9,
     "adam_beta2": 0.999,
@@ -160,6 +162,10 @@ class StudentConfig:
     grad_clip: float = 1.0
     """largest norm of the gradient over all parameters"""
 
+    positions: Literal["masked", "all"] = "masked"
+    """which tokens are predicted: `masked` those that a mask hides; `all` every token that is not special, and none is
+    hidden: the student reads the text as the teacher did. `all` is for objectives that learn only stored targets"""
+
     mask_rate: float = 0.15
     """share of a window's non-special tokens that are hidden and to be predicted"""
 
@@ -273,6 +279,11 @@ class StudentConfig:
         check_masks(self)
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
+        if self.positions == "all" and self.objective not in AT_ALL_POSITIONS:
+            raise ValueError(
+                f"--positions all hides no token, so it is only for objectives that learn nothing but stored targets"
+                f" ({', '.join(AT_ALL_POSITIONS)}); {self.objective} would learn to copy its input. Omit it."
+            )
         if self.continue_head and self.continue_from is None:
             raise ValueError("--continue-head needs --continue-from, the model whose head it takes.")
         if self.target_temperature != 1 and self.objective not in TEMPERABLE:
@@ -347,6 +358,13 @@ class StudentConfig:
         return settings | {name: list(settings[name]) for name in lists}
 
     root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+
+    @property
+    def predicted(self) -> tuple[float, float]:
+        """Share of a window's tokens that are predicted at the first step and at the last one."""
+        if self.positions == "all":
+            return 1.0, 1.0
+        return self.mask_rate, self.mask_rate if self.mask_rate_end is None else self.mask_rate_end
 
     @property
     def stores(self) -> tuple[str, ...]:

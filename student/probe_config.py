@@ -50,6 +50,7 @@ class ProbeConfig(StudentConfig):
     kappa: float = field(init=False, default=1.0)
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)
+    positions: Literal["masked", "all"] = field(init=False, default="masked")
     mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
     short_windows: int | None = field(init=False, default=None)
     short_share: float = field(init=False, default=0.9)
