@@ -19,14 +19,14 @@ from common.settings import check, require
 from student.mask_settings import check_masks
 from student.mask_weights_config import ADAPTIVE
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense"]
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
-LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
+LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm", "type")  # objectives that learn LSPs
 OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
-AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm")  # objectives that learn only stored targets
-WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
+AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm")  # objectives that learn only stored targets, in context
+WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense", "type")  # objectives whose students predict no words
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -67,7 +67,8 @@ class StudentConfig:
     objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
     teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
-    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher)"""
+    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher), `type`
+    the average LSP distribution of all its occurrences in the training text"""
 
     wordnet: Path | None = None
     """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the

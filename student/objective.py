@@ -107,6 +107,12 @@ class Objective:
         """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
         return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
 
+    def prepare(self, train: WindowReader, directory: Path | None) -> None:  # noqa: B027 (most need nothing)
+        """Make what the targets follow from beside the store's rows, from the training split, before the first batch.
+
+        directory  where it may be kept for other runs; None: nowhere
+        """
+
     def identity(self) -> dict:
         """What the targets follow from beside settings and stores, under the names of settings: part of a run's."""
         return {}

@@ -1,7 +1,7 @@
 """What the student learns at a masked token: one small class per objective, and the table of them.
 
 To add one: docs/training.md, "Add an objective".
-Left out: supersense (supersenses.py), what all of them share (objective.py), what is masked (masking.py), the records
+Left out: supersense (supersenses.py), type (token_tables.py), what all of them share (objective.py), what is masked (masking.py), the records
 of targets (targets.py), the arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
@@ -24,6 +24,7 @@ from student.objective import Objective
 from student.sparse_rows import negative_entropy, row_of_entry, temper
 from student.supersenses import Supersense
 from student.targets import JointTargets, MaskedTokens, SparseTargets, TeacherTargets, TokenTargets
+from student.token_tables import TypeAverage
 
 logger = logging.getLogger(__name__)
 
@@ -341,4 +342,6 @@ class Mtl(Objective):
         return with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
-OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm, Supersense)}
+OBJECTIVES = {
+    objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm, Supersense, TypeAverage)
+}

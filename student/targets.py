@@ -2,7 +2,7 @@
 
 Left out: how they are read from a store (objectives.py, sparse_rows.py), the losses (losses.py).
 
-Shapes: M masked tokens, V vocabulary, k LSPs, S supersenses, E stored entries of M sparse rows.
+Shapes: M masked tokens, V vocabulary, k LSPs, K outputs, E stored entries of M sparse rows.
 """
 
 from typing import NamedTuple
@@ -84,12 +84,12 @@ class TeacherTargets(NamedTuple):
     """int64"""
 
 
-class SupersenseTargets(NamedTuple):
-    """Distributions over WordNet's supersenses of M tokens."""
+class TableTargets(NamedTuple):
+    """Distributions of M tokens that follow from their ids."""
 
     counts: tuple[int]
     """tokens that have one"""
-    shares_MS: Tensor
+    shares_MK: Tensor
     """float32 probabilities; the rows of other tokens are zero"""
     coded_M: Tensor
     """float32, 1 where a token has one"""
