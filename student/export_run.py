@@ -267,8 +267,9 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
+    how = {"kappa": settings.get("kappa"), "regress_loss": settings.get("regress_loss", "cosine")}
     weights = settings.get("store_weights", ())
-    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings))
+    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings), **how)
 
     def build() -> Student:
         hf_config = AutoConfig.for_model(**architecture)

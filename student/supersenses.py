@@ -67,7 +67,7 @@ class Supersense(TokenTable):
     """KL(P || Q) to the distribution P over supersenses of the token's text; a token without a row carries no loss."""
 
     name = "supersense"
-    kinds = ("ids", "lsp", "logits")
+    kinds = ("ids", "lsp", "logits", "hidden")
     learns = "predicting the supersenses of masked tokens (the lexicographer files of their synsets in WordNet)"
     loss_name, reference = "held-out KL", "the average distribution over supersenses"
     coverage = "tokens_with_supersenses"

@@ -95,6 +95,19 @@ class TableTargets(NamedTuple):
     """float32, 1 where a token has one"""
 
 
+class VectorTargets(NamedTuple):
+    """A vector for each of M tokens."""
+
+    counts: tuple[int, ...]
+    """tokens that have one; where words are learned too, all tokens"""
+    vectors_Md: Tensor
+    """float32; zeros for tokens without one"""
+    coded_M: Tensor
+    """float32, 1 where a token has one"""
+    labels_M: Tensor
+    """int64 ids of the tokens"""
+
+
 class SeveralTargets(NamedTuple):
     """The targets of the same tokens from several stores."""
 
