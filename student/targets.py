@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from shards.codec import SparseRows
+from shards.codec import HiddenRows, SparseRows
 from shards.windows import WindowBatch, WindowReader
 
 
@@ -29,6 +29,10 @@ class MaskedTokens(NamedTuple):
     def rows(self) -> SparseRows:
         """Their distributions as the store keeps them."""
         return self.windows.targets(self.read, self.window_M, self.position_M)
+
+    def hidden(self) -> HiddenRows:
+        """Their hidden states as the store keeps them."""
+        return self.windows.hidden(self.read, self.window_M, self.position_M)
 
 
 class SparseTargets(NamedTuple):
