@@ -134,6 +134,7 @@ class Regress(Vectors):
     usual_kappa = 0.0
 
     def set_up(self, store: Store) -> None:
+        assert store.hidden is not None, "its kind says so"
         self.width = store.hidden.width
         self.outputs, self.squared = self.width, self.regress_loss == "mse"
         if self.squared:

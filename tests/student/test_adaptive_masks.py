@@ -69,6 +69,12 @@ def losses_by_numpy(name, targets, logits_MK, lsps):
         return losses_by_numpy("mlsm", targets.lsps, logits_MK, lsps) + words
     if name in ("supersense", "type"):
         return [divergences(targets.shares_MK.double().numpy(), logits_MK)]
+    if name in ("regress", "recon"):
+        outputs_Md, wanted_Md = logits_MK.double().numpy(), targets.vectors_Md.double().numpy()
+        products_M = (outputs_Md * wanted_Md).sum(axis=1)
+        lengths_M = np.linalg.norm(outputs_Md, axis=1) * np.linalg.norm(wanted_Md, axis=1)
+        has_target_M = wanted_Md.any(axis=1)
+        return [np.where(has_target_M, 1 - products_M / np.where(has_target_M, lengths_M, 1), 0)]
     rows = np.arange(len(logits_MK))
     return [-log_softmax(logits_MK.double().numpy(), axis=1)[rows, targets.labels_M.numpy()]]
 

@@ -96,8 +96,8 @@ def test_what_the_settings_say_of_objectives_is_what_the_classes_do(store_for):
             "OVER_VOCABULARY": over_vocabulary,
             "WITHOUT_WORDS": plain.token_columns is None,
         }
-        supersenses = 45 * (name == "supersense")
-        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary + supersenses
+        others = {"supersense": 45, "regress": 12, "recon": 12}.get(name, 0)
+        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary + others
         assert plain.tied == over_vocabulary and not own_rows.tied
         for of, holds in facts.items():
             if holds:
