@@ -180,6 +180,14 @@ def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
     return contents
 
 
+def read_atoms(files: "StoreFiles") -> np.ndarray:
+    """The atoms of a store's dictionary, float32 (k, d). Raises StoreError as `read_dictionary`, and if it has none."""
+    contents = read_dictionary(files)
+    if "atoms.npy" not in contents:
+        raise StoreError(f"{files.path} has no dictionary: its target names none. Use a store that encode-lsp made.")
+    return read_array(files.dictionary / "atoms.npy", contents["atoms.npy"], "<f4", 2)
+
+
 def _require_files(contents, directory, names):
     for name in names:
         if name not in contents:
