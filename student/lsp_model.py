@@ -36,6 +36,7 @@ from common.invocation import program
 from common.model_checks import (
     catch_panics,
     check_size,
+    describe_special_tokens,
     describe_unfit_tokenizer,
     max_positions,
     open_tokenizer,
@@ -248,11 +249,11 @@ def load_tensors(file: str | Path) -> dict:
 def load_tokenizer(source: str | Path, student: Student, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of an export.
 
-    Raises RunError where it is damaged, or gives ids that the student's encoder does not know
+    Raises RunError if it is damaged, gives ids that the student's encoder does not know, or gives two tokens one id
     """
     with reading_export(source):
         tokenizer = open_tokenizer(source, revision=revision)
-    if trouble := describe_unfit_tokenizer(tokenizer, student.encoder):
+    if trouble := describe_unfit_tokenizer(tokenizer, student.encoder) or describe_special_tokens(tokenizer):
         raise RunError(f"{source}: {trouble} {_export_again()}")
     return tokenizer
 
