@@ -14,6 +14,7 @@ Left out: making the copies (pipeline/stores.py), how a dictionary was learned (
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -27,6 +28,7 @@ from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
 from common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
+from common.paths import utf8_name
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
@@ -203,6 +205,20 @@ def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
     with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
         write_files(Path(directory), contents)
         return open_tokenizer(directory, local_files_only=True)
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: str | Path) -> None:
+    """Save a tokenizer into a directory, by transformers.
+
+    Raises  OSError if a file cannot be written, also where the tokenizers library raises an Exception that only says so
+    """
+    try:
+        with utf8_name(directory) as place:
+            tokenizer.save_pretrained(place)
+    except Exception as error:
+        if isinstance(error, OSError) or not (found := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from error
 
 
 def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:
