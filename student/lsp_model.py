@@ -43,6 +43,7 @@ from common.model_checks import (
     quiet_transformers,
 )
 from common.paths import utf8_name
+from common.text import shell_quote
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from shards.reader import Store
 from student.encoders import without_pooler
@@ -289,7 +290,7 @@ def export_of(source: str | Path) -> str | Path:
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
-        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {source}")
+        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {shell_quote(source)}")
     if path.is_dir():
         return source
     has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME

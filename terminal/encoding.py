@@ -1,8 +1,7 @@
 """What encode-lsp, encode-ids, encode-logits and derive-shards say when they are done, and what --dry-run found out."""
 
-import shlex
-
 from common.invocation import program
+from common.text import shell_join
 from terminal.tables import duration, quantity, size, store_rows, table
 
 
@@ -22,10 +21,10 @@ def encoding(reports: list[dict], settings: object) -> str:
         lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
-    stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if reports[0]["kind"] == "lsp":
-        show = shlex.join(["show-lsp", reports[0]["store"], "--html", "lsps"])
+        show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
         lines.append(f"\nWhat its LSPs stand for:\n  {program()} {show}")
     return "\n".join(lines)
 
