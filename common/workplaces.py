@@ -40,7 +40,8 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
             lock.truncate(0)
             lock.write("\n".join((MARK, *files, "")).encode())
         for left in directory.glob(".*.tmp") if is_locked else ():  # by a killed process; a sample may be gigabytes
-            left.unlink()
+            if disk.writer_of_temporary(left.name) is not None:
+                left.unlink()
         try:
             yield directory
         except BaseException:
