@@ -44,7 +44,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-TEMPORARY_NAME = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{12}\.tmp")  # what `temporary_name` gives
+_TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<check>[0-9a-f]{6})\.tmp")
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
 _roots: set[Path] = set()
@@ -272,9 +272,23 @@ def temporary_name(directory: str | Path, stem: str) -> Path:
     Until `discard` it is remembered: what an interruption left behind goes when the process ends, unless it is
     killed. There is no moment between two instructions at which Ctrl-C could leave a file for good.
     """
-    path = Path(directory) / f".{stem}.{os.getpid()}.{uuid.uuid4().hex[:12]}.tmp"
+    rest = f"{stem}.{os.getpid()}.{uuid.uuid4().hex[:6]}"
+    path = Path(directory) / f".{rest}{_check_digits(rest)}.tmp"
     _temporaries.add((os.getpid(), path))
     return path
+
+
+def writer_of_temporary(name: str) -> int | None:
+    """The id of the process that `temporary_name` made a name for; None if the name only looks like such a one.
+
+    The last six digits follow from the rest, so that a file of somebody else's does not count by accident.
+    """
+    found = _TEMPORARY_NAME.fullmatch(name)
+    return int(found["pid"]) if found and found["check"] == _check_digits(found["rest"]) else None
+
+
+def _check_digits(rest):
+    return hashlib.sha256(b"mlsm " + os.fsencode(rest)).hexdigest()[:6]
 
 
 def discard(temporary: Path) -> None:

@@ -23,7 +23,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common import disk
+from common.errors import WriteError
 from common.paths import utf8
+
+# what link(2) raises on a file system without hard links
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextmanager
@@ -76,6 +80,8 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
         published = True
     except FileExistsError:
         published = False
+    except OSError as error:
+        raise explain_link(error, final) from error
     try:
         disk.unlink(temporary)
         disk.fsync_path(final.parent)
@@ -86,6 +92,17 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
                     disk.unlink(final)
         raise
     return published
+
+
+def explain_link(error: OSError, final: Path) -> OSError:
+    """The error of a hard link that failed: a WriteError in words if the file system has none, else as it is."""
+    if error.errno is None or error.errno not in _NO_LINKS:
+        return error
+    return WriteError(
+        f"{final} could not be written: this disk does not make hard links ({os.strerror(error.errno)}), by which a "
+        "finished file gets its name without replacing another. Nothing was changed. Give --output a directory on "
+        "another disk; FAT, exFAT and some network and FUSE file systems have no hard links."
+    )
 
 
 def publish_directory(

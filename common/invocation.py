@@ -5,10 +5,11 @@
 Left out: the name in front of errors, which is always `mlsm`.
 """
 
-import shlex
 import shutil
 import sys
 from pathlib import Path
+
+from common.text import shell_quote
 
 
 def program() -> str:
@@ -19,9 +20,9 @@ def program() -> str:
     """
     called = sys.argv[0] if sys.argv else ""
     if Path(called).name == "cli.py":
-        return f"python {shlex.quote(called)}"
+        return f"python {shell_quote(called)}"
     if Path(called).parts[-2:] == ("mlsm", "__main__.py"):
         return "python -m mlsm"
     if Path(called).name == "mlsm" and shutil.which("mlsm") != called:
-        return shlex.quote(called)
+        return shell_quote(called)
     return "mlsm"

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,49 @@ def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTr
     if segment >= max(2, segments):
         return f"the tokenizer's segments go up to {segment}, but the model knows {segments}."
     return None
+
+
+def describe_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    """Why the special tokens of a tokenizer cannot do their work; None if they can.
+
+    Two tokens must not have one id: transformers gives a special token that the vocabulary lacks the id
+    `len(vocabulary)`, which is an ordinary word's if the ids have gaps. One token must not have two roles, except that
+    padding may be the token that ends a text (as in EuroBERT). A special token must not be a word that texts contain.
+    """
+    tokens_of: dict[int, list[str]] = {}
+    for token, number in tokenizer.get_vocab().items():
+        tokens_of.setdefault(number, []).append(token)
+    for number, same in sorted(tokens_of.items()):
+        if len(same) > 1:
+            first, second = sorted(same)[:2]
+            return f"the tokens {first!r} and {second!r} have the same id, {number}."
+    tokens = special_tokens(tokenizer)
+    for (role, token), (other, other_token) in combinations(tokens.items(), 2):
+        if token == other_token and (role, other) != ("sep", "pad"):
+            return f"the tokens for {role} and {other} are the same, {token!r}."
+    for role, token in tokens.items():
+        word = token.removeprefix("\u2581").removeprefix("\u0120")
+        if word.isalnum() and tokenizer.convert_tokens_to_ids(token) in _read_as_text(tokenizer, word):
+            return f"the token for {role} is an ordinary word, {word!r}, which texts contain."
+    return None
+
+
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
+    """Tokens by role (cls, sep, mask, pad, unk), without roles that no token has. A tokenizer without [CLS] or [SEP]
+    lends its begin- and end-of-sequence tokens."""
+    found = {
+        "cls": tokenizer.bos_token if tokenizer.cls_token is None else tokenizer.cls_token,
+        "sep": tokenizer.eos_token if tokenizer.sep_token is None else tokenizer.sep_token,
+        "mask": tokenizer.mask_token,
+        "pad": tokenizer.pad_token,
+        "unk": tokenizer.unk_token,
+    }
+    return {role: str(token) for role, token in found.items() if token is not None}
+
+
+def _read_as_text(tokenizer, word):
+    """Ids of a word inside of a text in which special tokens are not recognised."""
+    return tokenizer(f"a {word} a", add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 def max_positions(model: "PreTrainedModel") -> float:

@@ -51,6 +51,9 @@ def check(settings: Any) -> None:
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
     """The value of a dataclass field as its annotation says. Arguments and errors as of `convert`, with the flag."""
+    parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
+    if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
+        raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
     try:
         return convert(field.type, value, text)
     except (ValueError, OverflowError):

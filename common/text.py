@@ -4,6 +4,7 @@
     redacted("https://me:secret@host/lsp?sig=1")      # https://host/lsp?***
     code_span("a | `b`")                              # for a cell of a Markdown table
     without_directories("/home/ann/wiki.txt")         # wiki.txt
+    shell_join(["show-lsp", "my store"])              # show-lsp 'my store', to be pasted into a shell
 
 Names, settings and lineage of a store or an export that somebody else made may hold anything: line breaks that forge
 further lines, escape sequences that rewrite a terminal, marks that turn text around, Markdown, bytes that are not
@@ -12,8 +13,9 @@ is written down `redacted`. Left out: HTML (Jinja2's autoescape does that) and J
 """
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 # C0 and C1 controls, marks that turn text around, invisible characters but for the joiners that scripts need, line
@@ -44,6 +46,29 @@ def printable(text: object, keep: str = "\n\t") -> str:
     A byte that is not UTF-8, which Python carries as a lone surrogate, is shown as that byte.
     """
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), str(text))
+
+
+def shell_quote(word: object) -> str:
+    """One word of a command that the user pastes into a shell, on one line.
+
+    A name that `printable` would show with escapes is written as $'...' (bash, zsh, ksh), which stands for its bytes.
+    """
+    text = str(word)
+    if not _UNPRINTABLE.search(text):
+        return shlex.quote(text)
+    quoted = re.sub(r"['\\]", r"\\\g<0>", text)
+    return f"$'{_UNPRINTABLE.sub(_escape_bytes, quoted)}'"
+
+
+def _escape_bytes(found):
+    """The bytes of a character in the name of a file; surrogates that no name can hold are encoded as others are."""
+    errors = "surrogateescape" if "\udc80" <= found[0] <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", errors))
+
+
+def shell_join(words: Iterable[object]) -> str:
+    """Words as one command that the user can paste into a shell."""
+    return " ".join(map(shell_quote, words))
 
 
 def printable_values(value: Any, but: Collection[str] = ()) -> Any:

@@ -42,7 +42,8 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
                 lock.truncate(0)
                 lock.write("\n".join((MARK, *files, "")).encode())
         for left in directory.glob(".*.tmp") if is_locked else ():  # by a killed process; a sample may be gigabytes
-            disk.remove(left)
+            if disk.writer_of_temporary(left.name) is not None:
+                disk.remove(left)
         try:
             yield directory
         except BaseException:

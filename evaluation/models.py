@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 
 from common.errors import ModelError
 from common.invocation import program
+from common.text import shell_quote
 from pipeline.teacher import BUNDLED
 from student.checkpoint import checkpoints_in
 from student.export import EXPORT_FILES
@@ -63,7 +64,7 @@ def _choose_checkpoints(run: Path, step: str) -> list[Path]:
     if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
         raise ModelError(
             f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and give the export:"
-            f"  {program()} export-student {run} --checkpoint {step}"
+            f"  {program()} export-student {shell_quote(run)} --checkpoint {step}"
         )
     there = ", ".join(map(str, kept)) or "none"
     raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")

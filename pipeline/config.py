@@ -89,7 +89,8 @@ class TokenizerConfig(CorpusConfig):
     """Train a cased WordPiece tokenizer."""
 
     vocab_size: int = 8192
-    """Entries, special tokens included; the tokenizer goes to <output>/tokenizers/cased-<vocab-size>."""
+    """Entries, special tokens included. The tokenizer is saved in <output>/tokenizers/cased-<vocab-size>-<digits>; the
+    digits depend on the corpus and the settings."""
 
     # The ignored errors, here and below: what has no effect is None unless somebody gives it.
     held_out_by: Literal["document", "file"] | None = None  # type: ignore[assignment]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from common import disk
+from common.durable import explain_link
 from common.errors import EncodeError, describe
 from pipeline import plan as planning
 from pipeline.coding.batch import Reading
@@ -79,7 +80,10 @@ def sample_hidden(
     for entry, place in places:
         for name in names:
             if not (place / name).is_file():
-                (place / name).hardlink_to(place_of[entry.layer] / name)
+                try:
+                    (place / name).hardlink_to(place_of[entry.layer] / name)
+                except OSError as error:
+                    raise explain_link(error, place / name) from error
     return [np.load(place / SAMPLE, mmap_mode="r") for _, place in places]
 
 

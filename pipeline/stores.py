@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, StoreError
-from common.paths import utf8_name
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.manifest import PlannedUnit, StoreFiles, UnitRecord
@@ -99,12 +98,11 @@ class TargetStore(OpenStore):
         files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
         files.create(target)
         super().__init__(job, files.path)
-
-        def save_tokenizer(directory):
-            with utf8_name(directory) as place:
-                job.tokenizer.save_pretrained(place)
-
-        _keep_copy(files.tokenizer, lambda: copies.read_tokenizer(files), save_tokenizer)
+        _keep_copy(
+            files.tokenizer,
+            lambda: copies.read_tokenizer(files),
+            lambda directory: copies.save_tokenizer(job.tokenizer, directory),
+        )
         if dictionary is not None:
             _keep_copy(files.dictionary, lambda: copies.read_dictionary(files), dictionary.save)
         if codebook is not None:

@@ -1,70 +1,158 @@
-"""Train a cased WordPiece tokenizer on a corpus, saved the way `AutoTokenizer` loads it.
+"""Train a cased WordPiece tokenizer on a corpus, saved so that `AutoTokenizer` loads it.
 
-The `tokenizers` library trains; this module feeds it documents in bounded memory.
-Left out: other families of tokenizers; bring a directory that `AutoTokenizer` reads.
+The directory is named after what decides its content: the corpus, which documents of it are used, and the settings. The
+same request finds the finished tokenizer. Equal requests give equal files on every machine and in every process.
+
+The `tokenizers` library learns the merges, but its trainer numbers the pieces of one character in the order of a hash
+table and breaks ties by these numbers. So this module counts the words and numbers these pieces itself.
+Not handled here: other families of tokenizers. Use a directory that `AutoTokenizer` reads.
 """
 
-from collections.abc import Callable, Iterable
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from common.paths import utf8_name
+from common.disk import file_sha256, read_file
+from common.durable import publish_directory
+from common.errors import TeacherError
+from common.invocation import program
 from pipeline import plan as planning
 from pipeline.config import TokenizerConfig
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
+from pipeline.job import named_by_content, refuse_foreign_output
+from shards.copies import save_tokenizer
+from shards.manifest import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+RECORD = "training.json"  # next to the files of the tokenizer: what it was trained from, and the hash of the result
+MOST_CHARACTERS = 1000  # different ones that get pieces of their own; words of others are unknown
+_VERSION = 1  # of what is learned from equal words
+_CHUNK = 10_000  # words that the trainer gets as one string
 
 
 def run(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
-    """Train as the settings say; returns the directory, in a list."""
+    """Train as the settings say, or find what was trained so before. Returns the directory, in a list.
+
+    Raises  CorpusError; TeacherError if the directory was changed after it was written; OSError
+    """
+    refuse_foreign_output(config.output)
     sources = open_sources(config)
     rules = planning.windowing(None, config.max_length)
+    selection = Selection.of(config)
     plan = planning.scan(
-        sources, None, None, rules, unit_tokens=config.unit_tokens, selection=Selection.of(config), progress=progress
+        sources, None, None, rules, unit_tokens=config.unit_tokens, selection=selection, progress=progress
     )
     by_name = {source.name: source for source in sources}
-    texts = (text for unit in plan.units for text in planning.unit_texts(unit, by_name[unit.source]))
-    progress("train tokenizer", 0, None, unit="sources")
-    directory = config.output / "tokenizers" / f"cased-{config.vocab_size}"
-    return [train_tokenizer(texts, directory, vocab_size=config.vocab_size)]
+    request = {
+        "version": _VERSION,
+        "kind": "cased WordPiece",
+        "vocab_size": config.vocab_size,
+        "corpus": sorted({by_name[unit.source].content_hash() for unit in plan.units}),
+        "invalid_utf8": config.invalid_utf8,
+        "min_characters": config.min_characters,
+        "keep_duplicates": config.keep_duplicates,
+    }
+    parent, name = config.output / "tokenizers", f"cased-{config.vocab_size}"
+    directory = named_by_content(parent, name, fingerprint(request))
+    if directory.exists():
+        _check_finished(directory, request)
+        return [directory]
+
+    def fill(place: Path) -> None:
+        texts = (text for unit in plan.units for text in planning.unit_texts(unit, by_name[unit.source]))
+        progress("train tokenizer", 0, None, unit="sources")
+        save_tokenizer(train_tokenizer(texts, vocab_size=config.vocab_size), place)
+        record = request | {"tokenizer.json": file_sha256(place / "tokenizer.json")}
+        (place / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+
+    publish_directory(directory, fill, replace=False)
+    return [directory]
+
+
+def _check_finished(directory, request):
+    """Raise TeacherError unless a directory is what this request made."""
+    try:
+        record = json.loads(read_file(directory / RECORD))
+        is_whole = record == request | {"tokenizer.json": file_sha256(directory / "tokenizer.json")}
+    except (OSError, ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise TeacherError(
+            f"{directory} is not the tokenizer that this command wrote: its files do not match {RECORD}. Move it away, "
+            f"or give another --output to  {program()} train-tokenizer"
+        )
 
 
 def train_tokenizer(
     texts: Iterable[str],
-    output: str | Path,
     *,
     vocab_size: int = 8192,
     max_length: int = 512,
     lowercase: bool = False,
-) -> Path:
-    """Train on texts and save to a directory, which is returned.
+) -> "PreTrainedTokenizerFast":
+    """Train on texts.
 
-    texts       pieces of documents
+    texts       pieces of documents, whose order does not matter
     vocab_size  entries, special tokens included
     max_length  tokens, the model_max_length that is stored
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    words: Counter = Counter()
+    for text in texts:
+        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    ids = {token: number for number, token in enumerate(_learn_vocabulary(words, vocab_size))}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    names: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
+
+
+def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
+    """Tokens in the order of their ids: special ones, characters, pieces of one character, merges as they were learned.
+
+    What the trainer would number in the order of a hash table are the characters that continue a word, "##a". Given as
+    special tokens they have numbers of their own, and its merges follow from counts and numbers alone.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    characters: Counter = Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    kept = {c for c, _ in sorted(characters.items(), key=lambda found: (-found[1], found[0]))[:MOST_CHARACTERS]}
+    continuing = sorted({f"##{character}" for word in words for character in word[1:] if character in kept})
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *continuing],
         min_frequency=2,
-        limit_alphabet=1000,
+        initial_alphabet=sorted(kept),
+        limit_alphabet=len(kept),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    ids = tokenizer.get_vocab()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
-    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
-    directory = Path(output)
-    directory.mkdir(parents=True, exist_ok=True)
-    with utf8_name(directory) as place:
-        fast.save_pretrained(place)
-    return directory
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(_repeat(words), trainer)
+    learned = sorted(tokenizer.get_vocab().items(), key=lambda found: found[1])
+    first = [*SPECIAL_TOKENS, *sorted(kept), *continuing]
+    known = set(first)
+    return first + [token for token, _ in learned if token not in known]
+
+
+def _repeat(words: Counter) -> Iterator[str]:
+    """Texts in which every word comes as often as it was counted."""
+    for word, count in sorted(words.items()):
+        for start in range(0, count, _CHUNK):
+            yield " ".join([word] * min(_CHUNK, count - start))

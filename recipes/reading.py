@@ -146,7 +146,14 @@ def _read(path):
 
     try:
         values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise ValueError(
+            f"recipe {path}: nested too deep. A recipe has settings under the name of a command."
+        ) from None
+    except UnicodeDecodeError as error:
+        remedy = "Save the file as UTF-8, for example with: iconv -f latin1 -t utf-8"
+        raise ValueError(f"recipe {path}: not UTF-8 ({error.reason} at byte {error.start:,}). {remedy}") from None
+    except (OSError, yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date that there is not
         raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     return values if isinstance(values, dict) else {None: values}
 

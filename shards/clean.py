@@ -2,15 +2,14 @@
 
     report = clean("runs", dry_run=True)
 
-Four kinds are recognised, by name and place:
+Three kinds are recognised, none of them by the form of its name alone:
 
-    temporaries     .<name>.<pid>.<12 hex digits>.tmp   (disk.temporary_name: files, and directories that were being
-                    filled or replaced)
+    temporaries     .<name>.<pid>.<12 hex digits>.tmp, where six of the digits follow from the rest (common/disk.py):
+                    files, and directories that were being filled or replaced
     work places     directories that a file `lock` marks as such (common/workplaces.py), with what an interrupted
                     command would go on from: removing one costs the work it holds
-    unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it
-
-and what earlier versions left under other names (EARLIER_PLACES and EARLIER_TEMPORARY).
+    unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it and the digits are those of
+                    its SHA-256
 
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
 
@@ -33,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import disk
-from common.disk import TEMPORARY_NAME
+from common.disk import file_sha256, writer_of_temporary
 from common.errors import ShardError
 from common.invocation import program
 from common.workplaces import is_part, lock_if_free, read_mark
@@ -44,17 +43,8 @@ COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
 CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
 
 _PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
-EARLIER_TEMPORARY = re.compile(r"\..+\.\d{18,20}\.tmp")  # a dictionary that was being saved
-_HEX, _NUMBER = 32 * "[0-9a-f]", 5 * "[0-9]"
-EARLIER_PLACES = {  # work places without a mark: their paths, and the files that were written there
-    ".?*.learning": (
-        f"learning.npz sample.npy raw.npy center.npy center.json .part-{_HEX}.npy .learning.npz.tmp .sample.npy.tmp"
-        f" .raw.npy.tmp .center.npy.tmp .center.json.tmp ..part-{_HEX}.npy.tmp"
-    ).split(),
-    "diagnostics/*/vectors": [f"part-{_NUMBER}.npz", f".part-{_NUMBER}.npz.tmp"],
-}
 NO_WORKPLACE_BESIDE = ("target.json", "log.jsonl")  # in a store or a run, whose `lock` may be anybody's
-_SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
+_SHARD = re.compile(r"(?P<unit>.+)-(?P<digits>[0-9a-f]{12})\.tar")
 
 
 @dataclass(frozen=True)
@@ -108,16 +98,11 @@ def left_overs(path: Path) -> Iterator[LeftOver]:
 def _recognise(path):
     if path.is_symlink():
         return None
-    if match := TEMPORARY_NAME.fullmatch(path.name):
-        return LeftOver(path, "temporary", _writer(path, int(match["pid"])))
-    if not path.is_dir():
+    if (pid := writer_of_temporary(path.name)) is not None:
+        return LeftOver(path, "temporary", _writer(path, pid))
+    if not path.is_dir() or any((path.parent / name).exists() for name in NO_WORKPLACE_BESIDE):
         return None
-    if EARLIER_TEMPORARY.fullmatch(path.name):
-        return LeftOver(path, "temporary", None)
-    if any((path.parent / name).exists() for name in NO_WORKPLACE_BESIDE):
-        return None
-    if (files := read_mark(path)) is None:
-        files = next((names for place, names in EARLIER_PLACES.items() if path.match(place)), None)
+    files = read_mark(path)
     if files is None or not _holds_only(path, files):
         return None
     with lock_if_free(path) as is_free:
@@ -129,7 +114,7 @@ def _holds_only(path, files):
     try:
         with os.scandir(path) as entries:
             return all(
-                TEMPORARY_NAME.fullmatch(entry.name)
+                writer_of_temporary(entry.name) is not None
                 or (is_part(entry.name, files) and not entry.is_dir(follow_symlinks=False))
                 for entry in entries
             )
@@ -147,8 +132,16 @@ def _unrecorded_shards(files, names):
         except ShardError:
             yield LeftOver(files.units / name, _SHARD_KIND, f"its record is damaged: see {program()} verify-shards")
             continue
-        if record is None or record.file != name:
+        if (record is None or record.file != name) and _has_digits(files.units / name, match["digits"]):
             yield LeftOver(files.units / name, _SHARD_KIND, None)
+
+
+def _has_digits(path, digits):
+    """Whether a file is the shard that its name says: the digits are those of its hash."""
+    try:
+        return file_sha256(path).startswith(digits)
+    except OSError:  # it has gone, may not be read, or is no file
+        return False
 
 
 def _writer(path, pid):

@@ -14,6 +14,7 @@ Left out: making the copies (pipeline/stores.py), how a dictionary was learned (
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,7 +27,8 @@ import numpy as np
 from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
-from common.model_checks import open_tokenizer
+from common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
+from common.paths import utf8_name
 from shards.checked_json import DICTIONARY, parse_json, require
 from shards.members import read_array
 
@@ -117,12 +119,22 @@ def read_tokenizer(files: "StoreFiles") -> dict[str, bytes]:
             f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {files.restore_hint()}"
         )
     with foreign_errors(files):
-        found, largest = _identity(tuple(contents.items()))
+        found, largest, special, problem = _identity(tuple(contents.items()))
     if found != expected:
         raise StoreError(
             f"{directory} is not the tokenizer of this store: its fingerprint is {found[:12]}, target.json names "
             f"{expected[:12]}. {files.restore_hint()} If that changes nothing, this release of transformers reads the "
             "files differently than the one that the store was made with."
+        )
+    if problem:
+        raise StoreError(
+            f"{directory}: {problem} The stored token ids are ambiguous. Correct the tokenizer that the text was "
+            "encoded with, and encode again; that makes another store."
+        )
+    if wrong := [role for role, number in special.items() if target["special_ids"].get(role, number) != number]:
+        raise StoreError(
+            f"{files.target_file}: field special_ids: another id for {', '.join(wrong)} than the store's tokenizer has."
+            " Encode again elsewhere."
         )
     if largest >= target["vocab_size"]:
         raise StoreError(
@@ -249,6 +261,20 @@ def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
         return open_tokenizer(directory, local_files_only=True)
 
 
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: str | Path) -> None:
+    """Save a tokenizer into a directory, by transformers.
+
+    Raises  OSError if a file cannot be written, also where the tokenizers library raises an Exception that only says so
+    """
+    try:
+        with utf8_name(directory) as place:
+            tokenizer.save_pretrained(place)
+    except Exception as error:
+        if isinstance(error, OSError) or not (found := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from error
+
+
 def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:
     """Write files, name to bytes, into an existing directory."""
     for name, raw in contents.items():
@@ -272,11 +298,14 @@ def without_code(raw: bytes, where: object) -> bytes:
 
 @lru_cache(maxsize=4)
 def _identity(contents):
-    """Fingerprint and largest token id of a tokenizer, given as pairs (name, bytes)."""
+    """Four facts about a tokenizer, given as pairs (name, bytes): its fingerprint, its largest token id, the ids of its
+    special tokens by role, and what is wrong with these."""
     tokenizer = load_tokenizer(dict(contents))
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer")
-    return tokenizer_fingerprint(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    special = {role: tokenizer.convert_tokens_to_ids(token) for role, token in special_tokens(tokenizer).items()}
+    return tokenizer_fingerprint(tokenizer), largest, special, describe_special_tokens(tokenizer)
 
 
 def _read(files, directory, names):

@@ -3,12 +3,12 @@
 Left out: what is damaged (verify.py).
 """
 
-import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from common.errors import StoreError
 from common.invocation import program
+from common.text import shell_join
 from shards import copies
 from shards.manifest import Plan, StoreFiles
 from shards.schema import kind_of
@@ -84,4 +84,4 @@ def _of_hidden(files, settings):
 
 
 def _line(*words):
-    return f"{program()} " + shlex.join(map(str, words))
+    return f"{program()} " + shell_join(map(str, words))

@@ -52,6 +52,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from common.invocation import program
+from common.text import shell_quote
 
 FORMAT_VERSION = 1
 BLOCK_TOKENS = 65_536
@@ -67,8 +68,8 @@ SHARD_MTIME = 0
 def repair_hint(store: object) -> str:
     """What to do about damage in a store, in words for an error."""
     return (
-        f"Remove what is damaged with: {program()} verify-shards {store} --repair, and run the encoding command again, "
-        "which that names: it encodes those units and no others."
+        f"Remove what is damaged with: {program()} verify-shards {shell_quote(store)} --repair, and run the encoding "
+        "command again, which that names: it encodes those units and no others."
     )
 
 

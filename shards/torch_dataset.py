@@ -23,12 +23,15 @@ token t of window b. So `torch.sparse_csr_tensor(indptr, indices, weights, (B * 
 
 Give the dataset the batch size when there are workers: batches then come in one order, however many there are. With
 the second line every window still comes once, but which ones share a batch depends on the number of workers.
-`StatefulDataLoader` of torchdata takes either. Masking and losses are left to the caller.
+`StatefulDataLoader` of torchdata takes either. Loaders that accelerate has prepared are refused, those of
+`transformers.Trainer` among them. Masking and losses are left to the caller.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -134,6 +137,7 @@ class LspDataset(IterableDataset):
         return Share(*self._rank_and_size()).items_before(-(-len(self.windows) // self._width))
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        _refuse_accelerate()
         if not self._pending:  # it follows another iteration
             if asked := self._requests.new(self._rank_and_size()[0]):
                 self._epoch, self._progress = asked.epoch, asked
@@ -147,7 +151,9 @@ class LspDataset(IterableDataset):
 
         With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
         `iter(loader)`. Persistent workers follow it as well.
+        Raises  ValueError when a loader that accelerate has prepared is about to read this dataset
         """
+        _refuse_accelerate()
         self._epoch = epoch
         if epoch != self._progress.epoch:
             self._begin(_Progress(epoch))
@@ -272,6 +278,26 @@ class LspDataset(IterableDataset):
                 "give this state to the loader."
             )
         return self._move(began, items * first["width"] * first["ranks"])
+
+
+def _refuse_accelerate():
+    """Raise ValueError if a loader that accelerate has prepared is what calls this, however indirectly.
+
+    Such a loader sets the epoch before it reads, in the main process, with workers or without. A dataset around this
+    one may not pass that on, but without workers its reading is such a call as well. SkipDataLoader changes nothing.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        called_by_accelerate = frame.f_globals.get("__name__") == "accelerate.data_loader"
+        if called_by_accelerate and type(frame.f_locals.get("self")).__name__ != "SkipDataLoader":
+            raise ValueError(
+                "LspDataset cannot be read through a loader that accelerate has prepared, as transformers.Trainer does "
+                "by default: accelerate cuts the rows of a batch (lsp_indices, lsp_weights) to the batch size, and "
+                "shards the windows although each rank already reads its own. Prepare the model and the optimizer "
+                "only, iterate over the plain DataLoader, and move each batch to accelerator.device. With Trainer, "
+                "override get_train_dataloader to return the plain DataLoader."
+            )
+        frame = frame.f_back
 
 
 def _own_states(state):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from common import disk
-from common.durable import publish_json, replace_json
+from common.durable import explain_link, publish_json, replace_json
 from common.machine import cpu_model
 from shards import codec
 from shards.manifest import StoreFiles, UnitRecord
@@ -229,6 +229,8 @@ class UnitWriter:
                 disk.rename(again, final)
             finally:
                 disk.discard(again)
+        except OSError as error:
+            raise explain_link(error, final) from error
         disk.fsync_path(final.parent)
 
     def _publish_record(self, record):

@@ -34,6 +34,7 @@ from common.model_checks import (
     quiet_transformers,
 )
 from common.paths import utf8_name
+from common.text import shell_quote
 from shards.reader import Store
 from student.config import StudentConfig
 from student.mask_later import set_mask_later
@@ -135,7 +136,7 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
         if (weights / "checkpoints").is_dir():
             raise RunError(
                 f"--continue-from {weights} is an unfinished run. Finish it, or give one of its kept checkpoints or the"
-                f" export of another:  {program()} export-student {weights}"
+                f" export of another:  {program()} export-student {shell_quote(weights)}"
             )
         raise RunError(
             f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"

@@ -36,6 +36,7 @@ from common.invocation import program
 from common.model_checks import (
     catch_panics,
     check_size,
+    describe_special_tokens,
     describe_unfit_tokenizer,
     max_positions,
     open_config,
@@ -43,6 +44,7 @@ from common.model_checks import (
     quiet_transformers,
 )
 from common.paths import utf8_name
+from common.text import shell_quote
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from shards.reader import Store
 from student.encoders import without_pooler
@@ -250,11 +252,11 @@ def load_tensors(file: str | Path) -> dict:
 def load_tokenizer(source: str | Path, student: Student, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of an export.
 
-    Raises RunError where it is damaged, or gives ids that the student's encoder does not know
+    Raises RunError if it is damaged, gives ids that the student's encoder does not know, or gives two tokens one id
     """
     with reading_export(source):
         tokenizer = open_tokenizer(source, revision=revision)
-    if trouble := describe_unfit_tokenizer(tokenizer, student.encoder):
+    if trouble := describe_unfit_tokenizer(tokenizer, student.encoder) or describe_special_tokens(tokenizer):
         raise RunError(f"{source}: {trouble} {_export_again()}")
     return tokenizer
 
@@ -290,7 +292,7 @@ def export_of(source: str | Path) -> str | Path:
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
-        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {source}")
+        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {shell_quote(source)}")
     if path.is_dir():
         return source
     has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME

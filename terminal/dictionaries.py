@@ -1,8 +1,7 @@
 """What learn-dictionary, import-dictionary and encode-images say when they are done."""
 
-import shlex
-
 from common.invocation import program
+from common.text import shell_join, shell_quote
 from pipeline.config import LearnConfig
 from pipeline.images import ImagesConfig
 from pipeline.imported import ImportConfig
@@ -18,9 +17,9 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     if settings.hidden is not None and "layer" not in reports[0]:  # a file of vectors
         report = reports[0]
         lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
-        given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
+        given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
-        shown = f"show-lsp {shlex.quote(report['dictionary'])} --vectors {shlex.quote(str(settings.hidden))}"
+        shown = f"show-lsp {shell_quote(report['dictionary'])} --vectors {shell_quote(str(settings.hidden))}"
         lines.append(f"\nTo see on which of the vectors its LSPs are heaviest:\n  {program()} {shown} --html lsps")
         return "\n".join(lines)
     lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
@@ -36,7 +35,7 @@ def imported(report: dict, settings: ImportConfig) -> str:
         ("numbers", f"{report['dtype']}, kept as float32; the largest norm is {report['largest_norm']:.6f}"),
     ]
     state = "was imported already" if report["finished_before"] else "is imported"
-    given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
+    given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
     return (
         f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
         f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."
@@ -52,7 +51,7 @@ def image_vectors(report: dict, settings: ImagesConfig) -> str:
         ("images", f"{report['images']:,}, {rows} × {columns} patches each"),
         ("width", report["width"]),
     ]
-    learn = f"{program()} learn-dictionary --hidden {shlex.quote(report['vectors'])} --k 256"
+    learn = f"{program()} learn-dictionary --hidden {shell_quote(report['vectors'])} --k 256"
     return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}"
 
 
@@ -77,7 +76,7 @@ def _encoding_with(report: dict, settings: LearnConfig) -> str:
             words.append(f"--{'' if value else 'no-'}{flag}")
         else:
             words += [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
-    return shlex.join(map(str, [*words, "--dictionary", report["dictionary"]]))
+    return shell_join(map(str, [*words, "--dictionary", report["dictionary"]]))
 
 
 def _closeness(report):

@@ -1,8 +1,7 @@
 """What the encoding commands and derive-shards say when they are done, and what --dry-run found out."""
 
-import shlex
-
 from common.invocation import program
+from common.text import shell_join, shell_quote
 from terminal.tables import duration, quantity, size, store_rows, table
 
 
@@ -22,14 +21,14 @@ def encoding(reports: list[dict], settings: object) -> str:
         lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
     if reports[0]["kind"] == "hidden":
-        places = [shlex.quote(report["store"]) for report in reports]
+        places = [shell_quote(report["store"]) for report in reports]
         lines += ["\nNext:", *(f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places)]
         return "\n".join(lines)
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
-    stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if reports[0]["kind"] == "lsp":
-        show = shlex.join(["show-lsp", reports[0]["store"], "--html", "lsps"])
+        show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
         lines.append(f"\nWhat its LSPs stand for:\n  {program()} {show}")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from common.invocation import program
+from common.text import shell_quote
 
 if TYPE_CHECKING:
     from evaluation.tasks.finetuning.config import FinetuneConfig
@@ -50,7 +51,7 @@ def summary(result: dict, settings: "FinetuneConfig") -> str:
         lines.append(f"\nMade with other settings; not made again, but counted:\n{files}")
     lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in result["models"]))
     if len(result["models"]) > 1:
-        lines.append(f"\nNext:  {program()} compare {result['output']}/evaluations")
+        lines.append(f"\nNext:  {program()} compare {shell_quote(result['output'] + '/evaluations')}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ One function a view. Left out: the pages (evaluation/inspection/lsps/pages.py).
 from pathlib import Path
 
 from common.invocation import program
+from common.text import shell_quote
 from evaluation.inspection.lsps.positions import sparkline
 from terminal.tables import columns, table
 
@@ -64,7 +65,10 @@ def _next(store, rows):
         ("--similar-to 0:5", "tokens with the profile of window 0's token 5"),
     ]
     width = max(len(flags) for flags, _ in shown)
-    return ["\nNext:", *(f"  {program()} show-lsp {store} {flags:<{width}}  # {what}" for flags, what in shown)]
+    return [
+        "\nNext:",
+        *(f"  {program()} show-lsp {shell_quote(store)} {flags:<{width}}  # {what}" for flags, what in shown),
+    ]
 
 
 def _lsps(result):
@@ -284,7 +288,7 @@ def _student(result):
         ("dictionary", result["dictionary"]),
         ("trained from", result["trained_from"]),
     ]
-    hint = f'\nNext:  {program()} show-lsp {result["student"]} --text "The [MASK] raised its rates."'
+    hint = f'\nNext:  {program()} show-lsp {shell_quote(result["student"])} --text "The [MASK] raised its rates."'
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
 
 

@@ -1,7 +1,7 @@
 """What make-mask-weights says when it is done."""
 
 from common.invocation import program
-from common.text import printable
+from common.text import printable, shell_join
 from student.mask_weights_config import MaskWeightsConfig
 from terminal.tables import table
 
@@ -18,7 +18,6 @@ def weights(result: dict, settings: MaskWeightsConfig) -> str:
     if result["collocations"]:
         examples = ", ".join(map(printable, result["examples"]))
         rows.append(("collocations", f"{result['collocations']:,}, first: {examples}"))
-    rows.append(
-        ("next", f"{program()} train-student --store {result['store']} --mask-weights {result['mask_weights']}")
-    )
+    command = shell_join(["train-student", "--store", result["store"], "--mask-weights", result["mask_weights"]])
+    rows.append(("next", f"{program()} {command}"))
     return "\n".join(["", table(rows)])

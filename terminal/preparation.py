@@ -1,9 +1,9 @@
 """What prepare-data says when it is done."""
 
-import shlex
 from pathlib import Path
 
 from common.invocation import program
+from common.text import shell_quote
 from evaluation.preparation.config import PrepareDataConfig
 
 
@@ -25,7 +25,7 @@ def preparation(report: dict, settings: PrepareDataConfig) -> str:
             lines.append("  finetune takes these from the Hub (needs datasets), or leave them out with --tasks.")
     output = Path(report["output"])
     command = {
-        "blimp": f"evaluate-blimp MODEL --data-dir {shlex.quote(str(output / 'blimp'))}",
-        "wsd": f"choose-layer --wsd-data {shlex.quote(str(output / 'wsd'))}",
-    }.get(report["dataset"], f"finetune MODEL --data-dir {shlex.quote(str(output))}")
+        "blimp": f"evaluate-blimp MODEL --data-dir {shell_quote(str(output / 'blimp'))}",
+        "wsd": f"choose-layer --wsd-data {shell_quote(str(output / 'wsd'))}",
+    }.get(report["dataset"], f"finetune MODEL --data-dir {shell_quote(str(output))}")
     return "\n".join([*lines, f"\nNext:  {program()} {command}"])

@@ -1,6 +1,7 @@
 """What similarity says: measures and shared LSPs of each pair of texts, or a table for each set."""
 
 from common.invocation import program
+from common.text import shell_quote
 from terminal.tables import columns, table
 
 
@@ -15,7 +16,7 @@ def similarity(result: dict, settings: object) -> str:
     lsps = [row[0] for pair in result.get("pairs", ()) for row in pair["shared"]]
     hint = [f"What the measures are:  {program()} docs similarity"] if "pairs" in result else []
     if lsps and "store" in result:
-        hint = [*hint, f"One of them in full:  {program()} show-lsp {result['store']} --lsp {lsps[0]}"]
+        hint = [*hint, f"One of them in full:  {program()} show-lsp {shell_quote(result['store'])} --lsp {lsps[0]}"]
     return "\n\n".join(["\n" + table(who), *parts, *cut, *hint])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.invocation import program
+from common.text import shell_quote
 from shards.config import VerifyConfig
 from terminal.tables import entries_name, quantity, store_rows, table
 
@@ -63,7 +64,9 @@ def verification(report: dict, settings: VerifyConfig) -> str:
     if report["commands"]:
         lines.append("\nNext:")
         if damaged and not settings.repair:
-            lines.append(f"  {program()} verify-shards {report['store']} --repair     # removes what is damaged")
+            lines.append(
+                f"  {program()} verify-shards {shell_quote(report['store'])} --repair     # removes what is damaged"
+            )
         lines += [f"  {line}" for line in report["commands"]]
         if any(" --corpus " in line for line in report["commands"]):
             lines.append(

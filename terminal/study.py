@@ -1,6 +1,7 @@
 """What study says: what its parts cost, their commands, or what came out."""
 
 from common.invocation import program
+from common.text import shell_quote
 from evaluation.studies.protocol.config import StudyConfig
 from terminal.tables import duration, size
 
@@ -19,7 +20,7 @@ def summary(result: dict, settings: StudyConfig) -> str:
             *result["comparison"]["conclusion"],
             "",
             f"Report:  {result['comparison']['report']}",
-            f"Tables here:  {program()} compare {records}",
+            f"Tables here:  {program()} compare {shell_quote(records)}",
         ]
     return "\n".join(lines)
 

@@ -1,10 +1,10 @@
 """What train-student, train-probe and export-student say when they are done."""
 
-import shlex
 from pathlib import Path
 from textwrap import indent
 
 from common.invocation import program
+from common.text import shell_join
 from student.config import LSP_OBJECTIVES, WITHOUT_WORDS
 from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
@@ -33,7 +33,7 @@ def training(result: dict, settings: object) -> str:
         _how_to_load(result["export"]),
     ]
     if result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
-        probe = shlex.join(["train-probe", "--student", result["run"], "--store", result["store"]])
+        probe = shell_join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
         lines += [
@@ -54,7 +54,7 @@ def probing(result: dict, settings: ProbeConfig) -> str:
             table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
             _how_to_load(result["export"]),
             "\nNext, BLiMP with it:",
-            f"  {program()} {shlex.join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
+            f"  {program()} {shell_join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
         ]
     )
 

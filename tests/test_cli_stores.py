@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from http_store import serving
@@ -10,6 +11,7 @@ from preloaded import run_command
 from tiny_store import write_store
 
 import cli
+from common.disk import temporary_name
 from common.errors import EXIT_INPUT, EXIT_STORE
 from evaluation.inspection.stores import show
 from terminal.settings import parse
@@ -64,7 +66,8 @@ def test_show_derive_and_clean(place):
     assert "was finished already" in mlsm(place, "derive-shards", "runs/stores/lsp-tiny", "--top-n", 2).stdout
     shutil.rmtree(derived / "plans")
     mlsm(place, "derive-shards", "runs/stores/lsp-tiny", "--top-n", 2)
-    left = derived / "units" / ".unit.4999999.0123456789ab.tmp"
+    with mock.patch("os.getpid", lambda: 4999999):  # of no process
+        left = temporary_name(derived / "units", "unit")
     left.write_bytes(b"x")
     assert "Nothing to remove" in mlsm(place, "clean").stdout and left.exists()
     assert "1 bytes would be freed" in mlsm(place, "clean", "runs", "--dry-run", "--all").stdout and left.exists()

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from preloaded import run_command
 from tiny_store import write_store
 
 import cli
+import mlsm
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.tasks.finetuning.config import FinetuneConfig
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
@@ -408,3 +410,31 @@ def test_a_recipe_is_not_applied_from_python_to_another_encoder(tmp_path):
     assert resolve(StudentConfig(store=store.path, encoder="modernbert-2x128"), store).config.max_steps == 500
     other = resolve(StudentConfig(store=store.path, encoder="bert-12x768"), store).config
     assert (other.max_steps, other.lr) == (2000, 1e-4)
+
+
+# -- recipes and settings that cannot be read ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"encode-ids: " + b"[" * 20_000, "nested too deep"),
+        (b"encode-ids:\n  corpus: caf\xe9.txt\n", "not UTF-8 .*at byte 25.*iconv"),
+        (b"encode-ids:\n  corpus: 2026-13-45\n", "not readable as YAML"),
+        (b'encode-ids:\n  corpus: "a\\0b"\n', "encode-ids: --corpus must not contain a NUL character, found 'a.x00b'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_one_line_that_names_it(content, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    run = run_command(["encode-ids", "--recipe", path, "--output", tmp_path])
+    assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+    assert re.search(f"recipe {re.escape(str(path))}.*{message}", run.stderr), run.stderr
+
+
+@pytest.mark.parametrize(
+    "given", [{"corpus": "a\0b"}, {"corpus": ["a", "b\0"]}, {"tokenizer": "\0"}, {"output": Path("a\0b")}]
+)
+def test_a_nul_character_in_a_setting_names_the_setting(given):
+    with pytest.raises(ValueError, match=f"--{next(iter(given))} must not contain a NUL character, found"):
+        mlsm.encode_ids(**given)

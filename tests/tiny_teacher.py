@@ -37,7 +37,8 @@ def tiny_teacher(directory, text, *, layers=3, width=32, vocab_size=600, seed=0)
     from transformers import BertConfig, BertForMaskedLM
 
     texts = (piece.text for piece in TextFile(text).pieces())
-    directory = train_tokenizer(texts, Path(directory) / "tiny", vocab_size=vocab_size)
+    directory = Path(directory) / "tiny"
+    train_tokenizer(texts, vocab_size=vocab_size).save_pretrained(directory)
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=width,

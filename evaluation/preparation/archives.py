@@ -2,27 +2,33 @@
 
     with Sources(Path("downloads")) as sources:
         file = sources.find("CoLA/train.tsv")      # a File, or None
-        raw = file.read()
+        for chunk in file.chunks(): ...
 
 A file is found by the end of its path, whatever directories or archives it lies in; an archive counts as a directory of
-its name. Archives within archives are not opened, and nothing is unpacked: what is found is read into memory, up to a
-size that no published file has. Left out: what to look for (sets.py).
+its name. Archives within archives are not opened. What is found is read a chunk at a time, up to a size and a rate of
+compression that no published file has. Not handled here: what to look for (see sets.py).
 """
 
+import hashlib
 import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
+from common import disk
 from common.errors import DataError, describe
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 LARGEST = 2**30  # bytes of a file that is read; SemCor, one of the largest, has 39 million
+MOST_IN_MEMORY = 2**26  # bytes of a file that is converted
+MOST_COMPRESSED = 200  # times; text becomes ten times smaller, a bomb a thousand times
+BOMB = 2**24  # bytes: a smaller file does no harm, however well it was compressed
+CHUNK = 2**20
 # what damaged archives raise; RuntimeError those that need a password, or are compressed in a way that Python lacks
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 
@@ -36,16 +42,46 @@ class File(NamedTuple):
     """what a message calls it"""
     size: int
     """bytes"""
-    load: Callable[[], bytes]
+    stored: int
+    """bytes that it takes in a zip; otherwise its size"""
+    open: Callable[[], IO[bytes]]
 
-    def read(self) -> bytes:
-        """What it holds. Raises DataError where it is damaged, encrypted or larger than anything published."""
-        if self.size > LARGEST:
-            raise DataError(f"{self.where} has {self.size:,} bytes, more than any published file. Remove it.")
+    def chunks(self, largest: int | None = None) -> Iterator[bytes]:
+        """What it holds, a part at a time.
+
+        largest  bytes, LARGEST unless given
+        Raises   DataError if it is damaged, encrypted, compressed like a bomb, or larger than anything published
+        """
+        largest, count = LARGEST if largest is None else largest, 0
+        if self.size > BOMB and self.size > MOST_COMPRESSED * self.stored:
+            raise DataError(
+                f"{self.where} expands from {self.stored:,} to {self.size:,} bytes, as no published file does. "
+                "Remove it."
+            )
         try:
-            return self.load()
+            with self.open() as file:
+                while chunk := file.read(CHUNK):
+                    count += len(chunk)
+                    if max(count, self.size) > largest:  # the size is what the archive says
+                        break
+                    yield chunk
         except DAMAGE as error:
             raise DataError(f"{self.where} cannot be read ({describe(error)}). Fetch it again.") from None
+        if max(count, self.size) > largest:
+            raise DataError(
+                f"{self.where} has {max(count, self.size):,} bytes, more than any published file. Remove it."
+            )
+
+    def read(self) -> bytes:
+        """All that it holds, at most MOST_IN_MEMORY. Raises as `chunks`."""
+        return b"".join(self.chunks(min(LARGEST, MOST_IN_MEMORY)))
+
+    def sha256(self) -> str:
+        """The hash of what it holds. Raises as `chunks`."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
 
 
 class Sources:
@@ -70,12 +106,13 @@ class Sources:
                     for member in archive.infolist():
                         if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
                             inner = name.with_suffix("") / member.filename
-                            where, load = f"{path}, {member.filename}", partial(archive.read, member)
-                            self.files.append(File(inner, where, member.file_size, load))
+                            where, opens = f"{path}, {member.filename}", partial(archive.open, member)
+                            self.files.append(File(inner, where, member.file_size, member.compress_size, opens))
                 elif path.name.lower().endswith(TARS):
                     self._add_tar(path, name)
                 else:
-                    self.files.append(File(name, str(path), path.stat().st_size, path.read_bytes))
+                    size = path.stat().st_size
+                    self.files.append(File(name, str(path), size, size, partial(disk.open_to_read, path)))
             except DAMAGE as error:
                 self._open.close()
                 raise DataError(f"{path} cannot be read ({describe(error)}). Fetch it again.") from None
@@ -96,7 +133,7 @@ class Sources:
             found = [file for file in self.files if file.path.parts[-len(parts) :] == parts]
             if found:
                 first, *others = sorted(found, key=lambda file: (len(file.path.parts), file.path))
-                if other := next((file for file in others if file.read() != first.read()), None):
+                if other := next((file for file in others if _differ(file, first)), None):
                     raise DataError(
                         f"{first.where} and {other.where} are both {name}, and differ. Name the directory of one."
                     )
@@ -106,12 +143,17 @@ class Sources:
     def _add_tar(self, path, name):
         archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the others)
 
-        def read(member: tarfile.TarInfo) -> bytes:
+        def opened(member: tarfile.TarInfo) -> IO[bytes]:
             file = archive.extractfile(member)
             assert file is not None, "of a regular file there is one"
-            return file.read()
+            return file
 
         for member in archive:
             if member.isfile():
                 inner = name.with_name(name.name.partition(".tar")[0].removesuffix(".tgz")) / member.name
-                self.files.append(File(inner, f"{path}, {member.name}", member.size, partial(read, member)))
+                where = f"{path}, {member.name}"
+                self.files.append(File(inner, where, member.size, member.size, partial(opened, member)))
+
+
+def _differ(one, other):
+    return one.size != other.size or one.sha256() != other.sha256()

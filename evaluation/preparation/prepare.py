@@ -8,17 +8,19 @@ so that what is in the layout can be evaluated on. A part that is there stays: e
 error. Left out: fetching (finetune and evaluate-blimp take from the Hub what --data-dir lacks).
 """
 
+import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from common.disk import file_sha256
 from common.durable import make_directories, publish_directory
 from common.errors import DataError
 from common.progress import silent
-from evaluation.preparation.archives import Sources
+from evaluation.preparation.archives import File, Sources
 from evaluation.preparation.config import PrepareDataConfig
-from evaluation.preparation.sets import SETS, Contents, Part
+from evaluation.preparation.sets import SETS, Part
 
 
 def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent) -> dict:
@@ -52,15 +54,18 @@ def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent)
     return {"dataset": settings.dataset, "output": str(settings.output), "parts": parts, "missing": missing}
 
 
-def _collect(part: Part, sources: Sources) -> tuple[Contents | None, list[str]]:
-    """What the files of a part will hold, from the first way in which all are there; else None, and what is lacking in
-    the way of which most is there."""
+def _collect(part: Part, sources: Sources) -> tuple[Mapping[str, bytes | File] | None, list[str]]:
+    """The files of a part, or what they will hold, from the first way in which all are there; else None, and what is
+    lacking in the way of which most is there."""
     lacking = []
     for way in part.ways:
         found = {name: sources.find(*names) for name, names in way.files.items()}
         lacks = [way.files[name][0] for name, file in found.items() if file is None and name not in way.optional]
         if not lacks:
-            return way.convert({name: file.read() for name, file in found.items() if file is not None}), []
+            there = {name: file for name, file in found.items() if file is not None}
+            if way.convert is None:
+                return there, []
+            return way.convert({name: file.read() for name, file in there.items()}), []
         lacking.append((len(lacks) / len(way.files), lacks))
     return None, min(lacking)[1]
 
@@ -74,12 +79,14 @@ def _publish(part, contents, output):
         for name, raw in contents.items():
             path = staged / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw)
+            with open(path, "wb") as file:
+                file.writelines([raw] if isinstance(raw, bytes) else raw.chunks())
         counts = part.count_examples(Path(staging))
         if not finished_before:
             publish_directory(final, lambda place: shutil.copytree(staged, place, dirs_exist_ok=True), replace=False)
     for name, raw in contents.items():
-        if not (final / name).is_file() or (final / name).read_bytes() != raw:
+        expected = hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw.sha256()
+        if not (final / name).is_file() or file_sha256(final / name) != expected:
             raise DataError(
                 f"{final} exists, and its {name} is not that of --from. Remove the directory, or give another --output."
             )

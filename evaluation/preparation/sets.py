@@ -23,8 +23,8 @@ class Way(NamedTuple):
 
     files: Mapping[str, tuple[str, ...]]
     """name in the layout -> names that the file is published under, the first that there is counts"""
-    convert: Callable[[Contents], Contents] = dict
-    """from the published files to those of the layout; the same bytes unless given"""
+    convert: Callable[[Contents], Contents] | None = None
+    """from the published files to those of the layout, in memory; they are the same unless given"""
     optional: tuple[str, ...] = ()
     """names in the layout that may be absent"""
 

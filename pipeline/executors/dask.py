@@ -17,20 +17,25 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self
 
 from distributed import Client, as_completed
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from common.errors import EncodeError
+from common import disk
+from common.durable import make_directories
+from common.errors import EncodeError, describe
 from common.progress import silent
 from pipeline.executors.base import KILLED, Executor, Function, Results
 from pipeline.executors.cluster import SECONDS_TO_STOP, event_loop, is_lost, local_cluster, quiet
-from pipeline.executors.worker import Work, perform
+from pipeline.executors.worker import CODE, OTHER_VERSION, Work, perform
 
 SECONDS_TO_ANSWER = 10  # in which a scheduler must answer
+NAMED_WORKERS = 5
 SECONDS_BETWEEN_LOOKS = 0.02
 logger = logging.getLogger(__name__)
 
@@ -109,6 +114,8 @@ class WorkerPool(Executor):
         """The client of the workers, which are started at the first call."""
         if self._client is None:
             self._client = self._connect()
+            if self._cluster is None:
+                _check_workers(self._client, Path(self.job.config.output))
             self._client.register_plugin(Work(self.job), name=self._name)
             logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
         return self._client
@@ -134,6 +141,64 @@ class WorkerPool(Executor):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return next(ended)
+
+
+def _check_workers(client, output):
+    """Raise EncodeError naming the workers that lack our package, have another version of it, or see other files."""
+    make_directories(output)
+    shared, text = disk.temporary_name(output.absolute(), "seen-by-workers"), uuid.uuid4().hex
+    shared.write_text(text)
+    try:
+        found = client.run(_examination(), str(shared), on_error="return")
+    finally:
+        disk.discard(shared)
+    trouble = []
+    for address, answer in sorted(found.items()):
+        if isinstance(answer, BaseException):
+            trouble.append(f"{address} cannot be examined ({describe(answer)}). Use the same version of Python there.")
+            continue
+        host, code, seen = answer
+        who = f"{address} on {host}"
+        if code is None:
+            trouble.append(f"{who} does not have mlsm. Install {_release()} there, and restart the worker.")
+        elif code != CODE:
+            trouble.append(f"{who} {OTHER_VERSION}")
+        elif seen != text:
+            trouble.append(
+                f"{who} does not see {output.absolute()}. Workers need this machine's files by the same names."
+            )
+    if trouble:
+        more = f" And {len(trouble) - NAMED_WORKERS} more workers." if len(trouble) > NAMED_WORKERS else ""
+        raise EncodeError(f"--scheduler: {' '.join(f'The worker {said}' for said in trouble[:NAMED_WORKERS])}{more}")
+
+
+def _examination():
+    """A function for a worker to run that may lack our package: an inner one is sent whole, not by its name."""
+
+    def examine(path):
+        import socket
+
+        try:
+            from pipeline.executors import worker
+
+            code = getattr(worker, "CODE", "none")
+        except ImportError:  # there is no `pipeline`, or another one
+            code = None
+        try:
+            with open(path) as file:
+                seen = file.read()
+        except OSError:
+            seen = None
+        return socket.gethostname(), code, seen
+
+    return examine
+
+
+def _release():
+    try:
+        return f"mlsm {version('mlsm')}"
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "this version of mlsm"
 
 
 def _pass_on(notes):

@@ -7,6 +7,7 @@ The plugin carries the job to every worker, once, also to those that join later.
 task comes back with its result. Left out: which items there are, and what follows from a worker's death (dask.py).
 """
 
+import hashlib
 import logging
 import os
 import socket
@@ -26,9 +27,22 @@ from common.durable import appearing_whole
 from common.errors import EncodeError
 from pipeline.executors.base import PART, Context, Function
 
+OTHER_VERSION = "has another version of mlsm than this command. Install the same one there, and restart the worker."
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
+_PACKAGES = ("common", "pipeline", "shards")  # what a worker runs
 _one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
+
+
+def _digest_of_code() -> str:
+    """Of the source files of the packages that a worker runs."""
+    root, digest = Path(__file__).resolve().parent.parent.parent, hashlib.sha256()
+    for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
+        digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+CODE = _digest_of_code()  # when this process imported it: a worker keeps its code when the files change
 
 
 class Dismissed(Exception):
@@ -44,7 +58,7 @@ class Work(WorkerPlugin):
     """A job as a worker knows it; made by the driver, in whose working directory relative paths begin."""
 
     def __init__(self, job: Any):
-        self._job, self._directory = job, os.getcwd()
+        self._job, self._directory, self._code = job, os.getcwd(), CODE
         self._is_ours = job.config.scheduler is None  # the driver started this process and nobody else uses it
 
     def setup(self, worker: Any) -> None:
@@ -72,6 +86,8 @@ class Work(WorkerPlugin):
                 raise
 
     def _go_to_directory(self):
+        if self._code != CODE:  # it joined after the driver had looked at the workers
+            raise EncodeError(f"a worker on {socket.gethostname()} {OTHER_VERSION}")
         try:
             os.chdir(self._directory)  # each time: the process may serve other commands as well
         except OSError as error:

@@ -1,15 +1,22 @@
 """A teacher's tokenizer: one that reads whole documents, and its special tokens."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.disk import read_file
 from common.errors import TeacherError, describe
-from common.model_checks import open_tokenizer, quiet_transformers
+from common.model_checks import describe_special_tokens, open_tokenizer, quiet_transformers, special_tokens
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
 from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_REPAIR = (
+    "Use the complete tokenizer files that the model was trained with. In a tokenizer of your own, give each of [PAD], "
+    "[UNK], [CLS], [SEP] and [MASK] an id that no other token has, as train-tokenizer does."
+)
 
 
 def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
@@ -18,7 +25,7 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     Reads whole documents: a truncation or padding that was saved with it (sentence-transformers do that)
     is switched off. A special token written out in a text ("[MASK]") is read as text: only the tokenizer
     itself adds specials; this lives in the object, so a saved copy goes back to the usual behaviour.
-    Raises  TeacherError if there is no vocabulary, or no fast tokenizer for it
+    Raises  TeacherError if there is no vocabulary or no fast tokenizer for it, or if it lacks a special token
     """
     directory = locate(name_or_path)
     if not any(find(directory, TOKENIZER_FILES)):  # transformers would invent one
@@ -29,6 +36,7 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     try:
         with quiet_transformers():
             tokenizer = open_tokenizer(directory, local_files_only=True)
+        missing = _missing_tokens(tokenizer, directory)
     except Exception as error:  # a damaged file raises whatever its parser raises, Exception itself included
         raise TeacherError(
             f"{name_or_path}: the tokenizer in {directory} cannot be read: {describe(error)}. "
@@ -38,6 +46,11 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
         raise TeacherError(
             f"{name_or_path}: {type(tokenizer).__name__} is not a fast tokenizer, and only those are used. "
             "Take a teacher that comes with a tokenizer.json."
+        )
+    if missing:
+        raise TeacherError(
+            f"{name_or_path}: the vocabulary in {directory} lacks {', '.join(missing)}; transformers would add an id, "
+            f"which may be that of a word. {_REPAIR}"
         )
     tokenizer.split_special_tokens = True  # tokenizer(text) sets the backend's switch anew at each call
     tokenizer.backend_tokenizer.encode_special_tokens = True  # for callers of the backend itself
@@ -51,18 +64,35 @@ def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict:
 
     "all" holds every special id, [UNK] and added ones included. A tokenizer without [CLS] or [SEP] lends
     its begin- and end-of-sequence tokens.
-    Raises  TeacherError naming what is missing
+    Raises  TeacherError naming what is missing, or which tokens share an id
     """
-    found = {
-        "cls": tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id,
-        "sep": tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id,
-        "mask": tokenizer.mask_token_id,
-        "pad": tokenizer.pad_token_id,
-    }
-    missing = [name for name, token_id in found.items() if token_id is None]
-    if missing:
+    tokens = special_tokens(tokenizer)
+    if missing := [role for role in ("cls", "sep", "mask", "pad") if role not in tokens]:
         raise TeacherError(
             f"the tokenizer {tokenizer.name_or_path} has no token for {', '.join(missing)}; cls, sep, mask "
             "and pad are all needed. Use the tokenizer of a masked language model."
         )
+    if problem := describe_special_tokens(tokenizer):
+        raise TeacherError(f"the tokenizer {tokenizer.name_or_path}: {problem} {_REPAIR}")
+    found = {role: tokenizer.convert_tokens_to_ids(token) for role, token in tokens.items() if role != "unk"}
     return found | {"all": sorted({*found.values(), *tokenizer.all_special_ids})}
+
+
+def _missing_tokens(tokenizer, directory):
+    """Special tokens that the files of a directory give no id. A SentencePiece model is not looked into."""
+    file, names = directory / "tokenizer.json", set()
+    if file.is_file():
+        content = json.loads(read_file(file))
+        vocabulary = content["model"]["vocab"]  # a dict, or pairs of token and score
+        names |= {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+        names |= {added["content"] for added in content.get("added_tokens") or []}
+    elif (directory / "vocab.txt").is_file():
+        names |= {*read_file(directory / "vocab.txt").decode().splitlines()}
+    else:
+        return []
+    if (file := directory / "added_tokens.json").is_file():
+        names |= {*json.loads(read_file(file))}
+    if (file := directory / "tokenizer_config.json").is_file():
+        listed = json.loads(read_file(file)).get("added_tokens_decoder") or {}
+        names |= {added["content"] for added in listed.values()}
+    return [token for role, token in special_tokens(tokenizer).items() if role != "unk" and token not in names]

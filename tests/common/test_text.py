@@ -1,12 +1,22 @@
 """Text of others: nothing of it acts on a terminal, breaks out of Markdown, or shows a password."""
 
+import os
 import re
+import subprocess
 
 import pytest
 from rich.console import Console
 from rich.markdown import Markdown
 
-from common.text import code_span, printable, printable_values, redacted, without_credentials, without_directories
+from common.text import (
+    code_span,
+    printable,
+    printable_values,
+    redacted,
+    shell_join,
+    without_credentials,
+    without_directories,
+)
 
 pytestmark = [
     pytest.mark.promise("user and password …"),
@@ -24,6 +34,24 @@ def test_what_is_printed_has_no_character_that_acts():
     everything = "".join(map(chr, [*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFE00, 0x10000)]))
     assert not [one for one in printable(everything, keep="") if not one.isprintable() and ord(one) < 0x20]
     assert printable("a\nb", keep="") == r"a\nb"
+
+
+def test_a_command_can_be_pasted_whatever_the_names_in_it_are():
+    """Oracle: what bash hands to a program."""
+    words = [
+        b"a b",
+        b"caf\xe9",
+        b"it's\xff'",
+        b"line\nbreak",
+        b"back\\slash\x07",
+        "d\u202ee λ".encode(),
+        b"$HOME`x`",
+        b"-",
+    ]
+    command = shell_join(map(os.fsdecode, words))
+    assert printable(command, keep="") == command  # and so it is when an error shows it
+    found = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+    assert found.split(b"\0")[:-1] == words
 
 
 def test_values_keep_their_shape_and_places_stay():

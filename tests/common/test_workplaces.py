@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from common.disk import temporary_name
 from common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
 
 FILES = ["something", "part-*.npz"]
@@ -15,11 +16,13 @@ FILES = ["something", "part-*.npz"]
 
 def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path):
     """A sample may be gigabytes, and the next one is written under another name."""
-    left, kept = tmp_path / ".sample.npy.123.0123456789ab.tmp", tmp_path / "sample.npy"
+    left, kept = temporary_name(tmp_path, "sample.npy"), tmp_path / "sample.npy"
+    of_others = tmp_path / ".sample.npy.123.0123456789ab.tmp"
     left.write_bytes(b"half")
     kept.write_bytes(b"whole")
+    of_others.write_bytes(b"of our form, but not ours")
     with pytest.raises(KeyError), workplace(tmp_path, FILES):
-        assert not left.exists() and kept.exists()
+        assert not left.exists() and kept.exists() and of_others.exists()
         raise KeyError
 
 

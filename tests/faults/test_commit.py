@@ -21,7 +21,7 @@ from preloaded import Python, run_python
 from common import disk
 from common.disk import file_sha256
 from common.durable import publish_directory
-from common.errors import StoreError
+from common.errors import StoreError, exit_code
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
@@ -407,3 +407,27 @@ def test_left_overs_do_no_harm(tmp_path, whole):
     assert len(Store.open(path).split("train")) > 0
     disk.discard_all()
     assert len(temporaries(path)) == 2, "only ours are removed: another process may still write to its own"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_hard_links_is_refused_in_words(tmp_path, number, monkeypatch):
+    """What link(2) says on FAT, on some network file systems and in FUSE. Nothing is left, and nothing is replaced."""
+
+    def no_links(old, new):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "link", no_links)
+    with pytest.raises(OSError, match="does not make hard links .*--output a directory on another disk") as caught:
+        write(tmp_path / "store")
+    assert exit_code(caught.value) == 74
+    assert not temporaries(tmp_path)
+
+
+def test_another_error_of_a_link_is_as_it_was(tmp_path, monkeypatch):
+    def full(old, new):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "link", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path / "store")
+    assert caught.value.errno == errno.ENOSPC

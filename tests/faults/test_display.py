@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from preloaded import Preloaded, Python, run_python
+from preloaded import Preloaded, Python, run_command, run_python
 from test_training import checkpoint_steps, steps_logged
 from tiny_store import log_of, write_store
 
@@ -208,3 +208,25 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
     assert show(read, lambda *_, **__: None)["view"] == "overview"
     assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 96 + 6
+
+
+def test_the_command_that_repairs_a_store_can_be_pasted_when_names_are_not_utf8(tmp_path):
+    """A name in Latin-1 of a directory for text and stores: bash runs the line exactly as verify-shards prints it."""
+    place = os.fsencode(tmp_path) + b"/caf\xe9's"
+    os.mkdir(place)
+    with open(place + b"/text.txt", "w") as file:
+        file.write("\n\n".join(f"document {number} of several words" for number in range(300)))
+    text, output = os.fsdecode(place + b"/text.txt"), os.fsdecode(place)
+    flags = ["--tokenizer", "bundled", "--max-length", "16", "--output", output]
+    assert run_command(["encode-ids", "--corpus", text, *flags]).returncode == 0
+    (store,) = Path(output, "stores").iterdir()
+    shards = {path.name: path.read_bytes() for path in (store / "units").iterdir()}
+    for name in shards:
+        (store / "units" / name).unlink()
+    checked = run_command(["verify-shards", store])
+    (line,) = (line.strip() for line in checked.stdout.splitlines() if "encode-ids" in line)
+    pasted = subprocess.run(
+        ["bash", "-c", f'python() {{ {sys.executable} "$@"; }}; {line}'], capture_output=True, cwd=tmp_path
+    )
+    assert pasted.returncode == 0, (line, pasted.stderr)
+    assert shards == {path.name: path.read_bytes() for path in (store / "units").iterdir()}

@@ -285,6 +285,38 @@ def test_a_lost_or_other_tokenizer_is_refused_wherever_it_is_used(files, tmp_pat
     assert problems(files).keys() == {"tokenizer"}
 
 
+def mask_is_a_word(directory, words):
+    """[MASK] has the id of the last word, as transformers gives it when a vocabulary with gaps lacks it."""
+    tiny_store_tokenizer(directory, words)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    del content["model"]["vocab"]["[MASK]"]
+    content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] != "[MASK]"]
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    made = AutoTokenizer.from_pretrained(directory)
+    assert made.mask_token_id == made.convert_tokens_to_ids(f"w{words - 1}")
+    made.save_pretrained(directory)
+
+
+tiny_store_tokenizer = tiny_store.write_tokenizer
+
+
+def test_a_store_whose_tokenizer_gives_two_tokens_one_id_is_not_used(tmp_path, monkeypatch):
+    """Only a store of an earlier version can be such a one."""
+    monkeypatch.setattr(tiny_store, "write_tokenizer", mask_is_a_word)
+    store = Store.open(named_store(tmp_path / "store").path)
+    for use in (lambda: train(settings_of(store.files, tmp_path)), lambda: write_papers(tmp_path, None, store, {})):
+        with pytest.raises(StoreError, match=r"'\[MASK\]' and 'w59' have the same id, 64.*encode again"):
+            use()
+    assert not (tmp_path / "run").exists()
+
+
+def test_special_ids_other_than_those_of_the_tokenizer_are_refused(files, tmp_path):
+    """Else a student would learn to fill in a word as if it were hidden."""
+    rewrite(files.target_file, lambda target: target["special_ids"].update(mask=20))
+    with pytest.raises(StoreError, match="field special_ids: another id for mask than the store's tokenizer has"):
+        Store.open(files.path).read_tokenizer()
+
+
 @pytest.mark.promise("a store holds another …")
 @pytest.mark.promise("33 another dictionary …")
 def test_a_plan_of_another_windowing_is_refused(files):

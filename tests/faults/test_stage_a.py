@@ -251,6 +251,17 @@ def test_a_writer_that_fails_inside_its_with(place, tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("a full disk, a file …")
+def test_a_disk_that_is_full_before_the_tokenizer_is_copied_has_the_same_exit_code(place, tmp_path):
+    flags = ["encode-ids", "--tokenizer", place.teacher, "--corpus", *place.corpus, "--output", tmp_path]
+    size = (Path(place.teacher) / "tokenizer.json").stat().st_size
+    run = run_command(flags, largest_file=size // 2)
+    assert run.returncode == 74 and run.stderr.count("mlsm: error:") == 1, run
+    assert "File too large" in run.stderr and "tokenizer" in run.stderr, run
+    assert not temporaries(tmp_path) and not list(tmp_path.glob("stores/*/tokenizer"))
+    assert run_command(flags).returncode == 0
+
+
+@pytest.mark.promise("a full disk, a file …")
 @pytest.mark.promise("7 full disk, file …")
 def test_a_full_disk_has_its_own_exit_code_and_can_be_resumed(place, whole, tmp_path):
     """The file size limit hits the shards of the real command."""

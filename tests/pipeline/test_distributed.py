@@ -5,7 +5,12 @@ The workers belong to a cluster that all tests share. Workers that die are in te
 
 import logging
 import os
+import shutil
+import subprocess
+import sys
+import textwrap
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +18,10 @@ import numba
 import numpy as np
 import pytest
 import torch
-from distributed import Client, process
+from distributed import Client, LocalCluster, process
 from distributed.comm import CommClosedError
 from minilm import minilm_dir
+from preloaded import ROOT
 from threadpoolctl import threadpool_limits
 
 import pipeline.teacher.cut
@@ -261,3 +267,83 @@ def test_no_scheduler_there(spread, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.executors.dask.SECONDS_TO_ANSWER", 0.5)
     with pytest.raises(EncodeError, match="no scheduler answers there"):
         encode_lsp(replace(spread, scheduler="tcp://127.0.0.1:9", output=tmp_path))
+
+
+# -- workers that do not fit ---------------------------------------------------------------------------------
+
+
+WORKER = """
+    import asyncio, sys
+    from distributed import Worker
+
+    async def work():
+        async with Worker(sys.argv[1], nthreads=1, dashboard=False) as worker:
+            await worker.finished()
+
+    sys.modules.update(dict.fromkeys(sys.argv[2:]))  # these cannot be imported: as if they were not installed
+    asyncio.run(work())
+"""
+
+
+@contextmanager
+def joined_by(scheduler, lacking, python_path, cwd):
+    """A cluster that a worker of another environment has joined."""
+    environment = {**os.environ, "PYTHONPATH": str(python_path)}
+    command = [sys.executable, "-P", "-c", textwrap.dedent(WORKER), scheduler, *lacking]
+    process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=subprocess.DEVNULL)
+    try:
+        with Client(scheduler, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=120)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def copy_of_packages(place, change):
+    """Our packages as a worker of another version has them."""
+    for name in ("common", "pipeline", "shards", "recipes"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "bundled_*"))
+    with open(place / "pipeline" / "coding" / "coder.py", "a") as file:
+        file.write(change)
+    return place
+
+
+@pytest.fixture
+def empty_scheduler():
+    with quiet(), LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=logging.CRITICAL) as cluster:
+        yield cluster.scheduler_address
+
+
+def no_tasks(*_):
+    pytest.fail("a task was sent to a worker that does not fit")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [
+        (("common", "pipeline", "shards"), r"The worker tcp://\S+ on \S+ does not have mlsm\. Install .*mlsm.* there"),
+        ((), r"The worker tcp://\S+ on \S+ has another version of mlsm than this command\. Install"),
+    ],
+)
+def test_a_worker_without_the_package_or_with_another_version_is_named_at_once(
+    alone, empty_scheduler, lacking, message, tmp_path, monkeypatch
+):
+    (tmp_path / "site").mkdir()
+    if not lacking:
+        copy_of_packages(tmp_path / "site", "\n# changed\n")
+    monkeypatch.setattr("pipeline.executors.dask.perform", no_tasks)
+    given = replace(alone, scheduler=empty_scheduler, output=tmp_path / "runs")
+    with joined_by(empty_scheduler, lacking, tmp_path / "site", tmp_path), pytest.raises(EncodeError, match=message):
+        list(WorkerPool(teacher_job(given, silent)).__enter__().map(print, [()]))
+    assert not list((tmp_path / "runs").rglob(".*.tmp"))
+
+
+def test_a_worker_that_does_not_see_the_output_is_named_at_once(spread, tmp_path, monkeypatch):
+    """As if on another machine: the file that the driver writes for the workers is written elsewhere."""
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.setattr("common.disk.temporary_name", lambda directory, stem: away / stem)
+    monkeypatch.setattr("pathlib.Path.write_text", lambda path, text: None)
+    with pytest.raises(EncodeError, match=r"The worker tcp://\S+ on \S+ does not see .*runs.*by the same names"):
+        list(WorkerPool(teacher_job(replace(spread, output=tmp_path / "runs"), silent)).__enter__().map(print, [()]))

@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+import re
 import shutil
 
 import pytest
@@ -632,6 +633,62 @@ def test_special_ids_fall_back_on_sequence_ends():
 def test_special_ids_name_what_is_missing():
     with pytest.raises(TeacherError, match="no token for sep, mask;"):
         special_ids(wordpiece(bos_token="[CLS]", pad_token="[PAD]"))
+
+
+@pytest.mark.parametrize("lost", ["[MASK]", "[SEP]", "[CLS]", "[PAD]"])
+def test_a_special_token_that_the_vocabulary_lacks_gets_no_words_id(lost, tmp_path):
+    """The ids keep a gap, so that the next id that transformers gives, the vocabulary's size, is the last word's."""
+    wordpiece().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["vocab"][lost]
+    content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] != lost]
+    content["post_processor"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert opened.convert_tokens_to_ids(lost) == opened.convert_tokens_to_ids("##s") == 10  # what transformers does
+    with pytest.raises(TeacherError, match=rf"the vocabulary in .* lacks {re.escape(lost)}; .*Use the complete"):
+        load_tokenizer(tmp_path)
+    opened.save_pretrained(tmp_path / "again")  # now the file lists both tokens, with one id
+    with pytest.raises(TeacherError, match=rf"'##s' and '{re.escape(lost)}' have the same id, 10"):
+        special_ids(load_tokenizer(tmp_path / "again"))
+
+
+def test_a_vocab_txt_without_a_special_token_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(word for word in WORDS if word != "[MASK]"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(SPECIALS | {"tokenizer_class": "BertTokenizer"}))
+    with pytest.raises(TeacherError, match=r"the vocabulary in .* lacks \[MASK\]"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    assert special_ids(load_tokenizer(tmp_path))["mask"] == 4
+
+
+@pytest.mark.parametrize(
+    ("roles", "problem"),
+    [
+        ({"mask_token": "[UNK]"}, r"the tokens for mask and unk are the same, '\[UNK\]'"),
+        ({"mask_token": "[SEP]"}, "the tokens for sep and mask are the same"),
+        ({"sep_token": "[CLS]"}, "the tokens for cls and sep are the same"),
+        ({"pad_token": "[MASK]"}, "the tokens for mask and pad are the same"),
+        ({"mask_token": "bank"}, "the token for mask is an ordinary word, 'bank'"),
+        ({"sep_token": "the"}, "the token for sep is an ordinary word, 'the'"),
+    ],
+)
+def test_a_special_token_with_a_second_use_is_refused(roles, problem, tmp_path):
+    with pytest.raises(TeacherError, match=problem):
+        special_ids(saved(wordpiece(**SPECIALS | roles), tmp_path))
+
+
+def test_padding_may_be_the_token_that_ends_a_text(tmp_path):
+    """As in EuroBERT."""
+    made = saved(wordpiece(bos_token="[CLS]", eos_token="[SEP]", mask_token="[MASK]", pad_token="[SEP]"), tmp_path)
+    assert special_ids(made) == {"cls": 2, "sep": 3, "mask": 4, "pad": 3, "all": [2, 3, 4]}
+
+
+def test_a_word_that_is_no_special_token_of_its_own_id_is_kept(tmp_path):
+    """Ids with gaps are no fault."""
+    words = {word: 3 * number for number, word in enumerate(WORDS)}
+    made = saved(wrap(models.WordPiece(words, unk_token="[UNK]"), **SPECIALS), tmp_path)
+    assert special_ids(made)["all"] == [0, 3, 6, 9, 12]
 
 
 def test_teacher_without_tokenizer(bert_dir):

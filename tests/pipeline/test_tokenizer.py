@@ -1,11 +1,16 @@
 """A tokenizer is trained on the documents that a plan of the same settings would take."""
 
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from preloaded import ROOT, run_command
 from tokenizers import Tokenizer
 
-from common.errors import CorpusError
+from common.errors import CorpusError, TeacherError
 from common.progress import silent
 from pipeline.config import TokenizerConfig
 from pipeline.tokenizer import run
@@ -27,3 +32,95 @@ def test_documents_that_are_left_out_teach_no_words(tmp_path):
     skipped = vocabulary(path, invalid_utf8="skip", min_characters=10)
     assert "plain" in skipped and not {"yaks", "zebras", "quagga"} & skipped.keys()
     assert "zebras" in vocabulary(path, invalid_utf8="skip", keep_duplicates=True)
+
+
+# -- one request, one tokenizer
+
+
+def many_ties(path, *, reverse=False):
+    """Random words over a few letters, and 1,200 letters that are seen once each: counts that are equal decide much."""
+    rng = random.Random(7)
+    words = ["".join(rng.choices("abcdef", k=rng.randint(1, 7))) for _ in range(6000)]
+    lines = [" ".join(words[start : start + 40]) for start in range(0, len(words), 40)]
+    lines += [f"a{chr(0xAC00 + number)}b{chr(0xAC00 + 600 + number)}" for number in range(600)]
+    path.write_text("\n\n".join(reversed(lines) if reverse else lines) + "\n")
+    return path
+
+
+def train(path, output, **settings):
+    (directory,) = run(TokenizerConfig(corpus=(str(path),), output=output, vocab_size=1700, **settings), silent)
+    return Path(directory)
+
+
+def files_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_the_same_command_gives_the_same_bytes_in_every_process(tmp_path):
+    """In processes with other hashes of strings, with the library's threads and without, and for another order."""
+    path = many_ties(tmp_path / "a.txt")
+    found = []
+    for number in range(3):
+        output = tmp_path / f"out-{number}"
+        words = ["train-tokenizer", "--corpus", path, "--vocab-size", "1700", "--output", output]
+        settings = {"PYTHONHASHSEED": str(number), "TOKENIZERS_PARALLELISM": "true" if number else "false"}
+        ran = subprocess.run(
+            [sys.executable, "cli.py", *words], cwd=ROOT, env=os.environ | settings, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stderr
+        (directory,) = (output / "tokenizers").iterdir()
+        found.append((directory.name, files_of(directory)))
+    assert found[0] == found[1] == found[2]
+    ids = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
+    assert sorted(ids.values()) == list(range(len(ids)))
+    other = train(many_ties(tmp_path / "b.txt", reverse=True), tmp_path)
+    assert other.name != directory.name  # another file
+    assert (other / "tokenizer.json").read_bytes() == (directory / "tokenizer.json").read_bytes()
+
+
+def test_merges_are_those_of_the_tokenizers_library(tmp_path):
+    """Where no counts are equal there is nothing to decide: the oracle is the library's own training."""
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    path = tmp_path / "a.txt"
+    counts = {"ab": 100, "cd": 90, "hij": 70, "hi": 5, "klmn": 50, "kl": 6, "lmn": 9, "mn": 3, "op": 40, "qr": 2}
+    text = " ".join(word for word, count in counts.items() for _ in range(count))
+    vocab_size = 5 + len({*"abcdhijklmnopqr"}) + len("bdijlmnpr") + 9
+    path.write_text(text)
+    plain = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    plain.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    plain.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    plain.train_from_iterator([text], trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special))
+    (directory,) = run(TokenizerConfig(corpus=(str(path),), output=tmp_path, vocab_size=vocab_size), silent)
+    ours = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
+    assert ours.get_vocab().keys() == plain.get_vocab().keys()
+    merges = ["ab", "cd", "hi", "hij", "##mn", "kl", "klmn", "op", "lmn"]
+    assert [token for token in sorted(ours.get_vocab(), key=ours.get_vocab().get) if token in merges] == merges
+    assert [ours.id_to_token(number) for number in range(5)] == special
+    assert ours.encode("klmn hijab").tokens == ["[CLS]", *plain.encode("klmn hijab").tokens, "[SEP]"]
+
+
+def test_another_corpus_or_setting_is_another_tokenizer_and_the_same_is_found(tmp_path, monkeypatch):
+    first = tmp_path / "a.txt"
+    first.write_text("one document of some words here\n\nsome other document of words\n")
+    made = train(first, tmp_path)
+    before = files_of(made)
+    (tmp_path / "b.txt").write_text("quite another corpus with quite other words\n")
+    others = [train(tmp_path / "b.txt", tmp_path), train(first, tmp_path, min_characters=30)]
+    assert len({made, *others}) == 3 and files_of(made) == before
+    monkeypatch.setattr("pipeline.tokenizer.train_tokenizer", lambda *_, **__: pytest.fail("it trained again"))
+    assert train(first, tmp_path, max_length=64, unit_tokens=7) == made  # these do not change what is learned
+    (made / "tokenizer.json").write_bytes(before["tokenizer.json"].replace(b"document", b"decument"))
+    with pytest.raises(TeacherError, match=r"is not the tokenizer that this command wrote.*another --output"):
+        train(first, tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path, share):
+    path = many_ties(tmp_path / "a.txt")
+    size = (train(path, tmp_path / "whole") / "tokenizer.json").stat().st_size
+    words = ["train-tokenizer", "--corpus", path, "--vocab-size", "1700", "--output", tmp_path / "cut"]
+    ran = run_command(words, largest_file=int(share * size))
+    assert ran.returncode == 74 and ran.stderr.count("mlsm: error:") == 1 and "File too large" in ran.stderr, ran
+    assert not list((tmp_path / "cut" / "tokenizers").iterdir())

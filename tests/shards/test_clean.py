@@ -1,10 +1,12 @@
 """clean removes left-overs of dead processes, and nothing that may be in use or is not recognised."""
 
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 from make_store import make_store
@@ -39,24 +41,34 @@ def names(report, which="removed"):
     return sorted(entry["path"].rpartition("/")[2] for entry in report[which])
 
 
+def temporary(directory, stem, pid):
+    """The name that a process of that id would have given."""
+    with mock.patch("os.getpid", lambda: pid):
+        return temporary_name(directory, stem)
+
+
+def unrecorded_shard(store, unit, raw):
+    path = store.units / f"{unit}-{hashlib.sha256(raw).hexdigest()[:12]}.tar"
+    path.write_bytes(raw)
+    return path
+
+
 def left_overs(store, pid):
     """One of each kind; returns their paths."""
     runs = store.path.parent.parent
-    temporary = store.units / f".unit.{pid}.0123456789ab.tmp"
-    temporary.write_bytes(b"x" * 100)
-    replaced = store.path / f".tokenizer.{pid}.0123456789ab.tmp"
+    unit = temporary(store.units, "unit", pid)
+    unit.write_bytes(b"x" * 100)
+    replaced = temporary(store.path, "tokenizer", pid)
     replaced.mkdir()
     (replaced / "tokenizer.json").write_bytes(b"y" * 50)
-    unfinished = runs / "dictionaries" / f".name-0123.{time.time_ns()}.tmp"
+    unfinished = temporary(runs / "dictionaries", "name-0123", pid)
     unfinished.mkdir(parents=True)
     learning = runs / "dictionaries" / ".name-0123.learning"
     with pytest.raises(KeyboardInterrupt), workplace(learning, ("sample.npy", "part-*")):
         (learning / "sample.npy").write_bytes(b"z" * 20)
-        (learning / f".learning.npz.{pid}.0123456789ab.tmp").touch()
+        temporary(learning, "learning.npz", pid).touch()
         raise KeyboardInterrupt
-    unrecorded = store.units / f"{0:032}-0123456789ab.tar"
-    unrecorded.write_bytes(b"t" * 10)
-    return [temporary, replaced, unfinished, learning, unrecorded]
+    return [unit, replaced, unfinished, learning, unrecorded_shard(store, f"{0:032}", b"t" * 10)]
 
 
 def test_left_overs_of_the_dead_go_after_an_hour(store, dead_pid, monkeypatch):
@@ -84,10 +96,10 @@ def test_all_takes_the_young_ones_too_but_a_shard_that_has_just_appeared(store, 
     assert names(clean(store.path.parent.parent, everything=True)) == [paths[-1].name]
 
 
-def test_a_mark_inside_a_store_does_not_make_its_units_a_work_place(store, monkeypatch):
-    """Whoever made the store may have put it there; what earlier versions left beside the units goes all the same."""
+def test_a_mark_inside_a_store_does_not_make_its_units_a_work_place(store, dead_pid, monkeypatch):
+    """Whoever made the store may have put it there; a temporary next to the units goes all the same."""
     (store.units / LOCK).write_text(f"{MARK}\n*\n")
-    earlier = store.path / f".dictionary.{10**18}.tmp"
+    earlier = temporary(store.path, "dictionary", dead_pid)
     earlier.mkdir()
     before = sorted(store.units.iterdir())
     later(monkeypatch)
@@ -133,54 +145,20 @@ def test_a_learning_directory_in_use_stays(store, dead_pid, monkeypatch):
 def test_a_work_place_is_known_by_its_mark_whatever_it_is_called(store, dead_pid, monkeypatch):
     runs = store.path.parent.parent
     with pytest.raises(KeyboardInterrupt), workplace(runs / "any" / "name", ("part-*.npz",)) as place:
-        for name in ("part-00000.npz", f".part-00001.npz.{dead_pid}.0123456789ab.tmp"):
-            (place / name).write_bytes(b"v" * 10)
+        left = temporary(place, "part-00001.npz", dead_pid)
+        for path in (place / "part-00000.npz", left):
+            path.write_bytes(b"v" * 10)
         raise KeyboardInterrupt
     later(monkeypatch)
     for mine in (place / "mine.npz", place / "part-0.npz"):  # a file that is not of the work; a directory
         mine.mkdir() if mine.name.startswith("part") else mine.touch()
         report = clean(runs, everything=True)
-        assert report["kept"] == [] and names(report) in ([], [f".part-00001.npz.{dead_pid}.0123456789ab.tmp"])
+        assert report["kept"] == [] and names(report) in ([], [left.name])
         mine.rmdir() if mine.is_dir() else mine.unlink()
     with workplace(place, ("part-*.npz",)):
         assert "another process is at work" in clean(runs, everything=True)["kept"][0]["reason"]
         (place / "part-00000.npz").rename(runs / "part")
     assert not place.exists() and names(clean(runs)) == []
-
-
-EARLIER = {  # paths below runs/ that earlier versions left: a left-over, and what lies in it
-    "dictionaries/.name-0123.1700000000000000000.tmp": ("atoms.npy",),
-    "dictionaries/.name-0123.learning": (
-        "lock",
-        "learning.npz",
-        ".sample.npy.tmp",
-        "raw.npy",
-        "center.npy",
-        "center.json",
-        f".part-{0:032}.npy",
-        f"..part-{0:032}.npy.tmp",
-        f"..part-{0:032}.npy.1.0123456789ab.tmp",
-    ),
-    "diagnostics/name-0123/vectors": ("lock", "part-00000.npz", ".part-00001.npz.tmp"),
-}
-
-
-@pytest.mark.parametrize("path", EARLIER)
-def test_what_earlier_versions_left_is_recognised(store, monkeypatch, path):
-    runs = store.path.parent.parent
-    for name in EARLIER[path]:
-        (runs / path / name).parent.mkdir(parents=True, exist_ok=True)
-        (runs / path / name).write_bytes(b"v" * 10)
-    later(monkeypatch)
-    if "lock" in EARLIER[path]:
-        with open(runs / path / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            assert names(clean(runs), "kept") == [os.path.basename(path)]
-        (runs / path / "mine.npz").touch()
-        clean(runs)
-        assert (runs / path / "mine.npz").exists() and (runs / path / "lock").exists()
-        (runs / path / "mine.npz").unlink()
-    assert names(clean(runs)) == [os.path.basename(path)] and not (runs / path).exists()
 
 
 def test_the_shard_of_an_unreadable_record_stays(store, monkeypatch):
@@ -193,8 +171,7 @@ def test_the_shard_of_an_unreadable_record_stays(store, monkeypatch):
 
 def test_a_loser_of_a_race_goes_and_the_winner_stays(store, monkeypatch):
     record = store.record(next(store.units.glob("*.json")).stem)
-    loser = store.units / f"{record.unit}-000000000000.tar"
-    loser.write_bytes(b"x")
+    loser = unrecorded_shard(store, record.unit, b"x")
     later(monkeypatch)
     assert names(clean(store.path)) == [loser.name] and (store.units / record.file).exists()
 
@@ -202,7 +179,7 @@ def test_a_loser_of_a_race_goes_and_the_winner_stays(store, monkeypatch):
 def test_a_second_name_of_a_shard_frees_nothing(store, dead_pid, monkeypatch):
     """Killed between link and unlink: the temporary and the shard are one file."""
     shard = next(store.units.glob("*.tar"))
-    os.link(shard, store.units / f".unit.{dead_pid}.0123456789ab.tmp")
+    os.link(shard, temporary(store.units, "unit", dead_pid))
     later(monkeypatch)
     report = clean(store.path)
     assert len(report["removed"]) == 1 and report["bytes"] == 0 and shard.exists()
@@ -218,15 +195,24 @@ def test_what_is_not_recognised_is_not_touched(store, dead_pid, monkeypatch, tmp
         store.units / "notes.txt",
         store.units / "mine.tar",
         store.path / ".learning",
+        # of our form, but without the digits that ours have
+        runs / f".x.{dead_pid}.0123456789ab.tmp",
+        store.units / f".unit.{dead_pid}.000000000000.tmp",
+        runs / f".dictionary.{10**18}.tmp",
+        store.units / f"{0:032}-0123456789ab.tar",
+        store.units / "mine-000000000000.tar",
+        runs / "mine.learning" / "sample.npy",
+        runs / "diagnostics" / "mine" / "vectors" / "part-00000.npz",
     ]
     for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     outside = tmp_path / "outside"
     outside.mkdir()
-    kept = outside / f".x.{dead_pid}.0123456789ab.tmp"
+    kept = temporary(outside, "x", dead_pid)
     kept.write_bytes(b"x")
     (runs / "link").symlink_to(outside)
-    (runs / f".link.{dead_pid}.0123456789ab.tmp").symlink_to(outside)
+    temporary(runs, "link", dead_pid).symlink_to(outside)
     later(monkeypatch)
     report = clean(runs, everything=True)
     assert report["removed"] == [] and all(path.exists() for path in [*others, kept])

@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import pytest
@@ -102,6 +103,14 @@ def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
         with pytest.raises(RunError, match=f"{message}.*Expected") as caught:
             LspModel.from_pretrained(source)
         assert "\n" not in str(caught.value)
+
+
+def test_an_export_whose_mask_token_is_a_word_is_refused(lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    config = json.loads((export / "tokenizer_config.json").read_text())
+    (export / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": "w7"}))
+    with pytest.raises(RunError, match="the token for mask is an ordinary word, 'w7'"):
+        LspModel.from_pretrained(export)
 
 
 def test_loading_leaves_global_randomness_alone(lsp_store, tmp_path):

@@ -27,6 +27,7 @@ from common.model_checks import (
     open_config,
     quiet_transformers,
 )
+from common.text import shell_quote
 from evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.export import PROBE_FILE
@@ -111,7 +112,7 @@ def _explain_missing_head(directory: Path, missing: list[str]) -> str:
         run = directory.parent if directory.name == "export" else directory
         return (
             f"{directory} predicts LSPs, not words: it has no masked-LM head. Train a probe, and score its run:"
-            f"  {program()} train-probe --student {run}"
+            f"  {program()} train-probe --student {shell_quote(run)}"
         )
     return (
         f"{directory} has no whole masked-LM head: its weights lack {missing[0]}"

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -14,6 +15,7 @@ from common.errors import DataError
 from evaluation.preparation import archives
 from evaluation.preparation.config import PrepareDataConfig
 from evaluation.preparation.prepare import prepare
+from evaluation.preparation.sets import SETS
 from evaluation.tasks.blimp.data import PARADIGMS
 from evaluation.tasks.blimp.data import read as read_blimp
 from evaluation.tasks.finetuning.data import load_task
@@ -198,3 +200,30 @@ def test_an_id_of_no_pair(places):
     (places[0] / "dev_ids.tsv").write_text("1\t3\n")
     with pytest.raises(DataError, match="the pair 1 3 is not in msr_paraphrase_train.txt"):
         run("glue", places)
+
+
+def test_a_large_file_in_an_archive_is_not_read_into_memory(places, monkeypatch):
+    """Publishing it takes far less memory than the file has bytes; only the evaluation's own reading is left out."""
+    rows = [f"gj04\t{number % 2}\t\tSentence {number} of {number * 7919 % 104729}.\n" for number in range(600_000)]
+    write_zip(places[0] / "CoLA.zip", {"CoLA/train.tsv": "".join(rows), "CoLA/dev.tsv": rows[0]})
+    size = len("".join(rows))
+    part = SETS["glue"][0]._replace(count_examples=lambda root: {})
+    monkeypatch.setitem(SETS, "glue", (part,))
+    tracemalloc.start()
+    run("glue", places)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (places[1] / "glue" / "CoLA" / "train.tsv").read_text() == "".join(rows)
+    assert peak < size / 3
+
+
+def test_an_archive_that_expands_like_a_bomb_is_refused_at_once(places):
+    write_zip(places[0] / "CoLA.zip", {"CoLA/train.tsv": "\0" * (1 << 25), "CoLA/dev.tsv": COLA["CoLA/dev.tsv"]})
+    tracemalloc.start()
+    with pytest.raises(
+        DataError, match=r"CoLA.zip, CoLA/train.tsv expands from [\d,]+ to 33,554,432 bytes, .*Remove it"
+    ):
+        run("glue", places)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24 and not list(places[1].glob("glue/*"))
