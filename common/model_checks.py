@@ -196,7 +196,10 @@ def describe_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> str | None:
             return f"the tokens for {role} and {other} are the same, {token!r}."
     for role, token in tokens.items():
         word = token.removeprefix("\u2581").removeprefix("\u0120")
-        if word.isalnum() and tokenizer.convert_tokens_to_ids(token) in _read_as_text(tokenizer, word):
+        if not word.isalnum():
+            continue
+        read = tokenizer(f"a {word} a", add_special_tokens=False, split_special_tokens=True, verbose=False)
+        if tokenizer.convert_tokens_to_ids(token) in read["input_ids"]:
             return f"the token for {role} is an ordinary word, {word!r}, which texts contain."
     return None
 
@@ -212,11 +215,6 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
         "unk": tokenizer.unk_token,
     }
     return {role: str(token) for role, token in found.items() if token is not None}
-
-
-def _read_as_text(tokenizer, word):
-    """Ids of a word inside of a text in which special tokens are not recognised."""
-    return tokenizer(f"a {word} a", add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 def max_positions(model: "PreTrainedModel") -> float:

@@ -56,14 +56,13 @@ def shell_quote(word: object) -> str:
     text = str(word)
     if not _UNPRINTABLE.search(text):
         return shlex.quote(text)
+
+    def escape(found: re.Match) -> str:  # surrogates that no name can hold are encoded as others are
+        errors = "surrogateescape" if "\udc80" <= found[0] <= "\udcff" else "surrogatepass"
+        return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", errors))
+
     quoted = re.sub(r"['\\]", r"\\\g<0>", text)
-    return f"$'{_UNPRINTABLE.sub(_escape_bytes, quoted)}'"
-
-
-def _escape_bytes(found):
-    """The bytes of a character in the name of a file; surrogates that no name can hold are encoded as others are."""
-    errors = "surrogateescape" if "\udc80" <= found[0] <= "\udcff" else "surrogatepass"
-    return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", errors))
+    return f"$'{_UNPRINTABLE.sub(escape, quoted)}'"
 
 
 def shell_join(words: Iterable[object]) -> str:

@@ -133,7 +133,7 @@ class Sources:
             found = [file for file in self.files if file.path.parts[-len(parts) :] == parts]
             if found:
                 first, *others = sorted(found, key=lambda file: (len(file.path.parts), file.path))
-                if other := next((file for file in others if _differ(file, first)), None):
+                if other := next((file for file in others if file.sha256() != first.sha256()), None):
                     raise DataError(
                         f"{first.where} and {other.where} are both {name}, and differ. Name the directory of one."
                     )
@@ -153,7 +153,3 @@ class Sources:
                 inner = name.with_name(name.name.partition(".tar")[0].removesuffix(".tgz")) / member.name
                 where = f"{path}, {member.name}"
                 self.files.append(File(inner, where, member.size, member.size, partial(opened, member)))
-
-
-def _differ(one, other):
-    return one.size != other.size or one.sha256() != other.sha256()

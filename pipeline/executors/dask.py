@@ -152,6 +152,10 @@ def _check_workers(client, output):
         found = client.run(_examination(), str(shared), on_error="return")
     finally:
         disk.discard(shared)
+    try:
+        release = f"mlsm {version('mlsm')}"
+    except PackageNotFoundError:  # a checkout that is not installed
+        release = "this version of mlsm"
     trouble = []
     for address, answer in sorted(found.items()):
         if isinstance(answer, BaseException):
@@ -160,7 +164,7 @@ def _check_workers(client, output):
         host, code, seen = answer
         who = f"{address} on {host}"
         if code is None:
-            trouble.append(f"{who} does not have mlsm. Install {_release()} there, and restart the worker.")
+            trouble.append(f"{who} does not have mlsm. Install {release} there, and restart the worker.")
         elif code != CODE:
             trouble.append(f"{who} {OTHER_VERSION}")
         elif seen != text:
@@ -192,13 +196,6 @@ def _examination():
         return socket.gethostname(), code, seen
 
     return examine
-
-
-def _release():
-    try:
-        return f"mlsm {version('mlsm')}"
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "this version of mlsm"
 
 
 def _pass_on(notes):
