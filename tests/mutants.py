@@ -67,7 +67,7 @@ TORCH_SOLVERS = "pipeline/solvers/test_active_set_torch.py pipeline/solvers/test
 LEARNING = "pipeline/test_learner.py pipeline/test_dictionary.py pipeline/test_learning_checkpoint.py"
 CODING = "pipeline/test_lsp.py pipeline/test_stages.py pipeline/test_overlap.py pipeline/test_encode.py"
 READING = "shards/test_store.py shards/test_reader.py shards/test_verify.py"
-STEP = "student/test_step.py student/test_resume.py student/test_adaptive_masks.py"
+STEP = "student/test_step.py student/test_documents.py student/test_resume.py student/test_adaptive_masks.py"
 OBJECTIVES = "student/test_objectives.py student/test_hard_mlsm.py student/test_temperature.py"
 OBJECTIVES += " student/test_several_stores.py"
 MASKS = "student/test_masking.py student/test_weighted_masks.py student/test_mask_weights.py"
@@ -88,6 +88,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("coding", "pipeline/coding/logits.py", f"pipeline/test_logits.py {CODING}"),
     ("coding", "pipeline/coding/masked.py", f"pipeline/test_logits.py {CODING}"),
     ("coding", "pipeline/coding/hidden.py", f"pipeline/test_overlap.py pipeline/test_centering.py {CODING}"),
+    ("coding", "pipeline/coding/lsp.py", f"pipeline/test_lsp.py pipeline/test_controls.py {CODING}"),
     ("coding", "pipeline/coding/lanes.py", f"pipeline/test_overlap.py {CODING}"),
     ("coding", "pipeline/coding/failures.py", f"faults/test_quarantine.py {CODING}"),
     ("coding", "pipeline/coding/precision.py", f"pipeline/test_targets.py {CODING}"),

@@ -15,7 +15,7 @@ from make_store import make_store, truth_windows
 
 from common.errors import ShardError, StoreError
 from shards import codec, writer
-from shards.manifest import StoreFiles
+from shards.manifest import StoreFiles, with_checksum
 from shards.members import decode_block, group_columns
 from shards.reader import Store
 from shards.verify import verify
@@ -248,6 +248,20 @@ def test_a_newer_format_is_refused(tmp_path):
     _edit(files.target_file, lambda target: target["settings"].update(format=2))
     with pytest.raises(ShardError, match="format 2, this version reads 1"):
         Store.open(files.path)
+
+
+@pytest.mark.parametrize(("id", "refused"), [(999, False), (1000, True), (-1, True), ([0, 1000], True), (1.0, True)])
+def test_special_ids_are_ids_of_the_vocabulary(tmp_path, id, refused):
+    files, *_ = make_store(tmp_path / "s", blocks=1, vocab_size=1000)
+    name = "all" if isinstance(id, list) else "mask"
+    target = json.loads(files.target_file.read_text())
+    target["special_ids"][name] = id
+    files.target_file.write_text(json.dumps(with_checksum({key: target[key] for key in target.keys() - {"checksum"}})))
+    if refused:
+        with pytest.raises(ShardError, match="json: (field )?special_ids.*Encode again elsewhere"):
+            Store.open(files.path)
+    else:
+        assert Store.open(files.path).special_ids["mask"] == id
 
 
 def test_changed_numbers_in_small_files_are_found(tmp_path):

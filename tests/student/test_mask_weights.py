@@ -235,6 +235,7 @@ def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_mask
     assert all(batches[objective] == batches["mlm"] for objective in OBJECTIVES)
     assert batches["uniform"] != batches["mlm"]
     (table,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
+    assert read_table(table).kind == kind
     kept = tmp_path / "students" / "mlm"
     name = read_json(kept / "config.json")["settings"]["mask_weights"]
     assert name == read_table(kept / "mask_weights.npz").name == read_table(table).name

@@ -35,6 +35,10 @@ def test_steps_are_those_of_torch_up_to_its_bfloat16():
         stock.step()
     moved = (theirs - start).detach()
     assert (ours - theirs).detach().norm() < 0.02 * moved.norm()
+    assert mine.state[ours]["step"] == 5
+    mine.found_inf, ours.grad = torch.ones(()), torch.full((48, 16), torch.nan)
+    mine.step()
+    assert mine.state[ours]["step"] == 5 and ours.isfinite().all(), "a step that changes nothing is not counted"
 
 
 def test_muon_takes_the_matrices_between_layers_alone(ids_store):

@@ -11,6 +11,7 @@ from tiny_store import teacher_says, write_store
 
 from common.errors import RunError
 from shards.codec import SparseRows
+from student.config import StudentConfig
 from student.held_out import MASK_SEED, HeldOut
 from student.masking import Masking
 from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm
@@ -226,6 +227,7 @@ def test_kd_warns_of_a_store_that_keeps_too_little(logits_store, tmp_path, caplo
 def test_mtl_equals_its_two_dense_formulas_each_with_its_own_mean(lsp_store):
     kappa, k, vocabulary = 0.25, 24, 65
     mtl = Mtl(lsp_store, kappa)
+    assert mtl.term_weights == (1.0, kappa) and Mtl(lsp_store).term_weights == (1.0, StudentConfig().kappa) == (1, 1)
     targets, rows = read_all(lsp_store, mtl), read_all(lsp_store, Mlsm(lsp_store))
     coded, tokens = targets.counts
     assert 0 < coded < tokens == len(targets.tokens.labels_M)
