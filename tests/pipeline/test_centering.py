@@ -290,7 +290,7 @@ def test_an_unknown_centring_is_refused(place):
 
 def test_vectors_of_a_file_have_no_positions_and_no_teacher_that_centres_alike(tmp_path):
     for center in SETTINGS:
-        with pytest.raises(ValueError, match=f"--center {center} is for hidden states of a teacher"):
+        with pytest.raises(ValueError, match=f"--center {center} needs a teacher.s hidden states"):
             LearnConfig(hidden=tmp_path / "a.npy", center=center)
 
 
