@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ShardError
 from common.progress import silent
+from pipeline.announcement import announcement
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
 from pipeline.coding.masked import PASSES
@@ -34,7 +35,7 @@ from pipeline.executors import open_executor
 from pipeline.executors.base import Executor
 from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, teacher_job
 from pipeline.kinds import KINDS, Kind, name_of_dtype
-from pipeline.learn import load_dictionary, provide_dictionaries
+from pipeline.learn import load_dictionary, provide_dictionaries, wanted_dictionaries
 from pipeline.stores import TargetStore
 from pipeline.units import encode_missing
 from shards.manifest import StoreFiles
@@ -53,6 +54,7 @@ def encode_ids(config: EncodeIdsConfig, progress: Callable[..., None] = silent) 
 
     assert config.tokenizer is not None, "a config has taken the bundled one"
     job = scan_corpus(config, load_tokenizer(config.tokenizer), progress)
+    logger.info("%s", announcement("encode-ids", job))
     if config.dry_run:
         return [estimate(job, IdsCoder(), [KINDS["ids"].target(job, None, None)])]
     store = make_store(job, "ids", None, None, {"encode-ids": select_settings(config)})
@@ -75,10 +77,12 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     if config.masked:
         check_reads_masks(config.teacher)
     # Loaded before the corpus is read, so that a teacher without a head is refused at once.
+    progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
     teacher.choose_products(config.products, config.batch_tokens)
+    logger.info("%s", announcement("encode-logits", job, teacher))
     output = Output(teacher.layer, None)
     if config.dry_run:
         target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)
@@ -98,8 +102,12 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
     """
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
+    given = None if config.dictionary is None else load_dictionary(config, config.dictionary, teacher)
+    wanted = [] if given else wanted_dictionaries(job, teacher)
+    lacking = [entry.directory for entry in wanted if not entry.directory.is_dir()]
+    logger.info("%s", announcement("encode-lsp", job, teacher, given, lacking))
     if config.dry_run:
-        return [estimate_lsp(job, teacher)]
+        return [estimate_lsp(job, teacher, given)]
     _point_to_other_dtypes(job, teacher, "lsp")
     stores, facts = [], []
     with open_executor(job, teacher) as executor:
@@ -109,7 +117,8 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
             reports = provide_dictionaries(executor, teacher)
             sources = [(report["layer"], report["dictionary"]) for report in reports]
         for layer, source in sources:
-            stores.append(make_lsp_store(job, teacher, Output(layer, load_dictionary(config, source, teacher))))
+            dictionary = given or load_dictionary(config, source, teacher)
+            stores.append(make_lsp_store(job, teacher, Output(layer, dictionary)))
             facts.append({"layer": layer, "dictionary": source, "top_n": config.top_n, "teacher": teacher.name})
         reports = run(executor, stores, KINDS["lsp"])
     for report in reports:
@@ -165,6 +174,7 @@ def run(executor: Executor, stores: Sequence[TargetStore], kind: Kind) -> list[d
         done = sum(store.done for store in stores) // len(stores)
         job.progress("encode", done, job.expected_tokens, **figures)
 
+    job.progress("encode", sum(store.done for store in stores) // len(stores), job.expected_tokens)
     paths = [store.files.path for store in stores]
     for unit, counts, figures in encode_missing(executor, tasks, paths, kind, show):
         for output, (tokens, quarantined) in counts.items():

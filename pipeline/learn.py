@@ -21,6 +21,7 @@ from common.errors import EncodeError
 from common.invocation import program
 from common.progress import silent
 from common.workplaces import discard, workplace
+from pipeline.announcement import announcement
 from pipeline.coding.batch import Reading
 from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
@@ -70,6 +71,8 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
         return _provide_from_file(config, progress)
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
+    lacking = [entry.directory for entry in wanted_dictionaries(job, teacher) if not entry.directory.is_dir()]
+    logger.info("%s", announcement("learn-dictionary", job, teacher, lacking=lacking))
     with open_executor(job, teacher) as executor:
         return provide_dictionaries(executor, teacher)
 
@@ -142,6 +145,7 @@ def _provide_from_file(config, progress):
         logger.info("learning from %s: the settings of teacher, layer and corpus are not used", config.hidden)
     choose_device(config.device)  # refuses one that is not there
     stamp = file_stamp(config.hidden)
+    progress("read vectors", 0, None)
 
     def check_unchanged():
         if file_stamp(config.hidden) != stamp:
@@ -194,6 +198,7 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
         places = [(entry, place) for entry, place in places if not entry.directory.is_dir()]
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):
+            progress("start dictionary", 0, None)
             _learn(config, entry.k, batch, hidden_Nd, place, progress, check_vectors).save(entry.directory)
     return [entry for entry, _ in places]
 

@@ -41,7 +41,11 @@ def show_estimate(report: dict) -> str:
     if report.get("lacking"):
         time = duration(report["learning_seconds"])
         rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
-    measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
+    slowest, fastest = (f"{report[name]:,.0f}" for name in ("slowest", "fastest"))
+    spread = f"{slowest} to {fastest}" if slowest != fastest else slowest
+    measured = (
+        f"{report['measured_tokens']:,} tokens of the corpus, encoded just now at {spread} tokens/s; nothing was kept"
+    )
     return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
 
 

@@ -30,6 +30,7 @@ FLOORS = (
     "teacher",
     "dictionary",
     "job",
+    "announcement",
     "coding",
     "executors",  # which know no step
     "stores",

@@ -70,7 +70,8 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     with caplog.at_level("INFO", "pipeline.encode"):
         first = encode_lsp(given)[0]["store"]
         again = encode_lsp(given)[0]["store"]
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    said = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    (line,) = [message for message in said if not message.startswith("encode-lsp:\n")]
     assert first == again != before and f"{before} differs only" in line
     assert "0.001 instead of 0.0001; --tolerance 0.001 goes on with it" in line
 
