@@ -162,3 +162,14 @@ def _without_credentials(match):
     if protocol in _USER_IS_SECRET:
         return f"{match['scheme']}:{match['slashes']}"
     return f"{match['scheme']}:{match['slashes']}{user}@" if password.startswith(":") else match[0]
+
+
+def settings_table(title: str, rows: Iterable[tuple[str, object, str | None]]) -> str:
+    """Lay out what a command announces before it starts.
+
+    rows  (name, value, where the value comes from; None where that goes without saying)
+    """
+    rows = [(name, printable(value, keep=""), origin) for name, value, origin in rows]
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" + (f"   [{origin}]" if origin else "") for name, value, origin in rows]
+    return "\n".join([f"{title}:", *lines])

@@ -65,6 +65,7 @@ class CorpusConfig:
     # Not settings:
     without_effect: ClassVar[tuple[str, ...]] = ()  # settings that a command inherits and does not use
     recipe: ClassVar[str | None] = None  # that these settings come from; the command line sets it, and stores keep it
+    origins: ClassVar[Mapping[str, str]] = {}  # setting to "flag" or its recipe; the command line sets it
 
     def __post_init__(self):
         check(self)
@@ -136,7 +137,7 @@ class EncodingConfig:
     retry_quarantine: bool = False
     """Encode the units that hold quarantined documents again."""
     dry_run: bool = False
-    """Estimate tokens, bytes and hours from a measurement of some seconds, and write nothing."""
+    """Estimate tokens, bytes and hours from a measurement of some seconds to minutes, and write nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,8 +353,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     another store. Not for `--solver fista`, which has no stopping test."""
     solver: Literal["cd", "fista", "nearest"] = "cd"
     """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
-    what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more than
-    twice the non-zeros (mlsm docs sparse-coding). `nearest` is no sparse coding but a control: of each token the one
+    what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more
+    non-zeros (mlsm docs sparse-coding). `nearest` is no sparse coding but a control: of each token the one
     atom with the largest correlation, with weight 1, whatever --lam and --top-n. Each makes a store of its own; the
     dictionary is the same."""
     solver_steps: int = 100

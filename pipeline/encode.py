@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ShardError
 from common.progress import silent
+from pipeline.announcement import announcement
 from pipeline.codebooks import provide_codebook
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
@@ -37,7 +38,7 @@ from pipeline.executors import open_executor
 from pipeline.executors.base import Executor
 from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, stored_job, teacher_job
 from pipeline.kinds import KINDS, Kind, name_of_dtype
-from pipeline.learn import load_dictionary, provide_dictionaries
+from pipeline.learn import load_dictionary, provide_dictionaries, wanted_dictionaries
 from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
 from pipeline.units import encode_missing
@@ -58,6 +59,7 @@ def encode_ids(config: EncodeIdsConfig, progress: Callable[..., None] = silent) 
 
     assert config.tokenizer is not None, "a config has taken the bundled one"
     job = scan_corpus(config, load_tokenizer(config.tokenizer), progress)
+    logger.info("%s", announcement("encode-ids", job))
     if config.dry_run:
         return [estimate(job, IdsCoder(), [KINDS["ids"].target(job, None, None)])]
     store = make_store(job, "ids", None, None, {"encode-ids": select_settings(config)})
@@ -80,10 +82,12 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     if config.masked:
         check_reads_masks(config.teacher)
     # Loaded before the corpus is read, so that a teacher without a head is refused at once.
+    progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, load_tokenizer(config.teacher), progress)
     check_teacher(job, teacher)
     teacher.choose_products(config.products, config.batch_tokens)
+    logger.info("%s", announcement("encode-logits", job, teacher))
     output = Output(teacher.layer, None)
     if config.dry_run:
         target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)
@@ -104,6 +108,7 @@ def encode_hidden(config: EncodeHiddenConfig, progress: Callable[..., None] = si
 
     job = _open_job(config, progress)
     config, teacher = job.config, load_teacher(job)
+    logger.info("%s", announcement("encode-hidden", job, teacher))
     if config.dry_run:
         outputs = [Output(layer, provisional_codebook(config, teacher.hidden_size)) for layer in config.layer]
         targets = [KINDS["hidden"].target(job, teacher, output) for output in outputs]
@@ -135,8 +140,12 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
     """
     job = _open_job(config, progress)
     config, teacher = job.config, load_teacher(job)
+    given = None if config.dictionary is None else load_dictionary(config, config.dictionary, teacher)
+    wanted = [] if given else wanted_dictionaries(job, teacher)
+    lacking = [entry.directory for entry in wanted if not entry.directory.is_dir()]
+    logger.info("%s", announcement("encode-lsp", job, teacher, given, lacking))
     if config.dry_run:
-        return [estimate_lsp(job, teacher)]
+        return [estimate_lsp(job, teacher, given)]
     _point_to_other_dtypes(job, teacher, "lsp")
     stores, facts = [], []
     with open_executor(job, teacher) as executor:
@@ -146,7 +155,7 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
             reports = provide_dictionaries(executor, teacher)
             sources = [(report["layer"], report["dictionary"]) for report in reports]
         for layer, source in sources:
-            output = Output(layer, load_dictionary(config, source, teacher))
+            output = Output(layer, given or load_dictionary(config, source, teacher))
             stores.append(make_lsp_store(job, teacher, output))
             top_n = stores[-1].target["settings"]["top_n"]
             facts.append({"layer": layer, "dictionary": source, "top_n": top_n, "teacher": teacher.name})
@@ -209,6 +218,7 @@ def run(executor: Executor, stores: Sequence[TargetStore], kind: Kind) -> list[d
         done = sum(store.done for store in stores) // len(stores)
         job.progress("encode", done, job.expected_tokens, **figures)
 
+    job.progress("encode", sum(store.done for store in stores) // len(stores), job.expected_tokens)
     paths = [store.files.path for store in stores]
     for unit, counts, figures in encode_missing(executor, tasks, paths, kind, show):
         for output, (tokens, quarantined) in counts.items():

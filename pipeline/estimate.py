@@ -3,20 +3,22 @@
     estimate(job, coder, targets)               # --dry-run: measures for some seconds; nothing stays
     warn_of_disk(output, bytes)                 # before an encoding: a warning when it will probably not fit
 
-The measurement is the work itself: the first windows of the plan go through the real stages into temporary stores,
-whose bytes are counted. Dictionaries that are not there yet are learned from a few vectors and dropped afterwards.
+The measurement is the work itself: windows from several places of the plan, none of them read before, go through the
+real stages into temporary stores, whose bytes are counted. Dictionaries that are not there yet are learned from a few
+vectors and dropped afterwards.
 Left out: the encoding (encode.py).
 
 Shapes: K atoms, N vectors, d hidden width.
 """
 
+import math
 import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,17 +32,20 @@ from pipeline.coding.lsp import LspCoder
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.job import Job
-from pipeline.learn import load_dictionary, wanted_dictionaries
+from pipeline.learn import wanted_dictionaries
+from pipeline.plan import HELD_OUT_SHARE
 from pipeline.units import write_units
 from shards.manifest import StoreFiles
 from shards.schema import BLOCK_TOKENS, HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
 if TYPE_CHECKING:
+    from pipeline.dictionary import Dictionary
     from pipeline.teacher import Teacher
 
-SECONDS = 5  # a measurement lasts at least this long, where there is enough text
-FEWEST_WINDOWS = 128  # of the first measurement, which is made twice: once to warm up
+SECONDS = 10  # a measurement lasts at least this long, where there is enough text
+PLACES = 4  # of the plan, at most, from which windows are encoded: the speed differs between texts, and over time
+FEWEST_WINDOWS = 64  # from each place, and before that to warm up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
 LEARNING_COST = 5  # of a vector in a pass of learning: codings of a token; at k = 3072, d = 384, on two cores
 VECTORS_AN_ATOM = 4  # from which a provisional dictionary is learned
@@ -51,18 +56,27 @@ FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
 
 
 def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping]) -> dict:
-    """Encode the beginning of the plan into temporary stores, one for every output of the coder, and extrapolate.
+    """Encode parts of the plan into temporary stores, one for every output of the coder, and extrapolate.
 
     targets  contents of target.json
     Returns  dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
-             tokens_per_second, seconds, measured_tokens, teacher_seconds and solver_seconds a token, disk_free,
+             tokens_per_second, slowest and fastest: the same of single parts, seconds, measured_tokens,
+             teacher_seconds and solver_seconds a token, disk_free,
              kept (of stores with targets: entries kept and share of the mass that they hold, one pair for each store)
     """
-    records, seconds = _measure(job, coder, targets)
-    total, measured = tokens_by_sample(job), records[0].tokens
-    size = sum(_extrapolate_bytes(record, total, len(job.plan.units)) for record in records)
+    parts = _measure(job, coder, targets)
+    total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
+    # A forward pass takes as long for one window as for all that it has room for, and a unit ends with the rest.
+    room = getattr(coder, "most_windows", 1)
+    passes = sum(-(-records[0].windows // room) for records, _ in parts)
+    a_pass = sum(seconds for _, seconds in parts) / passes
+    windows = total * sum(records[0].windows for records, _ in parts) / measured
+    seconds = a_pass * _expected_passes(job.plan.units, windows, room)
+    of_stores = list(zip(*(records for records, _ in parts), strict=True))
+    size = sum(_extrapolate_bytes(records, total, len(job.plan.units)) for records in of_stores)
+    rates = [records[0].tokens / seconds for records, seconds in parts]
     busy = {
-        name: sum(record.environment.get(name, 0.0) for record in records) / measured
+        name: sum(record.environment.get(name, 0.0) for records in of_stores for record in records) / measured
         for name in ("teacher_seconds", "solver_seconds")
     }
     return {
@@ -70,39 +84,61 @@ def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping
         "tokens": total,
         "bytes": size,
         "bytes_per_token": size / max(1, total) / len(targets),
-        "tokens_per_second": measured / seconds,
-        "seconds": total * seconds / measured,
+        "tokens_per_second": total / seconds,
+        "slowest": min(rates),
+        "fastest": max(rates),
+        "seconds": seconds,
         "measured_tokens": measured,
         "disk_free": free_bytes(job.config.output),
         "corpus": job.describe_corpus(),
         "kept": [
-            (target["settings"]["top_n"], statistics["kept_mass"] / max(1, statistics["coded_tokens"]))
-            for target, statistics in zip(targets, (record.statistics for record in records), strict=True)
-            if "kept_mass" in statistics
+            (target["settings"]["top_n"], _total(records, "kept_mass") / max(1, _total(records, "coded_tokens")))
+            for target, records in zip(targets, of_stores, strict=True)
+            if "kept_mass" in records[0].statistics
         ],
         **busy,
     }
 
 
-def _extrapolate_bytes(record, tokens, units):
-    """Bytes of a store of so many tokens and units, from a small one; what a block or a unit has once counts apart."""
-    blocks = sum(group["length"] for group in record.blocks)
-    once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in record.statistics else IDS_COLUMNS)
-    per_token = (blocks - once_a_block * len(record.blocks)) / record.tokens
-    return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * (record.bytes - blocks))
+def _total(records, name):
+    """The sum of one of the statistics of several records."""
+    return sum(record.statistics[name] for record in records)
 
 
-def estimate_lsp(job: Job, teacher: "Teacher") -> dict:
+def _expected_passes(units, windows, room):
+    """About how many forward passes the units of a plan with so many windows take."""
+    found = 0.0
+    for split, share in (("train", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
+        if count := sum(unit.split == split for unit in units):
+            of_unit = share * windows / count / room
+            # Of a large unit, of which only the mean is known, the last pass is half full on average.
+            found += count * (of_unit if room == 1 else of_unit + 0.5 if of_unit > 4 else math.ceil(of_unit))
+    return found
+
+
+def _extrapolate_bytes(records, tokens, units):
+    """Bytes of a store of so many tokens and units, from small ones; what a block or a unit has once counts apart."""
+    blocks = [group["length"] for record in records for group in record.blocks]
+    once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in records[0].statistics else IDS_COLUMNS)
+    per_token = (sum(blocks) - once_a_block * len(blocks)) / sum(record.tokens for record in records)
+    once_a_unit = (sum(record.bytes for record in records) - sum(blocks)) / len(records)
+    return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * once_a_unit)
+
+
+def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None" = None) -> dict:
     """`estimate` for the LSP stores of the settings, with two more: the number of dictionaries that are `lacking`, and
-    `learning_seconds` for these."""
+    `learning_seconds` for these.
+
+    given  the dictionary that the settings name, if they name one
+    """
     from pipeline.dictionary import Dictionary
     from pipeline.dictionary.learning import CLUSTER_ITERATIONS
 
     config, outputs = job.config, []
-    wanted = [] if config.dictionary else wanted_dictionaries(job, teacher)
+    wanted = [] if given else wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
-    if config.dictionary:
-        outputs.append(Output(config.layer[0], load_dictionary(config, config.dictionary, teacher)))
+    if given:
+        outputs.append(Output(config.layer[0], given))
     for entry in wanted:
         made_up = entry in lacking
         dictionary = _learn_provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
@@ -125,6 +161,7 @@ def _learn_provisional(job, teacher, entry):
     from pipeline.dictionary.learning import MOST_A_BATCH, DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
+    job.progress("try dictionary", 0, None)
     centred = config.center != "none"
     size, wanted = max(1, config.batch_tokens // config.max_length), VECTORS_AN_ATOM * entry.k
     for unit in reversed(job.plan.units):
@@ -202,19 +239,36 @@ def likely_bytes(target: Mapping) -> float:
 
 
 def _measure(job, coder, targets):
-    """Records of a measurement that lasts long enough, one for each target, and its seconds."""
-    unit = next(unit for unit in job.plan.units if unit.split == "train")
-    _encode_some(job, coder, targets, unit, FEWEST_WINDOWS)  # compiles, and fills the caches
-    windows = FEWEST_WINDOWS
+    """Encode windows from several places until that has lasted long enough.
+
+    Returns  for each place the records of its windows, one for each target, and the seconds
+    """
+    train = [unit for unit in job.plan.units if unit.split == "train"]
+    units = train[:: max(1, len(train) // PLACES)][:PLACES]
+    job.progress("measure", 0, None)
+    room = getattr(coder, "most_windows", 1)
+    count = -(-FEWEST_WINDOWS // room) * room  # whole forward passes
+    warm_up = _encode_some(job, coder, targets, units[0], job.windows(units[0]), count)  # compiles
+    tokens, most, found = 0, 0, [warm_up]
+    unread = [(unit, job.windows(unit)) for unit in units]
+    for _ in islice(unread[0][1], count):  # what has just been encoded
+        pass
     while True:
-        records, seconds = _encode_some(job, coder, targets, unit, windows)
-        if seconds >= SECONDS or records[0].windows < windows:
-            return records, seconds
-        windows *= 2
+        parts = []
+        for unit, windows in unread:
+            if (first := next(windows, None)) is not None:
+                parts.append(_encode_some(job, coder, targets, unit, chain([first], windows), count))
+                job.progress("measure", tokens := tokens + parts[-1][0][0].tokens, None)
+        read = [records[0].windows for records, _ in parts]
+        if sum(read) > most:
+            most, found = sum(read), parts
+        if sum(read) < count * len(units) or sum(seconds for _, seconds in parts) >= SECONDS:
+            return found
+        count *= 2
 
 
-def _encode_some(job, coder, targets, unit, windows):
-    """Encode the first windows of a unit into temporary stores. Returns their records, and the seconds."""
+def _encode_some(job, coder, targets, unit, windows, count):
+    """Encode the next windows of a unit into temporary stores. Returns their records, and the seconds."""
     with tempfile.TemporaryDirectory() as directory:
         opened = []
         for number, target in enumerate(targets):
@@ -224,7 +278,7 @@ def _encode_some(job, coder, targets, unit, windows):
         began = time.perf_counter()
         written = write_units(
             [(unit, list(range(len(targets))))],
-            lambda unit: islice(job.windows(unit), windows),
+            lambda unit: islice(windows, count),
             coder,
             job.config.max_length,
             lambda unit, output: opened[output],

@@ -79,6 +79,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     refuse_foreign_output(config.output)
     device = choose_device(config.device)
     files = _find_images(config.images)
+    progress("load encoder", 0, None)
     processor, encoder, last_layer = _load(config)
     from PIL import Image  # which is there, now
 
@@ -86,6 +87,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     for name, tensor in encoder.state_dict().items():
         weights.update(f"{name} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
     turned = []
+    progress("read images", 0, None)
     for number, file in enumerate(files):
         # a file that is no image is named where its pixels are read
         with suppress(Exception), Image.open(file, formats=FORMATS) as image:
@@ -184,6 +186,7 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
     hook = last_layer.register_forward_hook(lambda module, inputs, outputs: taken.append(outputs))
     pictures = vectors.with_name(PICTURES)
     pictures.mkdir()
+    progress("images", 0, len(files), unit="images")
     with growing_rows(vectors, (len(files) * patches, hidden_size), np.float16) as add:
         for start in range(0, len(files), IMAGES_AT_ONCE):
             batch = []

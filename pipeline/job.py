@@ -211,6 +211,7 @@ def load_teacher(job: Job) -> "Teacher":
     if job.stored is not None:
         return cast("Teacher", job.stored)  # which is asked as one is
     config = job.config
+    job.progress("load teacher", 0, None)
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
     check_teacher(job, teacher)
     teacher.choose_products(config.products, config.batch_tokens, job.products)

@@ -22,6 +22,7 @@ from common.errors import EncodeError
 from common.invocation import program
 from common.progress import silent
 from common.workplaces import discard, workplace
+from pipeline.announcement import announcement
 from pipeline.coding.batch import Reading
 from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
@@ -72,6 +73,8 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
         return _provide_from_file(config, Path(config.hidden), progress)
     job = teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
     teacher = load_teacher(job)
+    lacking = [entry.directory for entry in wanted_dictionaries(job, teacher) if not entry.directory.is_dir()]
+    logger.info("%s", announcement("learn-dictionary", job, teacher, lacking=lacking))
     with open_executor(job, teacher) as executor:
         return provide_dictionaries(executor, teacher)
 
@@ -154,6 +157,7 @@ def _provide_from_file(config, hidden, progress):
         logger.info("learning from %s: the settings of teacher, layer and corpus are not used", hidden)
     choose_device(config.device)  # refuses one that is not there
     stamp = file_stamp(hidden)
+    progress("read vectors", 0, None)
 
     def check_unchanged():
         if file_stamp(hidden) != stamp:
@@ -205,6 +209,7 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
         places = [(entry, place) for entry, place in places if not entry.directory.is_dir()]
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):
+            progress("start dictionary", 0, None)
             _learn(config, entry.k, batch, hidden_Nd, place, progress, check_vectors).save(entry.directory)
     return [entry for entry, _ in places]
 

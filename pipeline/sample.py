@@ -75,6 +75,7 @@ def sample_hidden(
         _write_samples(new, executor, teacher, windows, count)
     for place in place_of.values():
         if not (place / SAMPLE).is_file():
+            job.progress("centre", 0, None)
             _center_sample(place, job.config.center)
     names = (SAMPLE, "center.npy", "center.json") if centred else (SAMPLE,)
     for entry, place in places:
@@ -136,6 +137,7 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     sample = planning.WindowSample(job.plan, tokens)
     training = [number for number, unit in enumerate(job.plan.units) if unit.split == "train"]
     find = partial(find_candidates, seed=seed)
+    job.progress("choose", 0, len(training), unit="units")
     with closing(executor.map(find, ((number, sample.bound) for number in training))) as results:
         for done, ((number, _), found) in enumerate(results, start=1):
             if found is KILLED:
@@ -161,6 +163,7 @@ def _write_samples(path_of, executor, teacher, windows, count):
         add = {layer: files.enter_context(growing_rows(path, shape, dtype.base)) for layer, path in path_of.items()}
         done = dict.fromkeys(path_of, 0)
         place = next(iter(path_of.values())).parent
+        job.progress("sample", 0, count)
         for rows in files.enter_context(closing(_read_hidden(executor, teacher, batches, layers, place))):
             for layer, rows_nd in zip(layers, rows, strict=True):
                 rows_nd = rows_nd[: count - done[layer]]

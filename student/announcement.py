@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from common.onednn import multiplies_bfloat16
+from common.text import settings_table
 
 if TYPE_CHECKING:
     from student.trainer import Trainer
@@ -81,9 +82,7 @@ def announcement(trainer: "Trainer") -> str:
         if field.name in origins and field.name not in _SHOWN
     ]
     rows += [("also", ", ".join(others), None)] if others else []
-    width = max(len(name) for name, _, _ in rows)
-    lines = [f"  {name:<{width}}  {value}" + (f"   [{origin}]" if origin else "") for name, value, origin in rows]
-    return "\n".join([f"{trainer.task.name} on {trainer.store.path}:", *lines])
+    return settings_table(f"{trainer.task.name} on {trainer.store.path}", rows)
 
 
 def _write_value(value: Any) -> str:
@@ -148,7 +147,8 @@ def _precision_rows(trainer: "Trainer") -> list:
     gain = matrix_product_rate(device, torch.bfloat16) / matrix_product_rate(device, torch.float32)
     if gain < WORTH_BFLOAT16:
         return []
-    hint = f"float32; this processor multiplies bfloat16 {gain:.1f} times as fast: --dtype bfloat16, another run"
+    # The gain itself is not printed: it was timed for a moment, perhaps while other processes were running.
+    hint = "float32; this processor multiplies bfloat16 itself, which can be faster: --dtype bfloat16, another run"
     return [("arithmetic", hint, None)]
 
 

@@ -28,6 +28,7 @@ from common.paths import utf8
 from common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
+from student.encoders import without_pooler
 from student.lsp_model import lsp_facts, save_lsp_head
 from student.mask_later import mask_later_of
 from student.model import Student
@@ -161,7 +162,7 @@ def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
     return CardText(
         title=f"{family} encoder pre-trained with {objective.name.upper()}",
         made=f"Trained {start} by {objective.learns}.",
-        loading="\n\n".join([_loading(objective, stock, family)] + [mask_later_note(layer)] * (layer > 0)),
+        loading="\n\n".join([_loading(objective, stock, encoder.config)] + [mask_later_note(layer)] * (layer > 0)),
         tags=[objective.name, "masked-latent-semantic-modeling"],
         fills_masks=stock and layer == 0,
         unit=objective.unit,
@@ -169,10 +170,11 @@ def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
     )
 
 
-def _loading(objective, stock: bool, family: str) -> str:
-    parts = [auto_loading("AutoModelForMaskedLM" if stock else "AutoModel")]
+def _loading(objective, stock: bool, config) -> str:
+    has_pooler, family = bool(without_pooler(config)), config.model_type
+    parts = [auto_loading("AutoModelForMaskedLM") if stock else auto_loading("AutoModel", has_pooler)]
     if stock:
-        parts.append("`AutoModel` loads the encoder alone.")
+        parts.append("`AutoModel` loads only the encoder." + f" {POOLER}." * has_pooler)
     elif objective.token_columns is not None:
         parts.append(f"The masked-LM head is not exported: the layout of {family} heads is not known here.")
     if objective.lsp_columns is not None:
@@ -185,11 +187,19 @@ def _loading(objective, stock: bool, family: str) -> str:
     return "\n\n".join(parts)
 
 
-def auto_loading(auto_class: str) -> str:
-    """The lines that load an export with one of transformers' classes."""
+POOLER = "transformers lists `pooler.dense` as MISSING: students have none, and hidden states do not depend on it"
+
+
+def auto_loading(auto_class: str, adds_pooler: bool = False) -> str:
+    """The lines that load an export with one of transformers' classes.
+
+    adds_pooler  whether this class adds a pooler, which no student has
+    """
     return (
         f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n"
-        f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n```"
+        f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n"
+        + f"# {POOLER}\n" * adds_pooler
+        + "```"
     )
 
 
@@ -211,7 +221,7 @@ lsps, = mlsm.LspModel.from_pretrained(PATH).lsp(["The bank raised its rates."])
 lsps.tokens, lsps.top(5)
 ```
 
-A pooler that `AutoModel` adds is newly initialised; none was trained. `lsp_head.safetensors` maps the last hidden
+`lsp_head.safetensors` maps the last hidden
 state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
 and norm epsilon of the encoder's config."""
 

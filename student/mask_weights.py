@@ -60,6 +60,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     Raises    RunError where the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
+    progress("count tokens", 0, None)
     store = Store.open(config.store)
     path, already_finished = _make(config, store, ROOT, progress)
     table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()

@@ -4,10 +4,12 @@ SIGHUP comes when the terminal is closed; nohup has it ignored, and then it stay
 (trainer.py).
 """
 
+import logging
 import signal
 import threading
 import time
 
+logger = logging.getLogger(__name__)
 SAME_REQUEST_SECONDS = 1.0  # schedulers signal a launcher and its processes, and the launcher signals them too
 
 
@@ -34,6 +36,10 @@ class StopSignals:
         now = time.monotonic()
         if self.requested is None:
             self.requested, self._noted = signal.Signals(number), now
+            logger.info(
+                "%s: training ends after the step that is running, with a checkpoint; a second signal stops it at once",
+                self.requested.name,
+            )
         elif now - self._noted >= SAME_REQUEST_SECONDS:
             self.__exit__()
             signal.raise_signal(number)

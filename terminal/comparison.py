@@ -14,6 +14,7 @@ from evaluation.records import METRICS
 _FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "intruder AUC", "checkpoint")
 _MOST_LINES = 20
 _MOST_MODELS = 12  # in a matrix on a terminal
+_FEWEST_PAIRS = 4  # with fewer, no p of Wilcoxon's test is below 0.05, however large the differences are
 
 
 def comparison(result: dict, settings: CompareConfig) -> str:
@@ -150,13 +151,20 @@ def _significance_tables(result, numbers):
     averages = {model["model"]: model["common_average"] or 0.0 for model in result["models"]}
     best = sorted(range(len(names)), key=lambda i: -averages[names[i]])[:_MOST_MODELS]
     shown, parts = sorted(best), []  # rows of the matrices, in their order
-    if len(shown) < len(names):
+    most = max((n for whole in result["significance"].values() for row in whole["n"] for n in row if n), default=0)
+    if len(shown) < len(names) and most >= _FEWEST_PAIRS:
         parts.append(f"\nMatrices of the {len(shown)} models with the best averages; significance.csv has all.")
     header = ["", *(numbers[names[i]] for i in shown)]
     for level, facts in result["levels"].items():
         whole = result["significance"][level]
         cells = {name: [[rows[i][j] for j in shown] for i in shown] for name, rows in whole.items()}
         counts = [n for row in cells["n"] for n in row if n is not None]
+        if max(counts, default=0) < _FEWEST_PAIRS:
+            number = out_of(counts, facts["full"])
+            parts.append(
+                f"\nNo p over {facts['meaning']}; {number}: with fewer than {_FEWEST_PAIRS} none is below 0.05"
+            )
+            continue
         parts.append("\nIs the row better than the column? p of Wilcoxon's test, one-sided; * p < 0.01")
         parts.append(f"  over {facts['meaning']}; {out_of(counts, facts['full'])}")
         parts.append(_matrix(header, cells["p"], p_text))

@@ -47,7 +47,11 @@ def show_estimate(report: dict) -> str:
     if report["kept"]:
         kept = ", ".join(f"{mass:.1%} of the mass in {n} entries a token" for n, mass in report["kept"])
         rows.append(("kept", f"{kept} at most"))
-    measured = f"from {report['measured_tokens']:,} tokens of the corpus, encoded just now; nothing was kept"
+    slowest, fastest = (f"{report[name]:,.0f}" for name in ("slowest", "fastest"))
+    spread = f"{slowest} to {fastest}" if slowest != fastest else slowest
+    measured = (
+        f"{report['measured_tokens']:,} tokens of the corpus, encoded just now at {spread} tokens/s; nothing was kept"
+    )
     return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
 
 

@@ -24,8 +24,11 @@ def is_follower() -> bool:
     return int(os.environ.get("RANK", 0)) > 0
 
 
+_displays: list[Progress] = []  # of the command that is running
+
+
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which end the work under way exactly as Ctrl-C does."""
+    """A signal: SIGTERM and SIGHUP end the work under way exactly as Ctrl-C does."""
 
     def __init__(self, number: int):
         super().__init__()
@@ -33,15 +36,20 @@ class Terminated(KeyboardInterrupt):
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP raise Terminated; under nohup, which has SIGHUP ignored, it stays ignored."""
+    """Let SIGTERM, SIGHUP and Ctrl-C say that the command ends, and raise Terminated.
+
+    SIGHUP stays ignored under nohup, and SIGINT in the background of a shell.
+    """
     noted: list[float] = []  # when the last signal came
 
     def terminate(number, _):
-        if not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
+        if number == signal.SIGINT or not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
             noted[:] = [time.monotonic()]
+            for display in _displays:
+                display.end(signal.Signals(number).name)
             raise Terminated(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
             signal.signal(number, terminate)
 
@@ -88,16 +96,21 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def passing_on_notes(progress: Progress) -> Iterator[None]:
-    """Turn what our packages log, such as a resume or a damaged checkpoint passed over, into lines that stay."""
+    """Turn what our packages log, such as a resume or a damaged checkpoint passed over, into lines that stay.
+
+    Signals that end the command are reported there as well.
+    """
     handler = _Notes(progress)
     packages = ("common", "evaluation", "pipeline", "recipes", "shards", "student")
     loggers = [logging.getLogger(package) for package in packages]
     for logger in loggers:
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
+    _displays.append(progress)
     try:
         yield
     finally:
+        _displays.remove(progress)
         for logger in loggers:
             logger.setLevel(logging.NOTSET)
             logger.removeHandler(handler)

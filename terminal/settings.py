@@ -85,6 +85,9 @@ def parse(name: str, verb: "Verb", argv: list[str], recipe: str | None = None) -
     if verb.recipes and hasattr(settings_class, "recipe"):
         object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
     origins = dict.fromkeys(values, why) | dict.fromkeys(given, "flag")
+    if hasattr(settings_class, "origins"):
+        short = dict.fromkeys(values, f"recipe {recipe}") | dict.fromkeys(given, "flag")
+        object.__setattr__(settings, "origins", short)
     return Parsed(settings, recipe, why, origins, store, choice)
 
 

@@ -60,6 +60,8 @@ def run_verb(name: str, verb: Verb, argv: list[str]) -> int:
             progress.note(f"{name}, {parsed.why}" if parsed.why else name)
         if choice is not None:
             announce(choice, progress, as_json)
+        if verb.training:
+            progress("prepare training", 0, None)
         with passing_on_notes(progress):
             more = {"origins": parsed.origins} if verb.training else {}
             result = load(verb.function)(settings, progress, **more)

@@ -36,6 +36,7 @@ FLOORS = (
     "dictionary",
     "stored",
     "job",
+    "announcement",
     "coding",
     "executors",  # which know no step
     "stores",

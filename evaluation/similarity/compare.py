@@ -33,11 +33,13 @@ def compare(config: SimilarityConfig, progress: Callable[..., None] = silent) ->
              "shared": [[LSP, share, weight in a, in b, typical words], ...]}
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError, DataError
     """
+    progress("load model", 0, None)
     source = open_source(str(store_of(config)), config.teacher)
     found: dict[str, Any] = source.facts()
     if config.tasks:
         found["tables"] = [evaluate(source, task, config.data_dir, progress) for task in config.tasks]
         return found | {"cut": source.cut}
+    progress("read texts", 0, None)
     pairs: list[dict[str, Any]] = [
         {"a": a, "b": b, "scores": text_scores(first, second, source.atoms_Ke), **_explain(first, second)}
         for a, b, first, second in zip(

@@ -113,8 +113,8 @@ def is_whole(report, one):
 def test_killed_in_the_middle(client, place, one, tmp_path):
     killed = []
 
-    def kill_one(stage, *_, **figures):
-        if stage == "encode" and not killed:
+    def kill_one(stage, done, *_, **figures):
+        if stage == "encode" and done and not killed:
             killed.append(next(iter(client.run(os.getpid).values())))
             time.sleep(0.05)
             os.kill(killed[0], signal.SIGKILL)
@@ -249,7 +249,17 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
     assert visible_units_are_whole(next(tmp_path.glob("stores/*"))) == len(units())
     lines = said.splitlines()
     assert lines[0] == "encode-lsp" and lines[-1].startswith("mlsm: error: interrupted")
-    assert all(line.startswith(("scan: ", "workers at tcp://", "encode: ")) for line in lines[1:-1]), said
+    name = signal.Signals(number).name
+    known = (
+        "scan: ",
+        "load teacher",
+        "encode-lsp:",
+        "  ",
+        "workers at tcp://",
+        "encode: ",
+        f"{name}: encode finishes ",
+    )
+    assert all(line.startswith(known) for line in lines[1:-1]) and f"\n{name}: " in said, said
     assert re.search(r"^workers at tcp://\S+, dashboard http://\S+/status$", said, re.MULTILINE)
 
 

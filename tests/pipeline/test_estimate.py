@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline import estimate
+from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import encode_ids, encode_logits, encode_lsp
 from terminal.encoding import encoding, show_estimate
@@ -91,3 +92,73 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
     assert (whole["documents"], whole["held_out_documents"], whole["paragraphs"]) == (9, 1, None)
     assert [entry["held_out_documents"] for entry in whole["files_listed"]] == [1, 0, 0, 0, 0], "the held-out one first"
+
+
+def test_the_speed_is_that_of_the_whole_corpus(common, teacher_directory, monkeypatch):
+    """A corpus whose text becomes slower: the time of its first windows says little about the rest.
+
+    Time passes on a clock of the test's own, as if each token took one microsecond in the first unit and three in the
+    others; only so is the result the same on a busy machine.
+    """
+    passed = [0.0]
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: passed[0])
+    job_windows = estimate.Job.windows
+
+    def windows(self, unit):
+        slow = 1 if unit.start == 0 else 3
+        for window in job_windows(self, unit):
+            passed[0] += slow * 1e-6 * len(window.ids)
+            yield window
+
+    monkeypatch.setattr(estimate.Job, "windows", windows)
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common)
+    (guess,) = encode_ids(replace(config, dry_run=True))
+    begun = passed[0]
+    (report,) = encode_ids(config)
+    achieved = report["tokens"] / (passed[0] - begun)
+    assert guess["units"] > 5, "the first unit is a small part"
+    assert guess["tokens_per_second"] == pytest.approx(achieved, rel=0.15)
+    assert guess["slowest"] < guess["tokens_per_second"] < guess["fastest"]
+
+
+def test_the_measurement_reads_no_window_twice(common, teacher_directory, monkeypatch):
+    """What was read before is in caches; but for the windows of the warm-up, which are left out of the measurement."""
+    read, job_windows = [], estimate.Job.windows
+
+    def windows(self, unit):
+        for number, window in enumerate(job_windows(self, unit)):
+            read.append((unit.id, number))
+            yield window
+
+    monkeypatch.setattr(estimate.Job, "windows", windows)
+    monkeypatch.setattr(estimate, "SECONDS", 1e9)
+    (guess,) = encode_ids(EncodeIdsConfig(tokenizer=str(teacher_directory), dry_run=True, **common))
+    assert len({unit for unit, _ in read}) == estimate.PLACES
+    assert len(read) <= len(set(read)) + 2 * estimate.FEWEST_WINDOWS and guess["measured_tokens"] > 10_000
+
+
+@pytest.mark.parametrize("unit_tokens", [2_500, 20_000])
+def test_forward_passes_that_are_not_full_count(common, teacher_directory, monkeypatch, unit_tokens):
+    """They take as long as full ones, and every unit ends with one: small units and held-out ones cost more a token.
+
+    Time passes on a clock of the test's own: a millisecond for each window that a pass has room for.
+    """
+    passed = [0.0]
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: passed[0])
+    read_states = LspCoder.read_states
+
+    def read(self, teacher, batch, outputs):
+        passed[0] += 1e-3 * len(batch.ids_WL)
+        return read_states(self, teacher, batch, outputs)
+
+    monkeypatch.setattr(LspCoder, "read_states", read)
+    config = EncodeConfig(
+        teacher=str(teacher_directory), layer=(2,), k=(48,), lam=0.1, dictionary_tokens=4_000, batch_tokens=2048,
+        device="cpu", max_tokens=40_000, **common | {"unit_tokens": unit_tokens},
+    )  # fmt: skip
+    dictionary = encode_lsp(replace(config, output=config.output / "other"))[0]["dictionary"]
+    config = replace(config, dictionary=dictionary)
+    (guess,) = encode_lsp(replace(config, dry_run=True))
+    (report,) = encode_lsp(config)
+    assert guess["tokens_per_second"] == pytest.approx(report["new_tokens"] / report["seconds"], rel=0.15)
+    assert guess["seconds"] == pytest.approx(report["seconds"], rel=0.25)

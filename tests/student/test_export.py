@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import RunError
 from student.config import StudentConfig
-from student.export import export_student
+from student.export import export_student, loading_code
 from student.model import build_student
 from student.objectives import Kd, Mlm, Mlsm, Mtl, NaiveMlsm
 from student.stock import HEAD_LAYOUTS, stock_model
@@ -186,3 +186,14 @@ def test_exporting_leaves_global_randomness_alone(ids_store):
     before = torch.random.get_rng_state()
     stock_model(model, Mlm(ids_store))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(("encoder", "has_pooler"), [("bert-2x32", True), ("modernbert-2x32", False)])
+def test_what_transformers_says_of_a_pooler_is_explained_where_it_is_loaded(encoder, has_pooler, lsp_store, tmp_path):
+    """In the lines that the summary prints, and so in the card; only for encoders that transformers gives one."""
+    _, export = exported(encoder, Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    _, info = AutoModel.from_pretrained(export, output_loading_info=True)
+    assert any("pooler" in name for name in info["missing_keys"]) == has_pooler
+    said = loading_code(export)
+    assert ("# transformers lists `pooler.dense` as MISSING" in said) == has_pooler
+    assert exec(said.partition("# transformers")[0], {}) is None, "the lines run as they are"

@@ -9,6 +9,7 @@ from student.signals import StopSignals
 
 def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
     """A scheduler and the launcher it started both signal a process."""
+    before = signal.getsignal(signal.SIGINT)
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -16,4 +17,12 @@ def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
         monkeypatch.setattr(student.signals, "SAME_REQUEST_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_is_finished_first_is_said_at_once(caplog):
+    """Before the step ends, which may take a minute."""
+    with caplog.at_level("INFO"), StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.requested is signal.SIGTERM
+        assert "SIGTERM: training ends after the step that is running, with a checkpoint" in caplog.text

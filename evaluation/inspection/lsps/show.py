@@ -67,6 +67,7 @@ def _store(settings, progress):
         pages.check_replaceable(settings.html)
     store = Store.open(settings.store)
     if settings.text is not None and settings.similar_to is None:
+        progress("read text", 0, None)
         return _text(settings, store, progress)
     if store.k and (unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]):
         raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
@@ -108,6 +109,7 @@ def _intruders(settings, view, progress):
                 f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give"
                 " stores of the same tokenizer"
             )
+    progress("load judge", 0, None)
     judge, embeddings_Vd = texts.load_judge(store, view.vocabulary.texts, settings.judge, settings.teacher)
     judged = [view.judge(embeddings_Vd) | {"p": None}]
     own = [row["auc"] for row in judged[0]["lsps"] if row["auc"] is not None]

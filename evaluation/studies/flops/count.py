@@ -116,6 +116,7 @@ def _measure(setting, progress):
         (f"teacher, {setting.layer} layers", setting.teacher.cut(setting.layer)),
     ]
     rows = []
+    progress("measure", 0, len(encoders) + 1, unit="models")
     for done, (what, encoder) in enumerate(encoders):
         formula = encoder.forward(windows, length).total if encoder.is_analytic else None
         rows.append({"what": what, "formula": formula, "measured": encoder.measure(windows, length)})

@@ -75,6 +75,7 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
         name = store.settings["solver"]["name"]
         found["lam"] = f"the store's solver is {name}; a penalty is looked for with exact codes (--solver cd)"
     else:
+        progress("load teacher", 0, None)
         recode = _recode(store, config, progress)
         found["lam"] = _solve(recode, store.settings["lam"], PENALTIES, wanted, rises=False)
     for name, answer in found.items():

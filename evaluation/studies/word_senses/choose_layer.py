@@ -14,6 +14,7 @@ is concluded (conclusions.py), names of LSPs (labels.py).
 import dataclasses
 import hashlib
 import json
+import logging
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from evaluation.studies.word_senses.labels import name_lsps
 from evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
 from evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
+from pipeline.announcement import announcement
 from pipeline.coding.hidden import center_on
 from pipeline.dictionary import Dictionary
 from pipeline.executors import open_executor
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
 PART_TOKENS = 65_536  # of a file of vectors
+logger = logging.getLogger(__name__)
 
 
 def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
@@ -78,6 +81,8 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
         for entry in wanted_dictionaries(job, teacher)
     }
     lacking = {key: path for key, path in wanted.items() if not path.is_dir()}
+    to_learn = [entry.directory for entry in wanted_dictionaries(job, teacher) if not entry.directory.is_dir()]
+    logger.info("%s", announcement("choose-layer", job, teacher, lacking=to_learn if lacking else ()))
     if lacking:
         _diagnose(job, teacher, directory, lacking)
     layers = [json.loads(read_file(path / "layer.json")) for path in wanted.values()]
@@ -101,7 +106,9 @@ def _number_layers(config):
     if config.layer != "all":
         return config
     depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
-    return dataclasses.replace(config, layer=tuple(range(1, depth + 1)))
+    numbered = dataclasses.replace(config, layer=tuple(range(1, depth + 1)))
+    object.__setattr__(numbered, "origins", config.origins)
+    return numbered
 
 
 def _directory(job, teacher, data_digits):
@@ -200,16 +207,21 @@ class WordVectors:
     def make(self) -> None:
         """Write the files that are not there yet."""
         done = 0
+
+        def report(tokens):
+            self.job.progress("word vectors", done + tokens, self.text.tokens)
+
+        report(0)
         for number, (words, readings) in enumerate(self.chunks):
             if not self._is_whole(number):
-                self._write(number, len(words), readings)
+                self._write(number, len(words), readings, report)
             done += sum(len(reading.ids) for reading in readings)
-            self.job.progress("word vectors", done, self.text.tokens)
+            report(0)
 
-    def _write(self, number, words, readings):
+    def _write(self, number, words, readings, report):
         clock = time.perf_counter()
         pad, batch_tokens = self.job.special_ids["pad"], self.job.config.batch_tokens
-        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers)
+        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers, report)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
             np.savez(

@@ -14,13 +14,14 @@ codes (choose_layer.py).
 Shapes: W windows, L ids of a window, N chosen subtokens, n words of a chunk, d hidden width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from common.errors import EncodeError
+from common.progress import silent
 from evaluation.studies.word_senses.framework import Sentence
 
 if TYPE_CHECKING:
@@ -165,17 +166,20 @@ def word_vectors(
     batch_tokens: int,
     pad: int,
     centers: Centers | None = None,
+    report: Callable[[int], None] = silent,
 ) -> dict[int | str, np.ndarray]:
     """Unit-length vectors of the words of a chunk.
 
     layers   numbers, the deepest at most the teacher's own
     centers  name to (layer, rows that are subtracted at each position: dictionary/centering.py, or None); by default
              every layer by its number, without a centre
+    report   called after each forward pass with the number of tokens that were read
     Returns  dict of name to (words, d) float32
     Raises   EncodeError on a hidden state that is not finite
     """
     centers = centers or {layer: (layer, None) for layer in layers}
     sums = {name: torch.zeros(words, teacher.hidden_size) for name in centers}
+    read = 0
     for batch in batches(readings, batch_tokens, pad):
         inputs = batch.ids_WL, batch.real_WL, batch.tokens_N
         position_N = batch.tokens_N % batch.ids_WL.shape[1]
@@ -186,6 +190,7 @@ def word_vectors(
             if center_Pd is not None:
                 rows_Nd = rows_Nd - center_Pd[position_N.clamp(max=len(center_Pd) - 1)]
             sums[name].index_add_(0, batch.words_N, rows_Nd)
+        report(read := read + int(batch.real_WL.sum()))
     return {name: _unit_length(teacher, centers[name][0], sums_nd) for name, sums_nd in sums.items()}
 
 

@@ -63,6 +63,7 @@ def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dic
     Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model
              cannot be used
     """
+    progress("read data and models", 0, None)
     device = choose_device(config.device)
     places = _find_models(config)
     paradigms, files = read(config.data_dir)

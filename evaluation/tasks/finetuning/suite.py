@@ -52,6 +52,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
               was nothing to do
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
     """
+    progress("read data and models", 0, None)
     settings = settings.apply_smoke()
     device = choose_device(settings.device)
     candidates = _find_candidates(settings)
@@ -146,6 +147,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
     wanted  (candidate, its seeds) of every candidate
     """
+    progress(f"prepare {task.name}", 0, None)
     data = _load_data(task, data_dir, settings)
     wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
     trainings, done = sum(len(seeds) for _, seeds in wanted), 0

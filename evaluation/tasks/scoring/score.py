@@ -56,6 +56,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     Raises   ScoringError, CorpusError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer):
              a file or a model cannot be used
     """
+    progress("read texts and models", 0, None)
     device = choose_device(config.device)
     if not config.models:
         raise ScoringError(f"no model to score with. Give one or more:  {program()} score-text MODEL --sentences FILE")

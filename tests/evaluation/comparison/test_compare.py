@@ -199,13 +199,27 @@ def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
     assert (row["wins"], row["losses"], row["rate"]) == ("2", "2", "0.5")
 
 
+def test_tables_of_p_that_can_show_nothing_are_left_out(tmp_path):
+    """With one pair every p is 0.16 at best; the conclusion must not stand after six tables of them."""
+    other = {"objective": "mlm", "layer": None, "k": None}
+    one = [a_record("a", "rte", 0, [0.7]), a_record("b", "rte", 0, [0.6], **other)]
+    said = comparison(*compared(tmp_path, one))
+    assert "p, two-sided" not in said and "better than the column" not in said and "Pairs that the row" not in said
+    lines = [line for line in said.splitlines() if line.startswith("No p over ")]
+    assert len(lines) == 3 and all("n = 1 of " in line for line in lines)
+    several = [a_record(*entry, seed, [score + seed / 100], **more) for seed in range(5) for *entry, score, more in
+               [("a", "rte", 0.7, {}), ("b", "rte", 0.6, other)]]  # fmt: skip
+    said = comparison(*compared(tmp_path / "several", several))
+    assert said.count("better than the column") == 2, "single scores and trainings; of tasks there is still one"
+
+
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
     records = [
         a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
         for i in range(15)
-        for task in ("rte", "mrpc")
+        for task in ("rte", "mrpc", "stsb")
     ]
     result, settings = compared(tmp_path, records)
     said = comparison(result, settings).partition("Tables:")[0]

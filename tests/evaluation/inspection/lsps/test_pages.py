@@ -61,6 +61,14 @@ def test_text_of_the_corpus_is_never_markup(written):
         json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])
 
 
+def test_sentences_of_the_head_are_apart(hostile_view):
+    """Jinja takes the line's end after a block, and with it the only space between two sentences."""
+    facts = hostile_view.facts() | {"dead": 2, "labelled": False, "probe": "a probe"}
+    text = Elements(pages.templates().get_template("index.html").render(name="n", teacher="t", facts=facts)).text
+    assert "do not occur there." in text and "No word-sense labels" in text and "Each page shows" in text
+    assert not re.findall(r"[a-z]\.[A-Z]\w+ ", text)
+
+
 def test_the_search_has_every_word_that_a_page_lists(written):
     """Typical words beyond those of an LSP's name, rare ones too, and the lemmas of its senses."""
     directory, _ = written

@@ -174,7 +174,7 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
         from evaluation.tasks.blimp.config import BlimpConfig
         from evaluation.tasks.blimp.evaluate import evaluate
 
-        def progress(stage, done, total, unit, **figures):
+        def progress(stage, done, total, unit="tokens", **figures):
             if done == 20 * 8:
                 os.kill(os.getpid(), signal.SIGKILL)
 

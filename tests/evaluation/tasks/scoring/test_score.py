@@ -178,7 +178,7 @@ def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
         from evaluation.tasks.scoring import score
         from evaluation.tasks.scoring.config import ScoreTextConfig
 
-        def progress(stage, done, total, unit, **figures):
+        def progress(stage, done, total, unit="tokens", **figures):
             if done == 6:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,80 @@
+"""A signal is answered at once: a line says what the command finishes first, however long that takes."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from preloaded import ROOT, Preloaded
+
+from terminal.process import Terminated, end_on_signals, passing_on_notes
+from terminal.progress import Progress
+
+SLOW = """
+import sys, time
+import pipeline.coding.coder as coder
+from terminal.progress import Progress
+Progress.SECONDS_OF_SILENCE, Progress.SECONDS_BETWEEN_LOOKS = 0.3, 0.05
+teach = coder.TeacherCoder._teach
+def slowly(self, batches):
+    if not hasattr(self, "slow"):
+        self.slow = True
+        print("the slow batch", file=sys.stderr, flush=True)
+        time.sleep(2.5)  # as a forward pass of a large teacher; Python's sleep in a thread is not interrupted
+    return teach(self, batches)
+coder.TeacherCoder._teach = slowly
+import cli
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_batch_that_is_finished_first_is_named(english_text, teacher_directory, tmp_path, number):
+    flags = [
+        *("encode-lsp", "--teacher", teacher_directory, "--layer", 2, "--corpus", english_text, "--k", 48),
+        *("--lam", 0.1, "--max-length", 32, "--dictionary-tokens", 2_000, "--batch-tokens", 2048, "--device", "cpu"),
+        *("--max-tokens", 20_000, "--dictionary-epochs", 1, "--output", tmp_path),
+    ]
+    process = Preloaded(["-c", SLOW, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    lines = iter(process.stderr)
+    for line in lines:
+        if line == "the slow batch\n":
+            break
+    process.send_signal(number)
+    sent, said = time.monotonic(), []
+    for line in lines:
+        said.append((time.monotonic() - sent, line))
+    assert process.wait() == 128 + number, said
+    first = next(when for when, line in said if line.startswith(f"{number.name}: encode finishes what it is in"))
+    last = next(when for when, line in said if line.startswith("mlsm: error: interrupted"))
+    assert first < last - 0.5, "before the batch is finished"
+    waiting = [line for _, line in said if line.startswith(f"{number.name}: still finishing, for ")]
+    assert waiting, "and again while it lasts"
+
+
+def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
+    """As for a background job; SIGTERM ends it all the same."""
+    code = "from signal import *; from terminal.process import end_on_signals as f; f()\n"
+    code += "print(getsignal(SIGINT) == SIG_IGN, getsignal(SIGTERM) == SIG_IGN)"
+    shell = ["sh", "-c", "trap '' INT HUP TERM; exec \"$@\"", "sh", sys.executable, "-c", code]
+    run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout == "True False\n"
+
+
+def test_a_signal_while_nothing_is_shown_raises_at_once():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        end_on_signals()
+        stream = io.StringIO()
+        with pytest.raises(Terminated), Progress(stream) as progress, passing_on_notes(progress):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stream.getvalue() == "SIGINT: the command stops; work that is finished is kept\n"
+        with pytest.raises(Terminated):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stream.getvalue().count("SIGINT") == 1, "the display is gone"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
