@@ -10,7 +10,6 @@ damaged costs the reading, no more. Left out: what held-out rows cost under thes
 Shapes: P positions, k LSPs.
 """
 
-import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.arrays import read_npz
-from common.durable import appearing_whole, make_directories
+from common.arrays import keep_npz, read_npz
 from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.codec import SparseRows
 from shards.manifest import fingerprint
@@ -67,7 +65,11 @@ def position_sums(
         return found
     halves = _sums(windows, temperature, temper)
     if path:
-        _save(path, halves)
+        sums = {
+            "mass": np.stack([half.mass_GK.toarray() for half in halves]),
+            "tokens": np.stack([half.tokens_G for half in halves]),
+        }
+        keep_npz(path, "the averages by position", **sums)
     return halves
 
 
@@ -105,18 +107,3 @@ def _load(path, shape):
     if mass_2PK.shape != (2, *shape) or tokens_2P.shape != (2, shape[0]):
         return None
     return _two(mass_2PK, tokens_2P)
-
-
-def _save(path, halves):
-    try:
-        if path.parent.is_symlink():
-            raise OSError(errno.ELOOP, "its directory is a link, which is not followed")
-        make_directories(path.parent)
-        with appearing_whole(path) as file:
-            np.savez_compressed(
-                file,
-                mass=np.stack([half.mass_GK.toarray() for half in halves]),
-                tokens=np.stack([half.tokens_G for half in halves]),
-            )
-    except OSError as error:
-        logger.info("the averages by position are not kept: %s could not be written (%s)", path, error)

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from scipy import sparse
 from torch import Tensor
 
-from common.arrays import read_npz
-from common.durable import appearing_whole
+from common.arrays import keep_npz, read_npz
 from common.gains import mass_by_group
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -112,7 +111,8 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
         sums_VK, tokens_V = sums_VK + found.mass_GK, tokens_V + found.tokens_G
     table_VK = (sparse.diags_array(1 / np.maximum(tokens_V, 1)) @ sums_VK).tocsr().astype(np.float32)
     if path:
-        _save(path, table_VK)
+        parts = {"data": table_VK.data, "indices": table_VK.indices, "indptr": table_VK.indptr}
+        keep_npz(path, "the averages by token", **parts)
     return table_VK
 
 
@@ -122,12 +122,3 @@ def _load(path, shape):
         return sparse.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _save(path, table_VK):
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with appearing_whole(path) as file:
-            np.savez(file, data=table_VK.data, indices=table_VK.indices, indptr=table_VK.indptr)
-    except OSError as error:
-        logger.info("the averages by token are not kept: %s could not be written (%s)", path, error)
