@@ -190,7 +190,9 @@ def encode_hidden(rows_Nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes_Nd.astype(np.int8), scales_N
 
 
-def decode_hidden(layout: HiddenLayout, codes_Mb: np.ndarray, marks_M: np.ndarray, codebook: np.ndarray | None):
+def decode_hidden(
+    layout: HiddenLayout, codes_Mb: np.ndarray, marks_M: np.ndarray, codebook: np.ndarray | None
+) -> HiddenRows:
     """Stored codes (M, b) to HiddenRows.
 
     marks_M   the scales of int8 rows; of product-quantised ones whether there is a row
