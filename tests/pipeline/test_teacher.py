@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from minilm import minilm_dir
+from minilm import minilm_dir, mpnet_dir
 from tiny_families import LAYERS, LAYOUTS, VOCABULARY, edit_weights, tiny_model, windows
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
@@ -89,11 +89,14 @@ def test_the_longest_window_fits_and_one_more_is_refused(family, positions, tmp_
         teacher(*windows(positions + 1)[0])
 
 
-def test_minilm_layers_equal_the_full_model():
-    directory = minilm_dir()
+@pytest.mark.parametrize(
+    ("find", "layers", "width", "positions"), [(minilm_dir, 6, 384, 512), (mpnet_dir, 12, 768, 512)]
+)
+def test_layers_of_a_real_teacher_equal_the_full_model(find, layers, width, positions):
+    directory = find()
     tokenizer = load_tokenizer(directory)
     batch = tokenizer(
-        ["A bank of the river.", "The bank raised its rates [MASK] again, and twice."],
+        ["A bank of the river.", f"The bank raised its rates {tokenizer.mask_token} again, and twice."],
         padding=True,
         return_tensors="pt",
     )
@@ -101,9 +104,9 @@ def test_minilm_layers_equal_the_full_model():
     with torch.no_grad():
         full = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
         expected = full(**batch, output_hidden_states=True).hidden_states
-    for layer in range(1, 7):
+    for layer in range(1, layers + 1):
         teacher = Teacher.load(directory, layer)
-        assert (teacher.num_layers, teacher.hidden_size, teacher.max_positions) == (6, 384, 512)
+        assert (teacher.num_layers, teacher.hidden_size, teacher.max_positions) == (layers, width, positions)
         hidden = teacher(batch["input_ids"], attention)
         torch.testing.assert_close(hidden[attention], expected[layer][attention], rtol=0, atol=5e-5)
 
