@@ -434,6 +434,7 @@ def be_pytest(job: Job, tree: Path, slot: Path) -> None:
 
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(slot / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number, stream in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(stream, number)
