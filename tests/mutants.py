@@ -9,8 +9,8 @@ and the first mutants of a larger sample are those of a smaller one. If a line c
 Each mutant runs in a copy of the tracked and new files, with a Numba cache of its own, against the test files that
 TABLE names for its module, in their order, as far as they fit into 60 seconds. Seconds are those of the processor, so
 that other work on the machine does not count. A mutant is noticed if a test fails, if the tests cannot be imported, or
-if they need twice their time and more than 60 seconds. Before that each test file runs once unmutated: this measures
-its tests, and a test that fails there is not used.
+if they hang: they need twice their time and more than 60 seconds, or do nothing for 60 seconds. Before that each test
+file runs once unmutated: this measures its tests, and a test that fails there is not used.
 
 A child is forked for each mutant from a process that has imported torch, transformers and Numba, but nothing of the
 project. mutmut and cosmic-ray were considered. mutmut does not mutate decorated functions, so no Numba kernel, and maps
@@ -59,6 +59,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 60  # processor time of the tests of each mutant
 LONGEST_TEST = 15  # seconds; a test that takes longer is not used
+IDLE = 60  # seconds without work, after which tests hang
 MEMORY = 6 << 30  # bytes
 GOAL = 0.95
 
@@ -433,6 +434,7 @@ def be_pytest(job: Job, tree: Path, slot: Path) -> None:
 
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(slot / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number, stream in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(stream, number)
@@ -477,16 +479,13 @@ def run(job: Job, source: Path, slot: Path) -> dict:
             be_pytest(job, tree, slot)
         finally:
             os._exit(0)
-    timed_out = False
+    timed_out, busy = False, (began, 0.0)  # when the tests had last used a second more of the processor
     try:
-        while not os.waitpid(child, os.WNOHANG)[0]:
-            time.sleep(0.05)
-            wall, processor = time.monotonic() - began, _processor_seconds(child)
-            if job.mutant and (processor > max(60, 2 * job.seconds) or wall > max(600, 20 * job.seconds)):
-                timed_out = True
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                break
+        while not timed_out and not os.waitpid(child, os.WNOHANG)[0]:
+            time.sleep(0.2)
+            now, used = time.monotonic(), sum(_descendants().values())
+            busy = (now, used) if abs(used - busy[1]) >= 1 else busy
+            timed_out = job.mutant is not None and (used > max(60, 2 * job.seconds) or now > busy[0] + IDLE)
     finally:
         _end_descendants()
     report = {"wall": round(time.monotonic() - began, 1), "timed_out": timed_out, "died": False}
@@ -502,34 +501,30 @@ def run(job: Job, source: Path, slot: Path) -> dict:
     return report
 
 
-def _processor_seconds(process):
-    """Processor time of a process and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+def _descendants():
+    """Processes that descend from this one, which adopts orphans: number -> processor time, ended children's too."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields, process = path.read_text().rpartition(")")[2].split(), int(path.parent.name)
+            parents[process] = int(fields[1])
+            seconds[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    found = {process for process, parent in parents.items() if parent == os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {process: seconds[process] for process in found}
 
 
 def _end_descendants():
-    """Kill what the tests left behind: orphans are adopted by this process."""
-    while True:
-        parents = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        ours, found = {os.getpid()}, set()
-        while more := {process for process, parent in parents.items() if parent in ours} - found:
-            found |= more
-            ours = more
-        for process in found:
+    """Kill the tests and what they left behind."""
+    while processes := _descendants():
+        for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, 0 if found else os.WNOHANG)[0]:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            return
+        time.sleep(0.01)
 
 
 # -- all of them ------------------------------------------------------------------------------------------
