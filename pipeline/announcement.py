@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from common.text import settings_table
+from pipeline.coding.kept import LEAST_MASS, entries_kept, expected_mass
 from pipeline.job import Job
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def announcement(
 
 def _top_n_row(config, dictionary):
     """How many entries of a token are kept, and which share of the mass they are expected to hold."""
-    from pipeline.coding.kept import LEAST_MASS, entries_kept, expected_mass
-
     if config.top_n is None and dictionary is None:
         return ("n", f"the fewest entries that hold {LEAST_MASS:.0%} of the mass on held-out vectors", "default")
     kept = config.top_n if dictionary is None else entries_kept(config, dictionary)

@@ -1,8 +1,6 @@
-"""How the product is written: annotations that mypy (`make lint`) can check, short files, few helpers of one use."""
+"""How the product is written: annotations that mypy (`make lint`) can check."""
 
 import ast
-import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,13 +36,3 @@ def test_public_functions_are_annotated(path):
         if function.returns is None and function.name != "__init__":
             missing.append(f"{function.name}: its result")
     assert not missing
-
-
-def test_few_short_private_functions_are_called_once():
-    """Those of at most six lines whose name occurs twice in the product: a hop that a reader makes for little."""
-    texts = [path.read_text(encoding="utf-8") for path in FILES]
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
-    functions = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)]
-    private = [node for node in functions if node.name.startswith("_") and not node.name.startswith("__")]
-    short = [node.name for node in private if node.end_lineno - node.lineno < 6 and words[node.name] == 2]
-    assert len(short) <= 80, short

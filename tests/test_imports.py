@@ -36,8 +36,8 @@ FLOORS = (
     "dictionary",
     "stored",
     "job",
-    "announcement",
     "coding",
+    "announcement",
     "executors",  # which know no step
     "stores",
     "units",

@@ -227,7 +227,10 @@ def test_kd_warns_of_a_store_that_keeps_too_little(logits_store, tmp_path, caplo
 def test_mtl_equals_its_two_dense_formulas_each_with_its_own_mean(lsp_store):
     kappa, k, vocabulary = 0.25, 24, 65
     mtl = Mtl(lsp_store, kappa)
-    assert mtl.term_weights == (1.0, kappa) and Mtl(lsp_store).term_weights == (1.0, StudentConfig().kappa) == (1, 1)
+    assert mtl.term_weights == (1.0, kappa) and Mtl(lsp_store).term_weights == (
+        1.0,
+        StudentConfig(objective="mtl").word_weight,
+    ) == (1, 1)
     targets, rows = read_all(lsp_store, mtl), read_all(lsp_store, Mlsm(lsp_store))
     coded, tokens = targets.counts
     assert 0 < coded < tokens == len(targets.tokens.labels_M)
