@@ -11,7 +11,6 @@ Left out: the encoding (encode.py).
 Shapes: K atoms, N vectors, d hidden width.
 """
 
-import math
 import shutil
 import tempfile
 import time
@@ -49,6 +48,7 @@ FEWEST_WINDOWS = 64  # from each place, and before that to warm up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
 LEARNING_COST = 5  # of a vector in a pass of learning: codings of a token; at k = 3072, d = 384, on two cores
 VECTORS_AN_ATOM = 4  # from which a provisional dictionary is learned
+SIZES = np.linspace(0.9, 1.1, 21)  # of units, around the mean that is known of them
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9  # of a block
 USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
@@ -111,8 +111,7 @@ def _expected_passes(units, windows, room):
     for split, share in (("train", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
         if count := sum(unit.split == split for unit in units):
             of_unit = share * windows / count / room
-            # Of a large unit, of which only the mean is known, the last pass is half full on average.
-            found += count * (of_unit if room == 1 else of_unit + 0.5 if of_unit > 4 else math.ceil(of_unit))
+            found += count * float(np.ceil(of_unit * SIZES).mean())
     return found
 
 
