@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.text import settings_table
 from pipeline.coding.kept import LEAST_MASS, entries_kept, expected_mass
+from pipeline.config import DictionaryConfig
 from pipeline.job import Job
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ def _origin(config: Any, name: str) -> str:
     if name in config.origins:
         return config.origins[name]
     default = type(config).__dataclass_fields__[name].default
-    # What is None until it is settled has the demonstration's own as its default (pipeline/config.py).
-    is_default = getattr(config, name) == ("bundled" if default is None else default)
+    if default is None:  # until it is settled: the demonstration's own, or k (pipeline/config.py)
+        default = DictionaryConfig.k if name == "k" else "bundled"
+    is_default = getattr(config, name) == default
     return "default" if is_default else "given"
 
 

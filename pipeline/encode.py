@@ -169,7 +169,8 @@ def make_lsp_store(job: Job, teacher: "Teacher", output: Output) -> TargetStore:
     """The TargetStore of one layer and dictionary."""
     command = select_settings(job.config) | {"layer": [output.layer], "k": [len(output.dictionary.atoms_Kd)]}
     _mention_other_tolerance(job.config.output / "stores", KINDS["lsp"].target(job, teacher, output))
-    _mention_kept_mass(job.config, output)
+    if job.config.dictionary is None:  # of a given one the announcement has said so
+        _mention_kept_mass(job.config, output)
     return make_store(job, "lsp", teacher, output, {"encode-lsp": command}, output.dictionary)
 
 

@@ -152,7 +152,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["encode-lsp", "--teacher", "nobody/no-such-model"], 2, "nobody/no-such-model"),
         (["train-student", "--store", "/nowhere/store"], 2, "is not a store"),
         (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
-        (["train-student", "--objective", "mlsmm"], 2, "supersense, found 'mlsmm'. Did you mean mlsm?"),
+        (["train-student", "--objective", "mlsmm"], 2, "recon, found 'mlsmm'. Did you mean mlsm?"),
         (["train-student", "--mask-rte", "2"], 2, "there is no flag --mask-rte. Did you mean --mask-rate?"),
         (["train-probe"], 2, "no finished mlsm"),
         (["export-student"], 2, "no run with a checkpoint"),

@@ -31,7 +31,7 @@ def test_flags_recipe_and_defaults_are_named(flags, tmp_path, capsys):
     assert said["teacher"].endswith(": 3 layers of width 32   [flag]")
     assert said["layer"] == "2   [flag]" and said["k"] == f"48   {recipe}" and said["lambda"] == "0.1   [flag]"
     assert said["sample"] == f"at most 4,000 vectors, to learn a dictionary   {recipe}"
-    assert said["n"].endswith("[default]") and "32" in said["n"]
+    assert said["n"] == "the fewest entries that hold 98% of the mass on held-out vectors   [default]"
     assert "max-length 32 (flag)" in said["also"] and "batch-tokens 2048 (flag)" in said["also"]
     assert not (tmp_path / "runs" / "stores").exists()
     assert cli.run(line[:-1]) == 0

@@ -173,7 +173,7 @@ def test_sums_that_a_unit_of_so_few_tokens_cannot_have_are_refused(tmp_path, mon
 
     def wrong(self, columns, block):
         tokens = len(columns["ids"])
-        self._token_counts[7], self._mass[7] = (
+        self._token_counts[7], self.sums["mass"][7] = (
             tokens + added if name == one else 1 for one in ("token_counts", "mass")
         )
 
