@@ -139,7 +139,7 @@ def lineage(directory: Path | str) -> dict:
         target = {}
     return {
         "objective": objective,
-        "kappa": settings.get("kappa") if objective == "mtl" else None,
+        "kappa": settings.get("kappa") if objective in ("mtl", "regress") else None,
         "run_seed": settings.get("seed"),
         "step": step,
         "fraction": step / steps if step is not None and steps else None,

@@ -26,6 +26,8 @@ def check_block(columns: Mapping[str, np.ndarray], group: Mapping, meta: ShardMe
     check_columns(columns, group["windows"], group["tokens"], meta)
     if meta.k:
         _check_rows(columns, meta)
+    if meta.hidden and meta.hidden.quantise == "int8" and columns["hidden"].min(initial=0) == -128:
+        raise ShardError("a hidden state has the code -128; codes lie between -127 and 127")
 
 
 def _check_rows(columns, meta):

@@ -21,6 +21,7 @@ from shards.schema import BLOCK_TOKENS, MAX_OCTAVES
 
 MAX_DEPTH = 64  # brackets inside one another; the files of this project have fewer than ten
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size
+MOST_WIDTH = 1 << 16  # of a hidden state: a row of a block, for which readers make arrays
 _LARGEST = 2**63 - 1  # what an int64 holds
 _SHOWN = 60  # characters of a wrong value
 
@@ -194,8 +195,13 @@ _WINDOWING = {
     "packing": optional(TEXT),
     "max_length": optional(COUNT),
 }
+_QUANTISE = {
+    "name": Kind(lambda value: value in ("int8", "pq"), "int8 or pq"),
+    "bytes": optional(within(1, 255)),
+    "codebook": optional(DIGEST),
+}
 SETTINGS = {
-    "kind": optional(Kind(lambda value: value in ("ids", "lsp", "logits"), "ids, lsp or logits")),
+    "kind": optional(Kind(lambda value: value in ("ids", "lsp", "logits", "hidden"), "ids, lsp, logits or hidden")),
     "format": optional(COUNT),
     "windowing": optional(OBJECT._replace(fields=_WINDOWING)),
     "teacher": optional(TEXT),
@@ -209,6 +215,9 @@ SETTINGS = {
     "dtype": optional(TEXT),
     "top_n": optional(Kind(lambda value: value == "all" or is_count(value), "a whole number or 'all'")),
     "derived_from": optional(FINGERPRINT),
+    "width": optional(within(1, MOST_WIDTH)),
+    "quantise": optional(OBJECT._replace(fields=_QUANTISE)),
+    "hidden": optional(OBJECT._replace(fields={"target": FINGERPRINT, "quantise": OBJECT._replace(fields=_QUANTISE)})),
 }
 _SPECIAL_IDS = dict.fromkeys(("cls", "sep", "mask", "pad"), COUNT) | {"all": COUNTS}
 TARGET = {

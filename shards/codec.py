@@ -14,7 +14,15 @@ import numpy as np
 
 from common.errors import ShardError
 from shards.members import decode_block
-from shards.schema import LSP_OCTAVES, MAX_ENTRIES, NO_TAIL, TAIL_STEPS_PER_OCTAVE, ShardMeta, ids_dtype
+from shards.schema import (
+    LSP_OCTAVES,
+    MAX_ENTRIES,
+    NO_TAIL,
+    TAIL_STEPS_PER_OCTAVE,
+    HiddenLayout,
+    ShardMeta,
+    ids_dtype,
+)
 
 Columns = Mapping[str, np.ndarray]  # of a block, by name
 _NO_ROWS = np.zeros(0, np.float32)
@@ -36,6 +44,18 @@ class SparseRows:
     indices: np.ndarray
     weights: np.ndarray
     tail: np.ndarray
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Hidden states as they are stored.
+
+    rows_Md  float32; zeros where a token has none
+    coded_M  bool, whether a token has one
+    """
+
+    rows_Md: np.ndarray
+    coded_M: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -160,6 +180,45 @@ def decode_tail(codes: np.ndarray) -> np.ndarray:
     return table[codes]
 
 
+def encode_hidden(rows_Nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states to int8 codes (N, d) and float32 scales (N): code x scale is within half a scale of the value."""
+    rows_Nd = rows_Nd.astype(np.float32, copy=False)
+    scales_N = np.abs(rows_Nd).max(1, initial=0) / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes_Nd = np.rint(rows_Nd / scales_N[:, None]).clip(-127, 127)  # a tiny row's scale loses digits
+    codes_Nd[scales_N == 0] = 0
+    return codes_Nd.astype(np.int8), scales_N
+
+
+def decode_hidden(layout: HiddenLayout, codes_Mb: np.ndarray, marks_M: np.ndarray, codebook: np.ndarray | None):
+    """Stored codes (M, b) to HiddenRows.
+
+    marks_M   the scales of int8 rows; of product-quantised ones whether there is a row
+    codebook  float32 (b, 256, d / b), the centroids of product-quantised rows
+    """
+    coded_M = marks_M > 0
+    if layout.quantise == "int8":
+        return HiddenRows(codes_Mb * marks_M[:, None].astype(np.float32), coded_M)
+    assert codebook is not None, "product-quantised rows have a codebook"
+    rows_Md = codebook[np.arange(layout.bytes), codes_Mb].reshape(len(codes_Mb), layout.width)
+    rows_Md[~coded_M] = 0
+    return HiddenRows(rows_Md, coded_M)
+
+
+def gather_hidden_of_blocks(
+    layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray]], codebook: np.ndarray | None = None
+) -> HiddenRows:
+    """Decode the hidden states of chosen tokens of several blocks; one after the other, as the parts come.
+
+    parts  list of (block, tokens), token positions in the block
+    """
+    codes = [block["hidden"].reshape(-1, layout.bytes)[tokens] for block, tokens in parts]
+    marks = [block[layout.mark][tokens] for block, tokens in parts]
+    if not parts:
+        return HiddenRows(np.zeros((0, layout.width), np.float32), np.zeros(0, bool))
+    return decode_hidden(layout, np.concatenate(codes), np.concatenate(marks), codebook)
+
+
 def pack_block(
     meta: ShardMeta,
     ids: np.ndarray,
@@ -171,6 +230,8 @@ def pack_block(
     weights: np.ndarray = _NO_ROWS,
     tail: np.ndarray = _NO_ROWS,
     lsp_codes: np.ndarray | None = None,
+    hidden: np.ndarray | None = None,
+    marks: np.ndarray = _NO_ROWS,
 ) -> dict[str, np.ndarray]:
     """The columns of one block, name to array, in the types of the format.
 
@@ -179,6 +240,8 @@ def pack_block(
     run_starts, run_records  document runs
     nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
     lsp_codes              what `encode_weights` makes of the weights at LSP_OCTAVES, where that is known already
+    hidden, marks          codes (T, b) of hidden states in the type of meta.hidden and what marks tokens that have one:
+                           their scales, or 1 where they are product-quantised; all 0 for other tokens
     Raises                 ValueError when a token has no row, or a row has more than 255 entries, or entries that are
                            not strictly increasing atoms below k with positive weight
     """
@@ -201,6 +264,13 @@ def pack_block(
         block["weights"] = lsp_codes
         block["tail"] = encode_tail(tail)
         block["layout"] = np.array([meta.index_bits, meta.weight_octaves], np.uint8)
+    if meta.hidden:
+        shape, dtype = (len(ids), meta.hidden.bytes), meta.hidden.dtype
+        if hidden is None or (hidden.shape, hidden.dtype) != (shape, dtype) or len(marks) != len(ids):
+            found = "none" if hidden is None else f"{hidden.dtype} of shape {hidden.shape}, {len(marks)} marks"
+            raise ValueError(f"hidden states must be {dtype} of shape {shape} with a mark for each; found {found}")
+        block["hidden"] = hidden.reshape(-1)
+        block[meta.hidden.mark] = marks.astype(np.float32 if meta.hidden.quantise == "int8" else np.uint8)
     return block
 
 
@@ -330,7 +400,8 @@ def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
     Raises  ShardError when a shard holds anything else
     Yields  dict with `ids` int32 (n,), `documents` int32 (n,) and, when the shards hold LSPs, `nnz` (n,),
             `atoms` int32 (E,), `weights` float32 (E,; every token's sum to 1) and `tail` float32 (n,).
-            Index width and octaves travel in each block's `layout` column.
+            Index width and octaves travel in each block's `layout` column. Of hidden states `hidden` float32 (n, d), or
+            uint8 (n, b) codes where they are product-quantised (the store keeps the centroids), and `coded` bool (n,).
     """
     for sample in samples:
         raw = any(isinstance(value, bytes) for key, value in sample.items() if not key.startswith("__"))
@@ -352,7 +423,17 @@ def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
                     "weights": rows.weights[lo:hi],
                     "tail": rows.tail[begin:end],
                 }
+            if "hidden.npy" in block:
+                window |= _hidden_of_window(block, begin, end)
             yield window
+
+
+def _hidden_of_window(block, begin, end):
+    codes_nb = block["hidden.npy"].reshape(len(block["ids.npy"]), -1)[begin:end]
+    if "coded.npy" in block:
+        return {"hidden": codes_nb, "coded": block["coded.npy"][begin:end] > 0}
+    scales_n = block["scales.npy"][begin:end]
+    return {"hidden": codes_nb * scales_n[:, None], "coded": scales_n > 0}
 
 
 def _check_sizes(block):
@@ -366,6 +447,9 @@ def _check_sizes(block):
             stored = {12: (3 * entries + 1) // 2, 16: entries, 32: entries}.get(bits)
             fit &= len(block["nnz.npy"]) == len(block["tail.npy"]) == len(block["ids.npy"])
             fit &= (len(block["atoms.npy"]), len(block["weights.npy"])) == (stored, entries)
+        if "hidden.npy" in block:
+            mark = block["coded.npy" if "coded.npy" in block else "scales.npy"]
+            fit &= len(mark) == len(block["ids.npy"]) and len(block["hidden.npy"]) % max(1, len(mark)) == 0
     except (KeyError, ValueError) as error:
         raise ShardError(f"{block.get('__url__', 'a shard')}: a block lacks a column ({error})") from None
     if not fit:

@@ -1,4 +1,4 @@
-"""The copies of tokenizer and dictionary that a store keeps, and whether they are the ones that its target names.
+"""The copies of tokenizer, dictionary and codebook in a store, and whether they are the ones that its target names.
 
     contents = read_tokenizer(files)          # name to bytes; StoreError unless it is the target's tokenizer
     write_files(directory, contents)
@@ -50,6 +50,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )
 DICTIONARY_FILES = ("atoms.npy", "dictionary.json", "center.npy")  # the last where hidden states are centred
+CODEBOOK_FILES = ("centroids.npy",)
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _VOCABULARIES = {
     "tokenizer.json",
@@ -74,6 +75,13 @@ def dictionary_fingerprint(atoms_Kd: np.ndarray, center: tuple[str | None, np.nd
         kind, rows_Pd = center
         digest.update(repr(("center", kind, rows_Pd.shape)).encode())
         digest.update(np.ascontiguousarray(rows_Pd, "<f4").data)
+    return digest.hexdigest()
+
+
+def codebook_fingerprint(codebook: np.ndarray) -> str:
+    """Hexadecimal SHA-256 over shape and bytes of the centroids of product-quantised hidden states."""
+    digest = hashlib.sha256(repr(codebook.shape).encode())
+    digest.update(np.ascontiguousarray(codebook, "<f4").data)
     return digest.hexdigest()
 
 
@@ -172,6 +180,14 @@ def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
     return contents
 
 
+def read_atoms(files: "StoreFiles") -> np.ndarray:
+    """The atoms of a store's dictionary, float32 (k, d). Raises StoreError as `read_dictionary`, and if it has none."""
+    contents = read_dictionary(files)
+    if "atoms.npy" not in contents:
+        raise StoreError(f"{files.path} has no dictionary: its target names none. Use a store that encode-lsp made.")
+    return read_array(files.dictionary / "atoms.npy", contents["atoms.npy"], "<f4", 2)
+
+
 def _require_files(contents, directory, names):
     for name in names:
         if name not in contents:
@@ -186,6 +202,44 @@ def check_dictionary(files: "StoreFiles", found: str) -> None:
             f"{files.dictionary} is not the dictionary of this store: its fingerprint is {found[:12]}, target.json "
             f"names {expected[:12]}. {files.restore_hint()}"
         )
+
+
+def read_codebook(files: "StoreFiles") -> dict[str, bytes]:
+    """The file of a store's codebook, name to bytes; empty where the target names none.
+
+    files   StoreFiles
+    Raises  StoreError when its centroids are not those that the target names, or cannot be read
+    """
+    expected = files.target()["settings"].get("quantise", {}).get("codebook")
+    if expected is None:
+        return {}
+    contents = _read(files, files.codebook, CODEBOOK_FILES)
+    try:
+        _require_files(contents, files.codebook, CODEBOOK_FILES)
+        found = codebook_fingerprint(_centroids(files, contents))
+    except ShardError as error:
+        raise StoreError(f"{error}. {files.restore_hint()}") from None
+    if found != expected:
+        raise StoreError(
+            f"{files.codebook} is not the codebook of this store: its fingerprint is {found[:12]}, target.json names "
+            f"{expected[:12]}. {files.restore_hint()}"
+        )
+    return contents
+
+
+def load_codebook(files: "StoreFiles") -> np.ndarray:
+    """The centroids of a store whose target names a codebook, float32 (b, 256, d / b). Raises as `read_codebook`."""
+    return _centroids(files, read_codebook(files)).copy()
+
+
+def _centroids(files, contents):
+    """The array of a codebook, which must be of the shape that the target states."""
+    settings, path = files.target()["settings"], files.codebook / "centroids.npy"
+    pieces = settings["quantise"]["bytes"]
+    found = read_array(path, contents["centroids.npy"], "<f4", 3)
+    if found.shape != (pieces, 256, settings["width"] // pieces):
+        raise ShardError(f"{path} holds centroids of shape {found.shape}, other than the stored hidden states need")
+    return found
 
 
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
@@ -250,3 +304,7 @@ def _read(files, directory, names):
             raise StoreError(f"{path} has {size:,} bytes, more than any such file needs. {files.restore_hint()}")
         found[name] = raw
     return found
+
+
+# By the name of the directory: what reads the copy of a store, and raises StoreError where it is not the target's.
+READERS = {"tokenizer": read_tokenizer, "dictionary": read_dictionary, "codebook": read_codebook}

@@ -26,6 +26,7 @@ import numpy as np
 from common import disk
 from common.durable import publish_directory, replace_json
 from common.errors import RequestError, StoreError
+from common.invocation import program
 from common.progress import silent
 from shards import codec, copies
 from shards.manifest import StoreFiles, fingerprint
@@ -98,6 +99,11 @@ def _is_of_other_bytes(derived, record):
 def _target(source, top_n):
     old = source.files.target()
     kept = old["settings"].get("top_n", MAX_ENTRIES)
+    if source.kind == "hidden":
+        raise RequestError(
+            f"{source.path} holds hidden states, which have no entries to cut. For fewer bytes a token:  {program()} "
+            f"encode-hidden --hidden {source.path} --quantise pq --bytes 64"
+        )
     if not source.k:
         raise RequestError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
     if kept != "all" and top_n >= kept:
@@ -127,7 +133,7 @@ def _put(files, name, contents):
     """Write the source's copy of a tokenizer or dictionary, unless the store has it."""
     directory = getattr(files, name)
     with suppress(StoreError):
-        if {"tokenizer": copies.read_tokenizer, "dictionary": copies.read_dictionary}[name](files) == contents:
+        if copies.READERS[name](files) == contents:
             return
     publish_directory(directory, lambda path: copies.write_files(path, contents), replace=directory.exists())
 

@@ -31,6 +31,13 @@ TARGET_FIELDS = checked_json.TARGET.keys()
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
 
 
+def needed_statistics(target: Mapping) -> set[str]:
+    """Which statistics the records of a store with this target must have."""
+    if target["settings"].get("kind") == "hidden":
+        return {"coded_tokens"}
+    return ROW_STATISTICS if target["k"] else set()
+
+
 def read_json(path: "Path | Answer") -> Any:
     """Parse a plan, a record or target.json.
 
@@ -204,6 +211,10 @@ class StoreFiles:
     def dictionary(self) -> Path:
         return self.path / "dictionary"
 
+    @property
+    def codebook(self) -> Path:
+        return self.path / "codebook"
+
     def create(self, target: dict) -> None:
         """Make the directories and write target.json; the settings of an existing one must be equal.
 
@@ -235,9 +246,10 @@ class StoreFiles:
 
     @cached_property
     def _of_target(self):
-        """Fingerprint of the target, whether its units have rows, and the bytes that the sums of a unit take."""
+        """Fingerprint of the target, which statistics its records need, and the bytes that the sums of a unit take."""
         target = self.target()
-        return target["target"], target["k"] > 0, 4 * target["vocab_size"] + 8 * target["k"]
+        width = target["settings"].get("width", 0)
+        return target["target"], needed_statistics(target), 4 * target["vocab_size"] + 8 * target["k"] + 16 * width
 
     def record_file(self, unit_id: str) -> Path:
         return self.units / f"{unit_id}.json"
@@ -249,10 +261,10 @@ class StoreFiles:
             record = UnitRecord.read(path)
         except FileNotFoundError:
             return None
-        target_id, has_rows, bytes_of_sums = self._of_target
+        target_id, needed, bytes_of_sums = self._of_target
         if record.target != target_id:
             raise ShardError(f"{path}: this is a record of target {record.target}. {_remedy(path)}")
-        if has_rows and (lost := ROW_STATISTICS - record.statistics.keys()):
+        if lost := needed - record.statistics.keys():
             raise ShardError(f"{path}: field statistics.{min(lost)} is missing. {_remedy(path)}")
         if record.groups[-1]["length"] < bytes_of_sums:  # readers make arrays as wide as the target says
             raise ShardError(
@@ -374,10 +386,23 @@ def _check_target(target, path):
     special = [number for ids in target["special_ids"].values() for number in (ids if type(ids) is list else [ids])]
     if not all(checked_json.is_count(number) and number < vocab_size for number in special):
         raise ShardError(f"{path}: field special_ids: expected ids below the vocabulary of {vocab_size:,}. {remedy}")
+    if settings.get("kind") == "hidden" and (problem := _problem_of_hidden(settings, target["k"])):
+        raise ShardError(f"{path}: {problem}. {remedy}")
     stated = {"k": settings.get("k"), "max_length": settings.get("windowing", {}).get("max_length")}
     for name, value in stated.items():
         if value not in (None, target[name]):
             raise ShardError(f"{path}: field {name} is {target[name]}, but {value} in its settings. {remedy}")
+
+
+def _problem_of_hidden(settings, k):
+    """What is wrong with the settings of a store of hidden states; None when they are well formed."""
+    quantise = settings.get("quantise")
+    if "width" not in settings or quantise is None or k:
+        return "a store of hidden states states their width, how they are quantised, and k = 0"
+    is_whole = {"bytes", "codebook"} <= quantise.keys() and settings["width"] % quantise["bytes"] == 0
+    if quantise["name"] == "pq" and not is_whole:
+        return "product-quantised hidden states need a codebook, and bytes that divide their width"
+    return None
 
 
 def differing(old: Mapping, new: Mapping) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import ShardError, describe
-from shards.schema import ShardMeta, ids_dtype, index_bits
+from shards.schema import HiddenLayout, ShardMeta, ids_dtype, index_bits
 
 WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}
 ROW_COLUMNS = {
@@ -29,10 +29,13 @@ ROW_COLUMNS = {
     "tail": ("|u1",),
     "layout": ("|u1",),
 }
-SUM_COLUMNS = {"token_counts": ("<u4",), "mass": ("<f8",)}
-_BLOCK_COLUMNS = WINDOW_COLUMNS | ROW_COLUMNS
+HIDDEN_COLUMNS = {"hidden": ("|i1", "|u1"), "scales": ("<f4",), "coded": ("|u1",)}
+SUM_COLUMNS = {"token_counts": ("<u4",), "mass": ("<f8",), "hidden_sum": ("<f8",), "hidden_squares": ("<f8",)}
+_BLOCK_COLUMNS = WINDOW_COLUMNS | ROW_COLUMNS | HIDDEN_COLUMNS
 _MAGIC = b"\x93NUMPY\x01\x00"
-_HEADER = re.compile(rb"\{'descr': '([<|][uf][1248])', 'fortran_order': False, 'shape': \((0|[1-9]\d{0,15}),\), \} *\n")
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][iuf][1248])', 'fortran_order': False, 'shape': \((0|[1-9]\d{0,15}),\), \} *\n"
+)
 _BLOCK = 512  # bytes of a tar header, and what members are padded to
 
 
@@ -116,7 +119,11 @@ def check_columns(columns: Mapping[str, np.ndarray], windows: int, tokens: int, 
     meta             ShardMeta
     Not looked at: whether the atoms of a row increase below k. What decodes the rows checks that.
     """
-    expected = (WINDOW_COLUMNS | ROW_COLUMNS if meta.k else WINDOW_COLUMNS).keys()
+    expected = set(WINDOW_COLUMNS)
+    if meta.k:
+        expected |= ROW_COLUMNS.keys()
+    if meta.hidden:
+        expected |= {"hidden", meta.hidden.mark}
     if columns.keys() != expected:
         raise ShardError(f"columns {', '.join(sorted(columns))} instead of {', '.join(sorted(expected))}")
     ids, lengths, starts = columns["ids"], columns["lengths"], columns["run_starts"]
@@ -131,6 +138,8 @@ def check_columns(columns: Mapping[str, np.ndarray], windows: int, tokens: int, 
         raise ShardError("document runs do not increase from the first token")
     if meta.k:
         check_row_sizes(columns, meta)
+    if meta.hidden:
+        check_hidden_sizes(columns, meta.hidden)
 
 
 def check_row_sizes(columns: Mapping[str, np.ndarray], meta: ShardMeta) -> None:
@@ -146,6 +155,18 @@ def check_row_sizes(columns: Mapping[str, np.ndarray], meta: ShardMeta) -> None:
         raise ShardError(f"atoms of {8 * atoms.itemsize} bits for k = {meta.k}")
     if columns["layout"].tolist() != [bits, meta.weight_octaves]:
         raise ShardError(f"layout {columns['layout'].tolist()} instead of {[bits, meta.weight_octaves]}")
+
+
+def check_hidden_sizes(columns: Mapping[str, np.ndarray], layout: HiddenLayout) -> None:
+    """Raise ShardError unless there is one row of hidden states for every token, as long as the target says."""
+    hidden, marks = columns["hidden"], columns[layout.mark]
+    if hidden.dtype != layout.dtype or len(hidden) != len(columns["ids"]) * layout.bytes:
+        raise ShardError(
+            f"hidden states of {len(hidden)} values of {hidden.dtype} for {len(columns['ids'])} tokens of "
+            f"{layout.bytes} bytes in {layout.dtype}"
+        )
+    if len(marks) != len(columns["ids"]) or not (marks >= 0).all() or not (marks <= 1).all():
+        raise ShardError(f"the column {layout.mark} is not one number from 0 to 1 for each token")
 
 
 def _array(raw, dtypes, name):

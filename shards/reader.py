@@ -19,7 +19,7 @@ from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from shards import copies
 from shards.manifest import Plan, StoreFiles, UnitRecord, differing
-from shards.schema import kind_of
+from shards.schema import HiddenLayout, kind_of
 from shards.windows import WindowReader
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Store:
         self.k, self.vocab_size = target["k"], target["vocab_size"]
         self.max_length, self.special_ids = target["max_length"], target["special_ids"]
         self.weight_octaves = target["weight_octaves"]
+        self.hidden = HiddenLayout.of_settings(target["settings"])
         self._tokenizer: dict[str, bytes] | None = None  # its files, once they were compared with the target
 
     @classmethod
@@ -85,6 +86,14 @@ class Store:
         contents = self.read_tokenizer()
         with copies.foreign_errors(self.files):
             return copies.load_tokenizer(contents)
+
+    @cached_property
+    def codebook(self) -> "np.ndarray | None":
+        """The centroids of product-quantised hidden states, float32 (b, 256, d / b); None in other stores.
+
+        Raises  StoreError when they are not those that the target names
+        """
+        return copies.load_codebook(self.files) if self.hidden and self.hidden.quantise == "pq" else None
 
     @cached_property
     def command(self) -> dict:
@@ -137,6 +146,8 @@ class Store:
             for stage in seconds:
                 seconds[stage] += record.environment.get(stage, 0.0)
         totals |= {"kind": self.kind, "bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
+        if self.hidden:
+            return totals | _hidden_statistics(statistics)
         solver = {"solver": self.settings["solver"]} if "solver" in self.settings else {}
         return totals | solver | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
 
@@ -171,7 +182,7 @@ def open_files(path: str | Path, remote: "Remote | None" = None) -> StoreFiles:
     return RemoteFiles(str(path), remote)
 
 
-def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "logits")) -> list[Path]:
+def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "logits", "hidden")) -> list[Path]:
     """Paths of the finished stores under `root`, the one first whose text was encoded last.
 
     What counts is when its plan was published. Stores that were derived from others come last, since they add no text:
@@ -215,3 +226,15 @@ def _row_statistics(statistics, derived):
         report["dtype_effect"] = {"tokens": int(compared), **means}
     violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
     return report | ({"max_kkt": max(violations)} if violations else {})
+
+
+def _hidden_statistics(statistics):
+    """Means over coded tokens: of the cosine between what is stored and what the teacher gave, and of their squared
+    distance."""
+    coded = sum(s.get("coded_tokens", 0) for s in statistics)
+    means = {name: sum(s.get(name, 0.0) for s in statistics) / max(1, coded) for name in ("cosine", "squared_error")}
+    report = {"coded_tokens": coded, **means}
+    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32
+        changed = sum(s.get("dtype_hidden", 0) for s in statistics) / compared
+        report["dtype_effect"] = {"tokens": int(compared), "hidden": changed}
+    return report

@@ -59,10 +59,12 @@ _UNLISTED = {  # where a server lists no directories
         "added_tokens.json",
     ),
     "dictionary": ("atoms.npy", "dictionary.json", "center.npy"),
+    "codebook": ("centroids.npy",),
 }
 _ESSENTIAL = {  # sets of names, of which one must be there
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
     "dictionary": ({"atoms.npy", "dictionary.json"},),
+    "codebook": ({"centroids.npy"},),
 }
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some servers say that there is no file
 
@@ -241,6 +243,11 @@ class RemoteFiles(StoreFiles):
     def dictionary(self) -> Path:
         """The same for the dictionary; there is no such directory when the store has none."""
         return self._directory("dictionary")
+
+    @property
+    def codebook(self) -> Path:
+        """The same for the codebook of product-quantised hidden states."""
+        return self._directory("codebook")
 
     def _directory(self, name):
         """The cache's copy of a directory, which appears whole; its path also when the store has none.

@@ -5,16 +5,19 @@ A store is one directory, named by its target fingerprint:
     target.json            what made the stored distributions (the fingerprint's preimage)
     tokenizer/             a copy, so that a student needs nothing else
     dictionary/            the atoms and how they were learned (absent when k = 0)
+    codebook/              centroids.npy of product-quantised hidden states (absent elsewhere)
     units/<unit>.tar       one shard per unit of work
     units/<unit>.json      its record; the record is the commit
     plans/<plan>.json      an ordered list of units: an index over them
 
 A shard is a USTAR archive with fixed times, owners and modes, so equal input gives equal bytes:
 
-    __meta__/meta.json     format, target, unit, k, bits per atom index, octaves, vocabulary, length
+    __meta__/meta.json     format, target, unit, k, bits per atom index, octaves, vocabulary, length; hidden: how hidden
+                           states are stored, in stores of these alone
     000000.<column>.npy    block 0, about 65,536 tokens; WebDataset yields it as one dict of arrays
     ...
-    __stats__/sums.*.npy   uint32 token_counts (V) and, when k > 0, float64 mass (k): sums over the unit
+    __stats__/sums.*.npy   uint32 token_counts (V) and, when k > 0, float64 mass (k): sums over the unit; of hidden
+                           states before quantisation float64 hidden_sum and hidden_squares (d)
     __end__/end.json       offset, length and SHA-256 of every member group's raw bytes; no end, no shard
 
 WebDataset skips the names between double underscores. Columns of a block of W windows, T tokens, R
@@ -31,6 +34,16 @@ document runs, E stored entries:
     weights      uint8  (E)   row maximum x 2^(-octaves x code / 255)
     tail         uint8  (T)   mass that was dropped: 2^(-code / 16), code 255 meaning none
     layout       uint8  (2)   bits of an atom index, octaves: what plain WebDataset readers need
+
+A store of hidden states (`encode-hidden`) has k = 0 and, instead of the last five, one row of b bytes for every token:
+
+    hidden       int8   (T b) b = d codes in -127 to 127; the row is scale x code
+    scales       float32 (T)  the largest absolute value of the row / 127; 0 where a token has no row
+    or, product-quantised:
+    hidden       uint8  (T b) byte m is the centroid of piece m of the row: centroids.npy holds (b, 256, d / b)
+    coded        uint8  (T)   1 where a token has a row, else 0
+
+Special tokens and windows whose encoding failed have no row.
 
 Left out: how bytes become arrays (codec.py), how files become visible (writer.py).
 """
@@ -60,7 +73,7 @@ def repair_hint(store: object) -> str:
 
 
 def kind_of(target: Mapping) -> str:
-    """What a store holds, from its target: "ids", "lsp" or "logits". `encode-<kind>` makes it."""
+    """What a store holds, from its target: "ids", "lsp", "logits" or "hidden". `encode-<kind>` makes it."""
     return target["settings"].get("kind", "lsp" if target["k"] else "ids")
 
 
@@ -84,6 +97,36 @@ def windows_per_block(max_length: int) -> int:
 
 
 @dataclass(frozen=True)
+class HiddenLayout:
+    """How a store keeps hidden states."""
+
+    width: int
+    """Values of a hidden state."""
+    quantise: str
+    """`int8` or `pq`."""
+    bytes: int
+    """Of a row: equal to the width for int8, a divisor of it for pq."""
+
+    @classmethod
+    def of_settings(cls, settings: Mapping) -> "HiddenLayout | None":
+        """The layout that the settings of a store state; None for a store of another kind."""
+        if settings.get("kind") != "hidden":
+            return None
+        quantise = settings["quantise"]
+        return cls(settings["width"], quantise["name"], quantise.get("bytes", settings["width"]))
+
+    @property
+    def dtype(self) -> str:
+        """The NumPy type name of the stored codes."""
+        return "int8" if self.quantise == "int8" else "uint8"
+
+    @property
+    def mark(self) -> str:
+        """The column that is not 0 where a token has a row."""
+        return "scales" if self.quantise == "int8" else "coded"
+
+
+@dataclass(frozen=True)
 class ShardMeta:
     """What a reader must know before it decodes a block; the content of `__meta__/meta.json`."""
 
@@ -103,6 +146,8 @@ class ShardMeta:
     """Bits of an atom index; follows from k."""
     format: int = FORMAT_VERSION
     """Version of this layout."""
+    hidden: HiddenLayout | None = None
+    """How hidden states are stored; None in stores of other kinds, whose meta.json lacks it."""
 
     def __post_init__(self):
         if self.index_bits == -1:
@@ -115,8 +160,18 @@ class ShardMeta:
     @classmethod
     def of_unit(cls, target: Mapping, unit: str) -> "ShardMeta":
         """The ShardMeta of a unit of the store that has this target."""
-        names = ("k", "vocab_size", "max_length", "weight_octaves")
-        return cls(target["target"], unit, *(target[name] for name in names))
+        return cls(
+            target["target"],
+            unit,
+            target["k"],
+            target["vocab_size"],
+            target["max_length"],
+            target["weight_octaves"],
+            hidden=HiddenLayout.of_settings(target["settings"]),
+        )
 
     def as_dict(self) -> dict:
-        return asdict(self)
+        values = asdict(self)
+        if self.hidden is None:
+            del values["hidden"]
+        return values

@@ -11,9 +11,12 @@ A sample is one window, a dict of tensors (n tokens, E entries):
     lsp_indptr, lsp_indices                   int64 (n + 1,), (E,): entries of token t are indptr[t] to indptr[t + 1]
     lsp_weights, lsp_tail                     float32 (E,), (n,): every non-empty row sums to 1; mass dropped before
 
-The last four are absent from a store of ids only. `dataset.collate` pads samples to the longest into a batch:
-(B, L) where a sample has (n,), document -1 at padding, `window_ids` (B,), and B L rows, row b L + t for token t of
-window b. So `torch.sparse_csr_tensor(indptr, indices, weights, (B * L, k))` is the target of the whole batch.
+    hidden, hidden_mask                       float32 (n, d), bool (n,): of a store of hidden states; zeros and False at
+                                              tokens without one
+
+The four called lsp_ are absent from stores of ids and of hidden states. `dataset.collate` pads samples to the longest
+into a batch: (B, L) where a sample has (n,), document -1 at padding, `window_ids` (B,), and B L rows, row b L + t for
+token t of window b. So `torch.sparse_csr_tensor(indptr, indices, weights, (B * L, k))` is the target of a whole batch.
 
     DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate
     DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # or the loader does
@@ -33,6 +36,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from common.errors import StoreError
+from shards.codec import HiddenRows
 from shards.manifest import differing
 from shards.position import STATE_FORMAT, Share, check_identity, identity
 from shards.reader import Store
@@ -301,7 +305,12 @@ def _batch(windows, window_ids):
         "document_ids": _long(read.documents[:, :width]),
         "window_ids": _long(read.window_ids),
     }
-    if rows is not None:
+    if isinstance(rows, HiddenRows):
+        hidden = np.zeros((*real.shape, rows.rows_Md.shape[1]), np.float32)
+        mask = np.zeros(real.shape, bool)
+        hidden[real], mask[real] = rows.rows_Md, rows.coded_M
+        batch |= {"hidden": torch.from_numpy(hidden), "hidden_mask": torch.from_numpy(mask)}
+    elif rows is not None:
         nnz, tail = np.zeros(real.size, np.int64), np.zeros(real.size, np.float32)
         nnz[real.reshape(-1)], tail[real.reshape(-1)] = np.diff(rows.indptr), rows.tail
         batch |= _rows(np.concatenate(([0], np.cumsum(nnz))), rows.indices, rows.weights, tail)
@@ -319,8 +328,11 @@ def _samples(windows, window_ids):
             "document_ids": _long(read.documents[number, :n]),
             "window_id": torch.tensor(read.window_ids[number]),
         }
-        if rows is not None:
-            begin, end = first_token[number], first_token[number + 1]
+        begin, end = first_token[number], first_token[number + 1]
+        if isinstance(rows, HiddenRows):
+            sample["hidden"] = torch.from_numpy(rows.rows_Md[begin:end].copy())
+            sample["hidden_mask"] = torch.from_numpy(rows.coded_M[begin:end].copy())
+        elif rows is not None:
             indptr = rows.indptr[begin : end + 1]
             chosen = slice(indptr[0], indptr[-1])
             sample |= _rows(indptr - indptr[0], rows.indices[chosen], rows.weights[chosen], rows.tail[begin:end])
@@ -331,6 +343,8 @@ def _decode(windows, window_ids):
     """The windows, which of their positions are tokens (up to the longest), and the rows of those, if there are."""
     read = windows.read(window_ids)
     real = np.arange(read.lengths.max()) < read.lengths[:, None]
+    if windows.store.hidden:
+        return read, real, windows.hidden(read, *np.nonzero(real))
     return read, real, windows.targets(read, *np.nonzero(real)) if windows.store.k else None
 
 
@@ -345,11 +359,14 @@ def _pad(samples, pad_id):
         for name in ("lsp_indices", "lsp_weights"):
             batch[name] = torch.cat([sample[name] for sample in samples])
         batch["lsp_tail"] = _stack([sample["lsp_tail"] for sample in samples], width, 0).reshape(-1)
+    for name in ("hidden", "hidden_mask"):
+        if name in samples[0]:
+            batch[name] = _stack([sample[name] for sample in samples], width, 0)
     return batch
 
 
 def _stack(rows, width, fill):
-    stacked = rows[0].new_full((len(rows), width), fill)
+    stacked = rows[0].new_full((len(rows), width, *rows[0].shape[1:]), fill)
     for number, row in enumerate(rows):
         stacked[number, : len(row)] = row
     return stacked

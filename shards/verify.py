@@ -9,10 +9,10 @@ find, so that is not computed again), meta.json against the target, and the colu
 below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
 
 A store that is not finished is not damaged; what its plans lack is listed. For a store behind a URL the same bytes
-are read from there, never from the cache; files that no plan names are not looked for. tokenizer/ and dictionary/ are
-compared with the fingerprints in the target. Something else in the place of a file (a pipe, a socket, a directory, a
-link that ends nowhere), or a file that cannot be read, is listed as damaged and never waited for, and the rest of the
-store is checked all the same.
+are read from there, never from the cache; files that no plan names are not looked for. tokenizer/, dictionary/ and
+codebook/ are compared with the fingerprints in the target. Something else in the place of a file (a pipe, a socket, a
+directory, a link that ends nowhere), or a file that cannot be read, is listed as damaged and never waited for, and the
+rest of the store is checked all the same.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from common.progress import silent
 from common.text import redacted
 from shards import copies
 from shards.block_check import check_block
-from shards.manifest import ROW_STATISTICS, Plan, StoreFiles, UnitRecord, differing, is_plan_file
+from shards.manifest import Plan, StoreFiles, UnitRecord, differing, is_plan_file, needed_statistics
 from shards.reader import is_url, plan_of
 from shards.remaking import remaking_commands
 from shards.schema import ShardMeta, repair_hint
@@ -157,7 +157,7 @@ def _survey(files, target):
         ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
-    for name, read in {"tokenizer": copies.read_tokenizer, "dictionary": copies.read_dictionary}.items():
+    for name, read in copies.READERS.items():
         getattr(files, name)  # a server that does not answer is no damage: RemoteError from here
         try:
             read(files)
@@ -230,7 +230,7 @@ def _read_record(path, target):
         end += group["length"]
     if record.unit != path.stem or record.target != target["target"]:
         raise ShardError(f"the record is of unit {record.unit} of target {record.target}")
-    if target["k"] and (lost := ROW_STATISTICS - record.statistics.keys()):
+    if lost := needed_statistics(target) - record.statistics.keys():
         raise ShardError(f"field statistics.{min(lost)} is missing")
     if record.file != f"{record.unit}-{record.sha256[:12]}.tar" or "/" in record.file:
         raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
@@ -340,8 +340,9 @@ def _damage_in(files, target, record, full, count):
                 for group in record.groups:
                     note(lambda group=group: _check_group(shard, group, meta, record, entries), group)
                     count.add(group["length"])
-                if not damaged and meta.k and entries[0] != record.statistics["entries"]:
-                    raise BlockError(f"{entries[0]} entries, the record says {record.statistics['entries']}")
+                counted = "entries" if meta.k else "coded_tokens"
+                if not damaged and (meta.k or meta.hidden) and entries[0] != record.statistics[counted]:
+                    raise BlockError(f"{entries[0]} {counted}, the record says {record.statistics[counted]}")
 
     note(check)
     return damaged
@@ -354,10 +355,11 @@ def _check_group(shard, group, meta, record, entries):
     elif "windows" in group:
         columns = shard.columns(group)
         check_block(columns, group, meta)
-        entries[0] += len(columns.get("weights", ()))
+        entries[0] += np.count_nonzero(columns[meta.hidden.mark]) if meta.hidden else len(columns.get("weights", ()))
     elif group["name"] == "__stats__":
         columns = shard.columns(group)
-        if columns.keys() != ({"token_counts", "mass"} if meta.k else {"token_counts"}):
+        of_hidden = {"hidden_sum", "hidden_squares"} if meta.hidden else set()
+        if columns.keys() != {"token_counts"} | of_hidden | ({"mass"} if meta.k else set()):
             raise ShardError(f"sums {', '.join(sorted(columns))}, which are not those of k = {meta.k}")
         if len(columns["token_counts"]) != meta.vocab_size or columns["token_counts"].sum() != record.tokens:
             raise ShardError(f"token counts do not add up to {record.tokens}")
@@ -367,6 +369,10 @@ def _check_group(shard, group, meta, record, entries):
                 raise ShardError(f"the sums of mass are not {meta.k} finite numbers from 0, one for each LSP")
             if mass_k.max() > record.tokens + 1:  # sums of rounded probabilities
                 raise ShardError(f"the sums of mass are larger than the unit's {record.tokens} tokens")
+        for name in of_hidden:
+            sums_d = columns[name]
+            if len(sums_d) != meta.hidden.width or not (np.abs(sums_d) <= record.tokens + 1).all():
+                raise ShardError(f"the sums called {name} are not {meta.hidden.width} numbers up to the unit's tokens")
     else:
         raise ShardError("not a part of a shard")
 

@@ -2,7 +2,7 @@
 
     windows = Store.open("runs/stores/lsp-...").split("train")
     batch = windows.read(windows.order(seed=42, epoch=0, start=0, stop=32))
-    rows = windows.targets(batch, window_M, position_M)
+    rows = windows.targets(batch, window_M, position_M)       # of a store of hidden states: windows.hidden(...)
 
 Every block's SHA-256 is checked the first time it is read, and again when the file has another inode, size or time of
 change than at that time, so damage is an error and never a short epoch. Whether a mapped file still is as it was is
@@ -27,7 +27,7 @@ import numpy as np
 from common.errors import ShardError, StoreError
 from shards import codec, counter
 from shards.blocks import KEPT, BlockTable, Mapping
-from shards.codec import SparseRows
+from shards.codec import HiddenRows, SparseRows
 from shards.members import check_columns, group_columns
 from shards.schema import ShardMeta
 
@@ -174,6 +174,40 @@ class WindowReader:
             raise
         return _take_rows(rows, _inverse(sort))
 
+    def hidden(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> HiddenRows:
+        """Stored hidden states of the tokens batch.ids[window_M, position_M], as HiddenRows in that order.
+
+        Raises  StoreError when the store's codebook is not the one that its target names
+        """
+        return self.hidden_at(batch.window_ids[window_M], position_M)
+
+    def hidden_at(self, window_id_M: np.ndarray, position_M: np.ndarray) -> HiddenRows:
+        """The same of tokens given by the numbers of their windows in the split and their positions in these."""
+        layout = self._meta.hidden
+        if layout is None:
+            raise ValueError(f"{self.store.path} is a store of {self.store.kind}, and holds no hidden states")
+        sort, parts = self._by_block(window_id_M)
+        position_M = np.asarray(position_M)[sort]
+        rows = codec.gather_hidden_of_blocks(
+            layout,
+            [(block.columns, block.window_starts[local] + position_M[chosen]) for _, block, local, chosen in parts],
+            self.store.codebook,
+        )
+        back = _inverse(sort)
+        return HiddenRows(rows.rows_Md[back], rows.coded_M[back])
+
+    def hidden_statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of every value of the split's hidden states before quantisation: float64 (d).
+
+        They are over all coded tokens of the split, from sums that every unit keeps; no hidden state is read.
+        """
+        count = sum(record.statistics["coded_tokens"] for record in self.store.iter_records(self.split))
+        if not count:
+            raise StoreError(f"{self.store.path}: no token of this split has a hidden state")
+        mean_d = self._sum_over_units("hidden_sum", np.float64) / count
+        squares_d = self._sum_over_units("hidden_squares", np.float64) / count
+        return mean_d, np.sqrt(np.maximum(squares_d - mean_d**2, 0))
+
     def document_keys(self, batch: WindowBatch) -> np.ndarray:
         """Which document every token of a batch is of, int64 (W, L): equal keys within the split are one document; -1
         at padding."""
@@ -267,11 +301,13 @@ class WindowReader:
     def _meta(self):
         """What decoding needs; the unit plays no part in it."""
         store = self.store
-        return ShardMeta(store.target_id, "", store.k, store.vocab_size, store.max_length, store.weight_octaves)
+        sizes = store.k, store.vocab_size, store.max_length, store.weight_octaves
+        return ShardMeta(store.target_id, "", *sizes, hidden=store.hidden)
 
     def _sum_over_units(self, name, total):
         """One of the sums that every unit keeps, added up over them."""
-        expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}[name]
+        width = self.store.hidden.width if self.store.hidden else 0
+        expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}.get(name, width)
         added = 0
         for unit, sums in enumerate(self._table.sums):
             if unit % KEPT == 0:
@@ -280,10 +316,10 @@ class WindowReader:
             column = self._members(self._blocks.map(unit, group)[1], unit, group).get(name)
             if column is None or len(column) != expected:
                 raise self._describe(unit, group[0], f"it does not hold {expected} sums called {name}")
-            if not (np.isfinite(column).all() and (column >= 0).all()):
+            if not (np.isfinite(column).all() and (name == "hidden_sum" or (column >= 0).all())):
                 raise self._describe(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
             tokens = int(self._table.tokens[unit])
-            if column.max() > tokens + 1:  # mass is a sum of rounded probabilities
+            if np.abs(column).max() > tokens + 1:  # mass is a sum of rounded probabilities
                 raise self._describe(unit, group[0], f"its sums called {name} are larger than its {tokens} tokens")
             added += column.astype(total)
         return added

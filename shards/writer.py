@@ -69,8 +69,12 @@ class UnitWriter:
             if meta.k
             else {"documents": 0}
         )
+        if meta.hidden:
+            self.statistics["coded_tokens"] = 0
+        self.sums = {"mass": np.zeros(meta.k)} if meta.k else {}  # float64; those of hidden states are the caller's
+        if meta.hidden:
+            self.sums = {name: np.zeros(meta.hidden.width) for name in ("hidden_sum", "hidden_squares")}
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
-        self._mass = np.zeros(meta.k)
         self._groups: list[dict] = []
         self._windows, self._tokens, self._last_record = 0, 0, -1
         self._hash = hashlib.sha256()
@@ -131,6 +135,8 @@ class UnitWriter:
         if self.meta.k:
             self._count_rows(columns["nnz"], columns["indices"], columns["weights"], columns["tail"])
             self._measure_fidelity(columns, block)
+        if self.meta.hidden:
+            self.statistics["coded_tokens"] += int(np.count_nonzero(block[self.meta.hidden.mark]))
 
     def _count_rows(self, nnz, indices, weights, tail):
         coded, mass, terms = nnz > 0, np.zeros(self.meta.k), np.empty(len(weights), np.result_type(weights, tail))
@@ -139,7 +145,7 @@ class UnitWriter:
             np.add.at(mass, indices[entries].astype(np.int64), probability.astype(np.float64))
             np.log(probability, out=terms[entries])
             terms[entries] *= probability
-        self._mass += mass
+        self.sums["mass"] += mass
         totals = self.statistics
         totals["entries"] += int(nnz.sum())
         totals["coded_tokens"] += int(coded.sum())
@@ -182,8 +188,7 @@ class UnitWriter:
         may be about to record them, or may be reading them.
         """
         sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
-        if self.meta.k:
-            sums["mass.npy"] = _npy_bytes(self._mass)
+        sums |= {f"{name}.npy": _npy_bytes(total) for name, total in self.sums.items()}
         self._write_group("__stats__", {"__stats__/sums": sums})
         self._append(_tar_members({"__end__/end": {"json": _json_bytes({"groups": self._groups})}}))
         self._append(_END_OF_ARCHIVE)

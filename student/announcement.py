@@ -32,6 +32,7 @@ _SHOWN = (
     "dropout",
     "short_windows",
     "short_share",
+    "positions",
     "store",
     "store_weights",
     "output",
@@ -59,6 +60,7 @@ def announcement(trainer: "Trainer") -> str:
             None,
         ),
         *_short_rows(trainer),
+        *_position_rows(trainer),
         *_target_rows(trainer),
         *_model_rows(trainer, parameters),
         ("batch", batch, origins.get("batch_windows", "default")),
@@ -119,6 +121,13 @@ def _short_rows(trainer: "Trainer") -> list:
         f" that do not see each other; held-out windows are always whole"
     )
     return [("pieces", what, trainer.origins.get("short_windows"))]
+
+
+def _position_rows(trainer: "Trainer") -> list:
+    """That every token is predicted and none is hidden, where this is so."""
+    if trainer.config.positions == "masked":
+        return []
+    return [("positions", "all: every token is predicted, none is hidden", trainer.origins.get("positions"))]
 
 
 def _target_rows(trainer: "Trainer") -> list:

@@ -59,7 +59,7 @@ def choose_arithmetic(
     if config.products == "torch":
         return Arithmetic(products=TORCH)
     tokens = min(config.micro_batch, -(-config.batch_windows // ranks)) * max_length
-    rates = {config.mask_rate, config.mask_rate_end or config.mask_rate}
+    rates = set(config.predicted)
     masked = {round(near * rate * tokens) for rate in rates for near in _STRAYING}
     layers = {
         (layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, torch.nn.Linear)

@@ -19,14 +19,17 @@ from common.settings import check, require
 from student.mask_settings import check_masks
 from student.mask_weights_config import ADAPTIVE
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense"]
+ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-UNTIABLE = ("mtl", "naive-mlsm")  # objectives that `untied` applies to
 OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
 TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
-LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm")  # objectives that learn LSPs
-OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token of the vocabulary
-WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense")  # objectives whose students predict no words
+LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm", "type")  # objectives that learn LSPs
+OF_LSP_STORES = (*LSP_OBJECTIVES, "recon")  # objectives whose targets are stored LSPs, or follow from them
+OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
+# Objectives that learn nothing but stored targets, which follow from the context:
+AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm", "regress", "recon")
+# Objectives whose students predict no words (regress does with kappa, which no study uses for BLiMP):
+WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon")
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -40,6 +43,8 @@ OPERATIONAL = frozenset(
 
 BEFORE = {  # what runs did before they had the setting
     "optimizer": "adamw",
+    "positions": "masked",
+    "regress_loss": "cosine",
     "schedule": "linear",
     "adam_beta1": 0.9,
     "adam_beta2": 0.999,
@@ -66,22 +71,29 @@ class StudentConfig:
     objective: ObjectiveName = "mlsm"
     """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
     teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
-    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher)"""
+    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher),
+    `type` the average LSP distribution of all its occurrences in the training text, `regress` the teacher's hidden
+    state, `recon` the hidden state that its stored LSP distribution rebuilds"""
 
     wordnet: Path | None = None
     """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the
     run, not its place"""
 
-    kappa: float = 1.0
-    """mtl: weight of the cross-entropy beside the KL of the LSPs"""
+    kappa: float | None = None
+    """weight of the words' cross-entropy: of mtl, beside the KL of the LSPs (unset: 1); of regress, beside the loss of
+    the hidden states (unset: 0, no words)"""
+
+    regress_loss: Literal["cosine", "mse"] = "cosine"
+    """regress: the loss between outputs and hidden states, which are centred and standardised: `cosine` is 1 - cosine,
+    `mse` the mean squared error"""
 
     target_temperature: float = 1.0
     """mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries; above 1 it is
     flatter than the stored one, below 1 sharper. Losses of different T do not compare: kl_untempered does"""
 
     untied: bool = False
-    """mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By default
-    the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
+    """mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By
+    default the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
 
     encoder: str = "bert-12x768"
     """bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any bert-<layers>x<width> or
@@ -160,6 +172,10 @@ class StudentConfig:
 
     grad_clip: float = 1.0
     """largest norm of the gradient over all parameters"""
+
+    positions: Literal["masked", "all"] = "masked"
+    """which tokens are predicted: `masked` those that a mask hides; `all` every token that is not special, and none is
+    hidden: the student reads the text as the teacher did. `all` is for objectives that learn only stored targets"""
 
     mask_rate: float = 0.15
     """share of a window's non-special tokens that are hidden and to be predicted"""
@@ -257,8 +273,14 @@ class StudentConfig:
             require(self, name, lambda value: value >= 1, "at least 1")
         for name in ("save_every", "eval_every", "weight_decay", "seed", "mask_later"):
             require(self, name, lambda value: value >= 0, "0 or more")
-        for name in ("lr", "grad_clip", "kappa", "epochs", "target_temperature"):
+        for name in ("lr", "grad_clip", "epochs", "target_temperature"):
             require(self, name, lambda value: value > 0 and math.isfinite(value), "a positive number")
+        at_least = "0 or more" if self.objective == "regress" else "a positive number"
+        require(self, "kappa", lambda value: (value > 0 or at_least[0] == "0") and 0 <= value < math.inf, at_least)
+        if self.regress_loss != "cosine" and self.objective != "regress":
+            raise ValueError(
+                f"--regress-loss {self.regress_loss} is only for --objective regress, found {self.objective}. Omit it."
+            )
         require(self, "warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         require(self, "decay_share", lambda value: 0 < value <= 1, "a share of the steps above 0")
         require(self, "short_windows", lambda value: value >= 2, "at least 2 tokens")
@@ -274,6 +296,15 @@ class StudentConfig:
         check_masks(self)
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
+        if self.positions == "all" and self.objective not in AT_ALL_POSITIONS:
+            raise ValueError(
+                f"--positions all hides no token, so it is only for objectives that learn nothing but stored targets"
+                f" ({', '.join(AT_ALL_POSITIONS)}); {self.objective} would learn to copy its input. Omit it."
+            )
+        if self.positions == "all" and self.objective == "regress" and self.word_weight > 0:
+            raise ValueError(
+                "--positions all hides no token, so --kappa would teach to copy the input. Omit one of them."
+            )
         if self.continue_head and self.continue_from is None:
             raise ValueError("--continue-head needs --continue-from, the model whose head it takes.")
         if self.target_temperature != 1 and self.objective not in TEMPERABLE:
@@ -288,9 +319,10 @@ class StudentConfig:
                 f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
                 f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
             )
-        if self.untied and self.objective not in UNTIABLE:
+        if self.untied and self.objective not in OVER_VOCABULARY:
             raise ValueError(
-                f"--untied is for the objectives {' and '.join(UNTIABLE)} alone, found {self.objective}. Leave it out."
+                f"--untied is only for objectives with an output for every token ({', '.join(OVER_VOCABULARY)}), found"
+                f" {self.objective}. Omit it."
             )
 
         self._check_stores()
@@ -321,21 +353,23 @@ class StudentConfig:
         """The settings that decide what is trained, as plain JSON values.
 
         Settings that were added later are in it only where they differ from what earlier versions did, so that the
-        names of their runs stay: `tied` is such a key (earlier versions never tied UNTIABLE objectives). Whether
+        names of their runs stay: mtl and naive-mlsm say that they are tied, mlm and kd that they are not. Whether
         segments are read depends on store and encoder, so that key is the task's (task.py).
         """
-        unused = {"untied", "segments", "store_weights"}
+        unused = {"segments", "store_weights"}
+        unused |= set() if self.untied and self.objective in ("mlm", "kd") else {"untied"}
         unused |= {"encoder"} if self.continue_from is not None else set()
-        unused |= {"kappa"} if self.objective != "mtl" else set()
+        unused |= {"kappa"} if self.objective != "mtl" and not (self.objective == "regress" and self.kappa) else set()
         unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
         unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"mask_update_steps"} if self.mask_weights != ADAPTIVE else set()
         unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         unused |= {"short_share"} if self.short_windows is None else set()
-        later: dict = {"tied": True} if self.objective in UNTIABLE and not self.untied else {}
+        later: dict = {"tied": True} if self.objective in ("mtl", "naive-mlsm") and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
-        return {name: value for name, value in self.to_json().items() if name not in OPERATIONAL | unused} | later
+        settings = self.to_json() | {"kappa": self.word_weight}
+        return {name: value for name, value in settings.items() if name not in OPERATIONAL | unused} | later
 
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
@@ -346,6 +380,18 @@ class StudentConfig:
         return settings | {name: list(settings[name]) for name in lists}
 
     root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+
+    @property
+    def word_weight(self) -> float:
+        """The weight of the words beside what else mtl and regress learn."""
+        return self.kappa if self.kappa is not None else float(self.objective != "regress")
+
+    @property
+    def predicted(self) -> tuple[float, float]:
+        """Share of a window's tokens that are predicted at the first step and at the last one."""
+        if self.positions == "all":
+            return 1.0, 1.0
+        return self.mask_rate, self.mask_rate if self.mask_rate_end is None else self.mask_rate_end
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -384,6 +430,13 @@ class StudentConfig:
     def short_steps(self, max_steps: int) -> int:
         """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
+
+
+def is_untied(settings: dict) -> bool:
+    """Whether a run with these settings, as `identity` has them, gave the vocabulary an output matrix of its own."""
+    if settings["objective"] in ("mlm", "kd"):
+        return settings.get("untied", False)
+    return not settings.get("tied", False)
 
 
 class ResolvedConfig(StudentConfig):

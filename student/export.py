@@ -89,6 +89,8 @@ class CardText(NamedTuple):
     tags: list[str]
     fills_masks: bool
     """whether AutoModelForMaskedLM loads it"""
+    unit: str = "nats per masked token"
+    """of the loss"""
     reads_words: bool = False
     """whether it learned from the words of the store, and none of the targets that the store may hold"""
 
@@ -162,6 +164,7 @@ def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
         loading="\n\n".join([_loading(objective, stock, family)] + [mask_later_note(layer)] * (layer > 0)),
         tags=[objective.name, "masked-latent-semantic-modeling"],
         fills_masks=stock and layer == 0,
+        unit=objective.unit,
         reads_words="ids" in objective.kinds,
     )
 
@@ -262,7 +265,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"## Loading\n\n{text.loading}",
         *[f"## In transformers alone\n\n{_IN_TRANSFORMERS}"] * has_code,
         f"## Sentences\n\n{_SENTENCES}",
-        f"## Held-out text\n\n{_figures(lineage)}",
+        f"## Held-out text\n\n{_figures(lineage, text.unit)}",
         f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
@@ -292,7 +295,7 @@ def _metadata(text: CardText, lineage: dict) -> ModelCardData:
             dataset_name="held-out documents of the corpus",
             dataset_split="held_out",
             metric_type=name,
-            metric_name=f"held-out {name}" + ", nats per masked token" * (name == "loss"),
+            metric_name=f"held-out {name}" + f", {text.unit}" * (name == "loss"),
             metric_value=value,
         )
         for name, value in (lineage["held_out"] or {}).items()
@@ -322,13 +325,15 @@ _SHOWN = {  # elsewhere in the card
 }
 
 
-def _figures(lineage: dict) -> str:
+def _figures(lineage: dict, unit: str) -> str:
     if not lineage["held_out"]:
         return "None: the store has no held-out windows, or none was evaluated."
     baseline = lineage["baseline"]
-    columns, header = [""], "| figure (loss in nats per token) | student | constant prediction |"
+    columns, header = [""], f"| figure (loss: {unit}) | student | constant prediction |"
     if "loss_by_position" in baseline:  # a card made again from a log of an earlier version has none
         columns, header = ["", "_by_position"], header + " constant at each position |"
+    elif "loss_by_type" in baseline:
+        columns, header = ["", "_by_type"], header + " constant for each token id |"
     cells = []
     for name, value in lineage["held_out"].items():
         references = [baseline.get(name + column) for column in columns]

@@ -32,7 +32,7 @@ from shards.copies import write_files
 from shards.reader import Store
 from student.arithmetic import Arithmetic
 from student.checkpoint import Checkpoints, load_weights
-from student.config import StudentConfig
+from student.config import StudentConfig, is_untied
 from student.encoders import build_encoder, without_pooler
 from student.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
 from student.export_config import ExportConfig
@@ -267,8 +267,9 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
+    how = {"kappa": settings.get("kappa"), "regress_loss": settings.get("regress_loss", "cosine")}
     weights = settings.get("store_weights", ())
-    objective = build_objective(settings["objective"], stores, weights, untied="tied" not in settings)
+    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings), **how)
 
     def build() -> Student:
         check_counts(architecture, path / "resume")

@@ -73,7 +73,8 @@ def count_flops(module: nn.Module, **inputs: Any) -> int:
 def step_flops(model: nn.Module, config: ResolvedConfig, length: int, pieces: int = 1) -> int:
     """Operations of a run's average optimiser step on windows of `length` full of text, each cut into pieces."""
     at_end = 1 - fmean(config.mask_rate_steps) if config.mask_schedule == "steps" else 0.5  # of the way, on average
-    rate = (1 - at_end) * config.mask_rate + at_end * (config.mask_rate_end or config.mask_rate)
+    first, last = config.predicted
+    rate = (1 - at_end) * first + at_end * last
     masked = round(rate * (length - 2))  # of a window with its two special tokens
     whole, rest = divmod(config.batch_windows, config.micro_batch)
     flops = 0

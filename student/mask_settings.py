@@ -3,6 +3,7 @@
 Left out: the settings themselves (config.py), whether a table of weights goes with the store (mask_weights.py).
 """
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from common.settings import require
@@ -10,6 +11,8 @@ from student.mask_weights_config import ADAPTIVE, UNIFORM
 
 if TYPE_CHECKING:
     from student.config import StudentConfig
+
+_OF_MASKS = ("mask_rate", "mask_rate_end", "mask_schedule", "mask_weights", "mask_unit", "corruption", "mask_later")
 
 
 def check_masks(config: "StudentConfig") -> None:
@@ -47,11 +50,22 @@ def check_masks(config: "StudentConfig") -> None:
             " words. Make the file first (make-mask-weights --kind domain), and give its path."
         )
     require(config, "mask_update_steps", lambda value: value >= 1, "at least 1")
+    if config.positions == "all":
+        _check_unmasked(config)
     if config.mask_later > 0 and config.corruption != "mask":
         raise ValueError(
             f"--mask-later {config.mask_later} is for --corruption mask alone, found {config.corruption}: a token that"
             f" stands at a masked position would tell the layers below that it is one. Leave one of them out."
         )
+
+
+def _check_unmasked(config: "StudentConfig") -> None:
+    """Raise ValueError if a setting says how tokens are hidden."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in _OF_MASKS:
+        if getattr(config, name) != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} says how tokens are hidden, and --positions all hides none. Omit one of them.")
 
 
 def rise(shares: tuple[float, ...]) -> bool:

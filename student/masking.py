@@ -69,7 +69,7 @@ class Masking:
     rate         share of a window's maskable tokens at step 0; it moves to rate_end (None: it stays) by the last of
                  max_steps, as the schedule says
     corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
-                 special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1)
+                 special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1); none: nothing is hidden
     unit         token, word or span
     continues_V  which ids continue a word; needed by words alone
     schedule     linear, cosine or steps; by steps it moves in equal parts at rate_steps, shares of max_steps
@@ -140,6 +140,8 @@ class Masking:
     ) -> np.ndarray:
         """What the student sees: int64 (W, L), the ids but at the chosen positions."""
         input_WL = ids_WL.astype(np.int64)
+        if self.corruption == "none":
+            return input_WL
         if self.corruption == "mask":
             input_WL[mask_WL] = self.special_ids["mask"]
             return input_WL
@@ -166,13 +168,14 @@ def build_masking(
 ) -> Masking:
     """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
     is_by_words = config.mask_unit == "word"
+    unmasked = config.positions == "all"  # then these settings have their defaults (mask_settings.py)
     return Masking(
         store.special_ids,
         store.vocab_size,
-        config.mask_rate,
+        1.0 if unmasked else config.mask_rate,
         config.mask_rate_end,
         config.max_steps,
-        config.corruption,
+        "none" if unmasked else config.corruption,
         config.mask_unit,
         continuation_flags(store.tokenizer_dir, store.vocab_size) if is_by_words else np.zeros(0, bool),
         config.mask_schedule,

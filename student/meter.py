@@ -76,6 +76,11 @@ class Meter:
         }
 
 
+def closest_baseline(baseline: dict) -> str:
+    """The name of the loss of the best prediction that does not read the text: by position, by type, or a constant."""
+    return next((name for name in ("loss_by_position", "loss_by_type") if name in baseline), "loss")
+
+
 def share_of_baseline(held_out: dict, baseline: dict, name: str = "loss") -> float | None:
     """Held-out loss over that of the constant prediction: at 1 nothing was learned. None without evaluation."""
     if not held_out or not baseline.get(name):

@@ -2,7 +2,8 @@
 
 An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
 *summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
-term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats.
+term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats,
+except those of objectives that learn vectors (vectors.py).
 Left out: the objectives themselves (objectives.py), those that learn from several stores at once (several_stores.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, T loss terms.
@@ -26,16 +27,19 @@ _HOLDS = {
     "ids": "token ids only",
     "lsp": "LSP distributions",
     "logits": "a teacher's distributions over its vocabulary (encode-logits)",
+    "hidden": "a teacher's hidden states (encode-hidden)",
 }
 
 
 class Objective:
     """What all objectives share.
 
-    kappa               weight of mtl's second term; the others ignore it
-    untied              of mtl and naive-mlsm, whether the vocabulary has output rows of its own; the others ignore it
+    kappa               weight of the words beside what else mtl and regress learn, None: the usual one; the others
+                        ignore it
+    untied              whether the vocabulary, if it has outputs, has output rows of its own
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
     wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
+    regress_loss        of regress, `cosine` or `mse`; the others ignore it
     Raises              RunError where the store does not hold what the objective needs
     """
 
@@ -44,6 +48,8 @@ class Objective:
     """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
     tied = False
     """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
+    usual_kappa = 1.0
+    """kappa where none is given"""
     term_weights: tuple[float, ...] = (1.0,)
     """the loss is the sum over terms of weight x (summed loss / count)"""
     learns: str
@@ -54,6 +60,10 @@ class Objective:
     """the constant prediction that `baseline` scores"""
     reference_by_position: str | None = None
     """the prediction that is constant at each position, where `baseline` scores one"""
+    reference_by_type: str | None = None
+    """the prediction that is constant for each token id, where `baseline` scores one"""
+    unit = "nats per masked token"
+    """of the loss, for people"""
     guess = "most frequent token"
     """what the baseline's accuracy always predicts, where there is one"""
     outputs: int
@@ -67,11 +77,12 @@ class Objective:
     def __init__(
         self,
         store: Store,
-        kappa: float = 1.0,
+        kappa: float | None = None,
         *,
         untied: bool = False,
         target_temperature: float = 1.0,
         wordnet: Path | None = None,
+        regress_loss: str = "cosine",
     ):
         if store.kind not in self.kinds:
             raise RunError(
@@ -79,7 +90,9 @@ class Objective:
                 f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
                 f" --objective."
             )
-        self.kappa, self.untied, self.temperature, self.wordnet = kappa, untied, target_temperature, wordnet
+        self.kappa = self.usual_kappa if kappa is None else kappa
+        self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
+        self.regress_loss = regress_loss
         self.facts: dict = {}  # of the targets, for the log
         self.set_up(store)
 
@@ -106,6 +119,12 @@ class Objective:
     def heads(self, store: Store) -> list[tuple[slice, Store]]:
         """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
         return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
+
+    def prepare(self, train: WindowReader, directory: Path | None) -> None:
+        """Make what the targets follow from beside the store's rows, from the training split, before the first batch.
+
+        directory  where it may be kept for other runs; None: nowhere
+        """
 
     def identity(self) -> dict:
         """What the targets follow from beside settings and stores, under the names of settings: part of a run's."""
@@ -141,8 +160,8 @@ class Objective:
     def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
         """The figures of a constant prediction, learned from the training split, on the held-out targets.
 
-        Those of a prediction that is constant at each position of the window have names that end in `_by_position`;
-        objectives without LSPs have none.
+        Those of a prediction that is constant at each position of the window have names that end in `_by_position`,
+        those of one that is constant for each token id in `_by_type`. An objective has one of the two or none.
 
         directory  where averages by position are kept for the next run; None: nowhere
         """

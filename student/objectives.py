@@ -1,8 +1,9 @@
 """What the student learns at a masked token: one small class per objective, and the table of them.
 
 To add one: docs/training.md, "Add an objective".
-Left out: supersense (supersenses.py), what all of them share (objective.py), what is masked (masking.py), the records
-of targets (targets.py), the arithmetic of the gradient (losses.py) and of constant predictions (baselines.py).
+Left out: supersense (supersenses.py), type (token_tables.py), regress and recon (vectors.py), what all of them share
+(objective.py), what is masked (masking.py), the records of targets (targets.py), the arithmetic of the gradient
+(losses.py) and of constant predictions (baselines.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, E stored entries of M sparse rows, T loss terms.
 """
@@ -24,6 +25,8 @@ from student.objective import Objective
 from student.sparse_rows import negative_entropy, row_of_entry, temper
 from student.supersenses import Supersense
 from student.targets import JointTargets, MaskedTokens, SparseTargets, TeacherTargets, TokenTargets
+from student.token_tables import TypeAverage
+from student.vectors import Recon, Regress
 
 logger = logging.getLogger(__name__)
 
@@ -172,16 +175,16 @@ class NaiveMlsm(Mlsm):
 
 
 class Mlm(Objective):
-    """Masked language modeling: cross-entropy over the vocabulary, output matrix tied to the embeddings."""
+    """Masked language modeling: cross-entropy over the vocabulary, output matrix tied to the embeddings by default."""
 
     name = "mlm"
-    kinds = ("ids", "lsp", "logits")
+    kinds = ("ids", "lsp", "logits", "hidden")
     tied = True
     learns = "predicting masked tokens"
     loss_name, reference = "held-out loss", "unigram frequencies"
 
     def set_up(self, store: Store) -> None:
-        self.outputs = store.vocab_size
+        self.tied, self.outputs = not self.untied, store.vocab_size
         self.token_columns = slice(0, self.outputs)
 
     def read_targets(self, masked: MaskedTokens) -> TokenTargets:
@@ -227,7 +230,7 @@ class Kd(Objective):
     loss_name, reference = "held-out KL", "the teacher's average distribution"
 
     def set_up(self, store: Store) -> None:
-        self.outputs = store.vocab_size
+        self.tied, self.outputs = not self.untied, store.vocab_size
         self.token_columns = slice(0, self.outputs)
         self._check_mass(store, ENOUGH_TEACHER_MASS, "the teacher's probability on average, the rest is one bucket")
 
@@ -341,4 +344,5 @@ class Mtl(Objective):
         return with_perplexity({"loss": loss} | figures, "cross_entropy")
 
 
-OBJECTIVES = {objective.name: objective for objective in (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm, Supersense)}
+_ALL = (Mlsm, Mlm, Kd, Mtl, HardMlsm, NaiveMlsm, Supersense, TypeAverage, Regress, Recon)
+OBJECTIVES = {objective.name: objective for objective in _ALL}

@@ -5,7 +5,7 @@ Left out: the log (trainer.py), the model card (export.py).
 
 from typing import TYPE_CHECKING
 
-from student.meter import share_of_baseline
+from student.meter import closest_baseline, share_of_baseline
 
 if TYPE_CHECKING:
     from student.trainer import Trainer
@@ -46,9 +46,10 @@ def summary(trainer: "Trainer") -> dict:
         "baseline_loss": baseline.get("loss"),
         "improvement": _improvement(figures, baseline, "loss"),
     }
-    if "loss_by_position" in baseline:
-        result["baseline_loss_by_position"] = baseline["loss_by_position"]
-        result["improvement_by_position"] = _improvement(figures, baseline, "loss_by_position")
+    if (closest := closest_baseline(baseline)) != "loss":
+        suffix = closest.removeprefix("loss")
+        result[f"baseline_loss{suffix}"] = baseline[closest]
+        result[f"improvement{suffix}"] = _improvement(figures, baseline, closest)
     return result
 
 

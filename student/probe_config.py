@@ -47,9 +47,11 @@ class ProbeConfig(StudentConfig):
     objective: ObjectiveName = field(init=False, default="mlm")
     wordnet: Path | None = field(init=False, default=None)
     store_weights: tuple[float, ...] | None = field(init=False, default=None)
-    kappa: float = field(init=False, default=1.0)
+    kappa: float | None = field(init=False, default=None)
+    regress_loss: Literal["cosine", "mse"] = field(init=False, default="cosine")
     target_temperature: float = field(init=False, default=1.0)
     untied: bool = field(init=False, default=False)
+    positions: Literal["masked", "all"] = field(init=False, default="masked")
     mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
     short_windows: int | None = field(init=False, default=None)
     short_share: float = field(init=False, default=0.9)

@@ -10,7 +10,7 @@ begins a longer word has the row of its own text ("un" of "un ##happy" is the Un
 ("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the sense that
 a word has in its context.
 
-Shapes: M masked tokens, V vocabulary, S supersenses.
+Shapes: V vocabulary, S supersenses.
 """
 
 import hashlib
@@ -18,16 +18,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from scipy import sparse
 
 from common.errors import RunError
 from common.wordnet import LEXNAMES, WordNet
 from shards.reader import Store
-from shards.windows import WindowReader
-from student.objective import Objective
-from student.targets import MaskedTokens, SupersenseTargets
+from student.token_tables import TokenTable
 from student.words import continuation_flags
 
 
@@ -67,49 +63,24 @@ def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
     return shares_VS
 
 
-class Supersense(Objective):
+class Supersense(TokenTable):
     """KL(P || Q) to the distribution P over supersenses of the token's text; a token without a row carries no loss."""
 
     name = "supersense"
-    kinds = ("ids", "lsp", "logits")
+    kinds = ("ids", "lsp", "logits", "hidden")
     learns = "predicting the supersenses of masked tokens (the lexicographer files of their synsets in WordNet)"
     loss_name, reference = "held-out KL", "the average distribution over supersenses"
+    coverage = "tokens_with_supersenses"
 
     def set_up(self, store: Store) -> None:
         self.outputs, self._store = len(LEXNAMES), store
 
     @cached_property
-    def table_VS(self) -> Tensor:
+    def table_VK(self) -> sparse.csr_array:
         """What `supersense_table` makes of the objective's `wordnet`; an export needs none."""
         assert self.wordnet is not None, "the settings have refused that"
-        return torch.from_numpy(supersense_table(self.wordnet, self._store))
+        return sparse.csr_array(supersense_table(self.wordnet, self._store))
 
     def identity(self) -> dict:
         """The table's content stands for the file: 16 digits of its hash."""
-        return {"wordnet": hashlib.sha256(self.table_VS.numpy().astype("<f4").tobytes()).hexdigest()[:16]}
-
-    def read_targets(self, masked: MaskedTokens) -> SupersenseTargets:
-        shares_MS = self.table_VS[masked.ids()]
-        coded_M = shares_MS.any(dim=1)
-        return SupersenseTargets((int(coded_M.sum()),), shares_MS, coded_M.float())
-
-    def loss_sums(self, logits_MK: Tensor, targets: SupersenseTargets) -> Tensor:
-        return F.kl_div(F.log_softmax(logits_MK.float(), dim=1), targets.shares_MS, reduction="sum")[None]
-
-    @torch.no_grad()
-    def token_losses(self, logits_MK: Tensor, targets: SupersenseTargets) -> tuple[Tensor, Tensor]:
-        losses_MS = F.kl_div(F.log_softmax(logits_MK.float(), dim=1), targets.shares_MS, reduction="none")
-        return losses_MS.sum(dim=1)[None], targets.coded_M[None]
-
-    def measure(self, logits_MK: Tensor, targets: SupersenseTargets) -> dict:
-        return {"loss": self.loss_sums(logits_MK, targets)[0]}
-
-    def baseline(self, train: WindowReader, held_out: list[SupersenseTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows to the average row of the training split's tokens, smoothed by one uniform row."""
-        counts_V = torch.tensor(np.asarray(train.token_counts(), dtype=np.float64))
-        counts_V[train.store.special_ids["all"]] = 0
-        sums_S = counts_V @ self.table_VS.double()
-        self.facts["tokens_with_supersenses"] = float(sums_S.sum() / counts_V.sum().clamp(min=1))
-        logits_S = (sums_S + 1 / self.outputs).log()  # its softmax is the average
-        losses = [self.loss_sums(logits_S.expand(targets.shares_MS.shape), targets) for targets in held_out]
-        return {"loss": float(sum(losses)) / max(1, sum(targets.counts[0] for targets in held_out))}
+        return {"wordnet": hashlib.sha256(self.table_VK.toarray().astype("<f4").tobytes()).hexdigest()[:16]}

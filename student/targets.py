@@ -2,7 +2,7 @@
 
 Left out: how they are read from a store (objectives.py, sparse_rows.py), the losses (losses.py).
 
-Shapes: M masked tokens, V vocabulary, k LSPs, S supersenses, E stored entries of M sparse rows.
+Shapes: M masked tokens, V vocabulary, k LSPs, K outputs, E stored entries of M sparse rows.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from shards.codec import SparseRows
+from shards.codec import HiddenRows, SparseRows
 from shards.windows import WindowBatch, WindowReader
 
 
@@ -29,6 +29,10 @@ class MaskedTokens(NamedTuple):
     def rows(self) -> SparseRows:
         """Their distributions as the store keeps them."""
         return self.windows.targets(self.read, self.window_M, self.position_M)
+
+    def hidden(self) -> HiddenRows:
+        """Their hidden states as the store keeps them."""
+        return self.windows.hidden(self.read, self.window_M, self.position_M)
 
 
 class SparseTargets(NamedTuple):
@@ -84,15 +88,28 @@ class TeacherTargets(NamedTuple):
     """int64"""
 
 
-class SupersenseTargets(NamedTuple):
-    """Distributions over WordNet's supersenses of M tokens."""
+class TableTargets(NamedTuple):
+    """Distributions of M tokens that follow from their ids."""
 
     counts: tuple[int]
     """tokens that have one"""
-    shares_MS: Tensor
+    shares_MK: Tensor
     """float32 probabilities; the rows of other tokens are zero"""
     coded_M: Tensor
     """float32, 1 where a token has one"""
+
+
+class VectorTargets(NamedTuple):
+    """A vector for each of M tokens."""
+
+    counts: tuple[int, ...]
+    """tokens that have one; where words are learned too, all tokens"""
+    vectors_Md: Tensor
+    """float32; zeros for tokens without one"""
+    coded_M: Tensor
+    """float32, 1 where a token has one"""
+    labels_M: Tensor
+    """int64 ids of the tokens"""
 
 
 class SeveralTargets(NamedTuple):

@@ -67,6 +67,7 @@ def student_task(config: StudentConfig, store: Store) -> Task:
         untied=config.untied,
         target_temperature=config.target_temperature,
         wordnet=config.wordnet,
+        regress_loss=config.regress_loss,
     )
     for one in stores if "ids" not in objective.kinds else ():  # no teacher makes targets that follow from the ids
         if config.documents_apart != one.settings.get("documents_apart", False):

@@ -36,7 +36,7 @@ from student.mask_later import mask_later_of
 from student.mask_weights_config import ADAPTIVE
 from student.masking import build_masking, take_turns
 from student.memory import name_lack_of_memory, what_fits
-from student.meter import Meter, share_of_baseline
+from student.meter import Meter, closest_baseline, share_of_baseline
 from student.opening import open_run
 from student.outcome import lineage, summary
 from student.ranks import Ranks, join
@@ -70,7 +70,8 @@ def train(
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline); of LSP
               objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
-              is constant at each position;
+              is constant at each position; of regress and recon baseline_loss_by_type and improvement_by_type, against
+              the one that is constant for each token id;
               and already_finished, true when there was nothing left to do
     Raises    RunError    store, settings and output directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
@@ -137,7 +138,10 @@ class Trainer:
         reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
         of_steps: dict[str, Any] = {"by_token": is_adaptive, "short_steps": config.short_steps(config.max_steps)}
         of_steps |= {"pieces": store.max_length // (config.short_windows or store.max_length)}
-        self.loader = Loader(training_windows(store), read_targets=objective.read_targets, **of_steps, **reading)
+        windows = training_windows(store)
+        # One process after the other: the first keeps what it makes, which the others then find.
+        ranks.first_then_all(partial(objective.prepare, windows, run.marginals_directory))
+        self.loader = Loader(windows, read_targets=objective.read_targets, **of_steps, **reading)
         # One process after the other: the first keeps the averages by position, which the others then find.
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
         self.held_out = ranks.first_then_all(partial(HeldOut, store, self.loader.windows, objective, **reading))
@@ -244,8 +248,9 @@ class Trainer:
                 f" this again, that checkpoint is damaged: move it elsewhere, and the run goes on from the one before."
             )
         line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, baseline)}
-        if "loss_by_position" in baseline:
-            line["held_out_vs_baseline_by_position"] = share_of_baseline(self.figures, baseline, "loss_by_position")
+        if (closest := closest_baseline(baseline)) != "loss":
+            name = f"held_out_vs_baseline{closest.removeprefix('loss')}"
+            line[name] = share_of_baseline(self.figures, baseline, closest)
         return line
 
     def _save(self) -> None:
@@ -285,8 +290,7 @@ class Trainer:
         total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
         if self.figures:
             baseline = self.held_out.baseline
-            figures |= {"held_out": self.figures["loss"]}
-            figures |= {"baseline": baseline.get("loss_by_position", baseline["loss"])}
+            figures |= {"held_out": self.figures["loss"], "baseline": baseline[closest_baseline(baseline)]}
         done = total if self.steps == self.config.max_steps else min(self.tokens, total)
         self.progress(self.task.name, done, total, unit="tokens", step=self.steps, **figures)
 

@@ -36,7 +36,7 @@ def choose(verb: "Verb", settings: Any) -> tuple[Any, str | None]:
 
 def stores(settings: object) -> list[Path]:
     """List the finished stores of any kind."""
-    return _stores("lsp", "ids", "logits")
+    return _stores("lsp", "ids", "logits", "hidden")
 
 
 def lsp_stores(settings: object) -> list[Path]:

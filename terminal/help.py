@@ -41,11 +41,11 @@ GROUPS = {
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
         activation_checkpointing partial_vocabulary gpu mfu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
-        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa target_temperature untied
-        continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all grad_clip
-        mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps mask_update_steps mask_unit
-        corruption mask_later short_windows short_share checkpoints store_weights save_every keep_last eval_every
-        eval_windows log_every track limit per_paradigm mark_target limit_train""",
+        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
+        untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
+        grad_clip positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
+        mask_update_steps mask_unit corruption mask_later short_windows short_share checkpoints store_weights
+        save_every keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
 }
 TITLES = {
     "what": "what it works on and makes",

@@ -104,17 +104,19 @@ def _trained_rows(result):
 def _held_out_rows(objective, figures, baseline):
     if not figures:
         return [("held out", "nothing: the corpus has no held-out windows")]
+    from student.meter import closest_baseline
     from student.objectives import OBJECTIVES
 
     objective, loss = OBJECTIVES[objective], figures["loss"]
     loss_name = f"{objective.loss_name}, weighted sum" if "loss_1" in figures else objective.loss_name
     plain = _side(loss, baseline["loss"], objective.reference)
-    by_position = baseline.get("loss_by_position")  # a run of an earlier version has none
-    if by_position is None:
-        rows = [(loss_name, f"{loss:.4f} nats per masked token, {plain}")]
+    closest = closest_baseline(baseline)
+    if closest == "loss":
+        rows = [(loss_name, f"{loss:.4f} {objective.unit}, {plain}")]
     else:
-        headline = _side(loss, by_position, objective.reference_by_position)
-        rows = [(loss_name, f"{loss:.4f} nats per masked token, {headline}"), ("", plain)]
+        reference = getattr(objective, closest.replace("loss", "reference"))
+        headline = _side(loss, baseline[closest], reference)
+        rows = [(loss_name, f"{loss:.4f} {objective.unit}, {headline}"), ("", plain)]
     number = 1
     while f"loss_{number}" in figures:  # of several stores
         of_store = _side(figures[f"loss_{number}"], baseline[f"loss_{number}_by_position"], "the same by position")

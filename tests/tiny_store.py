@@ -9,6 +9,8 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from shards.codec import encode_hidden
+from shards.copies import dictionary_fingerprint
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
@@ -16,15 +18,28 @@ from shards.writer import UnitWriter
 
 WORDS = 60
 LENGTH = 16
+WIDTH = 12  # of hidden states and atoms
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
 def write_store(
-    path, *, k, kind=None, tail=0.01, words=WORDS, train_windows=150, held_out_windows=20, pairs=False, bare=7
+    path,
+    *,
+    k,
+    kind=None,
+    tail=0.01,
+    words=WORDS,
+    train_windows=150,
+    held_out_windows=20,
+    pairs=False,
+    bare=7,
+    atoms=False,
 ):
     """Write a store and open it; equal arguments but k, kind, tail and bare give the same plan.
 
-    kind   "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops
+    kind   "logits" for a teacher's distributions: k is the width of its head, tail what every other row drops;
+           "hidden" for hidden states, with k = 0
+    atoms  whether the store has a dictionary
     bare   every so-manyth word has no LSPs
     pairs  windows of sentence pairs: the fifth token after [CLS] is a [SEP]
     """
@@ -32,6 +47,9 @@ def write_store(
     files = StoreFiles(path)
     special_ids = SPECIAL | {"all": sorted(SPECIAL.values())}
     settings = {"teacher": "none", "layer": 3, "k": k, "words": words} | ({"kind": kind, "tail": tail} if kind else {})
+    settings |= {"width": WIDTH, "quantise": {"name": "int8"}} if kind == "hidden" else {}
+    atoms_Kd = np.random.default_rng(1).normal(size=(k, WIDTH)).astype(np.float32)
+    settings |= {"dictionary": dictionary_fingerprint(atoms_Kd)} if atoms else {}
     settings |= {"bare": bare} if bare != 7 else {}
     vocab_size = len(SPECIAL) + words
     target = {
@@ -46,18 +64,25 @@ def write_store(
     }
     files.create(target)
     write_tokenizer(files.tokenizer, words)
+    if atoms:
+        files.dictionary.mkdir()
+        np.save(files.dictionary / "atoms.npy", atoms_Kd)
+        record = {"format": 1, "fingerprint": settings["dictionary"], "shape": [k, WIDTH], "stopped": "made up"}
+        (files.dictionary / "dictionary.json").write_text(json.dumps(record | {"settings": {}, "history": []}))
     units = []
     for split, windows in {"train": train_windows, "held_out": held_out_windows}.items():
         unit = PlannedUnit(f"{split}-{windows}-{words}", split, "made up", 0, windows)
-        meta = ShardMeta(target["target"], unit.id, k, vocab_size, LENGTH)
+        meta = ShardMeta.of_unit(target, unit.id)
         with UnitWriter(files, meta) as writer:
             for count in np.diff([*range(0, windows, 64), windows]):
                 columns = block(rng, count, words)
                 if pairs:
                     columns["ids"][columns["run_starts"] + 5] = SPECIAL["sep"]
-                rows = (
-                    logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k, bare) if k else {}
-                )
+                rows = {}
+                if kind == "hidden":
+                    rows = hidden_rows(columns["ids"], words, bare, writer.sums)
+                elif kind or k:
+                    rows = logits_rows(columns["ids"], words, tail) if kind else lsp_rows(columns["ids"], k, bare)
                 writer.write_block(**columns | rows)
         units.append(unit)
     files.publish_plan(Plan({"length": LENGTH} | ({"packing": "pairs"} if pairs else {}), tuple(units)))
@@ -116,6 +141,18 @@ def logits_rows(ids, words, tail):
         "weights": np.array(weights),
         "tail": np.array(tails, np.float32),
     }
+
+
+def hidden_rows(ids, words, bare, sums):
+    """A unit vector decided by the word and the one before; special tokens and every `bare`-th word have none."""
+    vectors = np.random.default_rng(2).normal(size=(2, len(SPECIAL) + words, WIDTH)) + 1
+    rows = vectors[0][ids] + 0.5 * vectors[1][np.roll(ids, 1)]
+    coded = (ids >= len(SPECIAL)) & (ids % bare != 0)
+    rows *= (coded / np.linalg.norm(rows, axis=1))[:, None]
+    sums["hidden_sum"] += rows.sum(axis=0)
+    sums["hidden_squares"] += (rows**2).sum(axis=0)
+    codes, scales = encode_hidden(rows.astype(np.float32))
+    return {"hidden": codes, "marks": scales}
 
 
 def teacher_says(token, words):

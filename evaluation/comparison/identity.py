@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
-from student.config import BEFORE, LSP_OBJECTIVES, OVER_VOCABULARY, UNTIABLE
+from student.config import BEFORE, OF_LSP_STORES, OVER_VOCABULARY, is_untied
 from student.mask_weights_config import ADAPTIVE
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
@@ -183,7 +183,7 @@ def groups(facts: dict) -> Groups:
     if identity is None:
         return _of_record(facts) if objective else {}
     settings, target = identity["settings"], identity["target_settings"]
-    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied")}
+    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied", "untied")}
     found = {
         "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
@@ -197,10 +197,10 @@ def groups(facts: dict) -> Groups:
     if objective == UNTRAINED:  # its weights follow from these alone
         kept = {"objective", "step", "encoder", "run_seed", *found["text"]} - {"plan"}
         found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}
-    if objective == "mtl":
-        found["mtl"] = {"kappa": settings.get("kappa")}
+    if objective == "mtl" or settings.get("kappa"):
+        found["words beside"] = {"kappa": settings.get("kappa")}
     if objective in OVER_VOCABULARY:
-        found["words"] = {"tied": objective not in UNTIABLE or settings.get("tied", False)}
+        found["words"] = {"tied": not is_untied(settings | {"objective": objective})}
     if objective not in WITHOUT_TARGETS:
         names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
         shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
@@ -214,19 +214,21 @@ def groups(facts: dict) -> Groups:
 def _of_record(facts: dict) -> Groups:
     """What a record without identity says."""
     found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
-    if facts["objective"] == "mtl":
-        found["mtl"] = {"kappa": facts["kappa"]}
+    if facts["kappa"] is not None:
+        found["words beside"] = {"kappa": facts["kappa"]}
     if facts["objective"] not in WITHOUT_TARGETS:
         found["teacher"] = {"teacher": facts["teacher"]}
-    if facts["objective"] in LSP_OBJECTIVES:
+    if facts["objective"] in OF_LSP_STORES:
         found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
     return found
 
 
 def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
+    if objective == "regress":
+        return {"hidden": {f"hidden {name}": value for name, value in own.items()}}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
-    if objective not in LSP_OBJECTIVES:
+    if objective not in OF_LSP_STORES:
         return {"logits": _DEFAULTS["logits"] | {f"logits {name}": value for name, value in own.items()} | kept}
     learned = target.get("dictionary_settings", {})
     dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}

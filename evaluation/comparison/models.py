@@ -34,6 +34,9 @@ OBJECTIVES = {
     "hard-mlsm": "hard MLSM",
     "naive-mlsm": "naive MLSM",
     "supersense": "supersenses",
+    "type": "LSPs by type",
+    "regress": "hidden states",
+    "recon": "rebuilt hidden states",
 }
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 _RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have

@@ -1,6 +1,7 @@
 """Write the golden store of a format version: run once when the format changes, never for a change of code.
 
-python tests/faults/make_golden.py tests/faults/golden/v1
+python tests/faults/make_golden.py tests/faults/golden/v1               # of LSPs
+python tests/faults/make_golden.py tests/faults/golden/v1-int8 int8     # of hidden states; v1-pq pq as well
 """
 
 import json
@@ -8,12 +9,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent), str(HERE.parents[1] / "shards")]
+sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[1] / "shards")]
 
 
-def main(path):
+def main(path, quantise=None):
     import numpy as np
-    from make_store import SPECIAL, random_block
+    from make_store import SPECIAL, hidden_settings, keep_codebook, random_block, random_hidden
     from test_damage import everything
 
     from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
@@ -21,12 +22,13 @@ def main(path):
     from shards.writer import UnitWriter
 
     rng = np.random.default_rng(1)
-    settings = {"format": 1, "kind": "lsp"}
+    settings, codebook = hidden_settings(quantise) if quantise else ({"format": 1, "kind": "lsp"}, None)
+    k = 0 if quantise else 32
     target = {
         "target": fingerprint(settings),
         "settings": settings,
         "lineage": {},
-        "k": 32,
+        "k": k,
         "vocab_size": 64,
         "max_length": 16,
         "weight_octaves": LSP_OCTAVES,
@@ -34,13 +36,21 @@ def main(path):
     }
     files = StoreFiles(path / "store")
     files.create(target)
+    if codebook is not None:
+        keep_codebook(files, codebook)
     units = [PlannedUnit(f"unit{n}", split, "golden", n, n + 1) for n, split in enumerate(("train", "held_out"))]
     files.publish_plan(Plan({"max_length": 16}, tuple(units)))
     for unit in units:
-        with UnitWriter(files, ShardMeta(target["target"], unit.id, 32, 64, 16)) as writer:
-            writer.write_block(**random_block(rng, windows=5, max_length=16, vocab_size=64, k=32))
+        with UnitWriter(files, ShardMeta.of_unit(target, unit.id)) as writer:
+            block = random_block(rng, windows=5, max_length=16, vocab_size=64, k=k)
+            if quantise:
+                stored, rows = random_hidden(rng, block["ids"], codebook=codebook)
+                block |= stored
+                writer.sums["hidden_sum"] += rows.sum(0, dtype=np.float64)
+                writer.sums["hidden_squares"] += (rows.astype(np.float64) ** 2).sum(0)
+            writer.write_block(**block)
     (path / "content.json").write_text(json.dumps(everything(files.path), indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

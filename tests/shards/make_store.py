@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from shards import codec
+from shards.copies import codebook_fingerprint
 from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
@@ -39,11 +41,60 @@ def random_rows(rng, special, k):
     return {"nnz": nnz, "indices": indices, "weights": weights, "tail": tail}
 
 
-def make_store(path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0, units=("train", "train", "held_out")):
-    """Write a finished store; returns (StoreFiles, Plan, {split: list of blocks' columns})."""
+def random_hidden(rng, ids, width=24, codebook=None):
+    """Stored rows of unit-length vectors for all but the special tokens, and those vectors (T, d) as they are read.
+
+    With a codebook of shape (b, 256, d / b) the codes are drawn at random.
+    """
+    coded = ~np.isin(ids, SPECIAL["all"])
+    if codebook is not None:
+        codes = rng.integers(0, 256, (len(ids), len(codebook))).astype(np.uint8)
+        codes[~coded] = 0
+        rows = np.concatenate([codebook[m][codes[:, m]] for m in range(len(codebook))], axis=1) * coded[:, None]
+        return {"hidden": codes, "marks": coded}, rows
+    rows = rng.normal(size=(len(ids), width)).astype(np.float32)
+    rows *= (coded / np.linalg.norm(rows, axis=1))[:, None].astype(np.float32)
+    codes, scales = codec.encode_hidden(rows)
+    return {"hidden": codes, "marks": scales}, codes * scales[:, None]
+
+
+def hidden_settings(quantise, seed=0, width=24):
+    """Settings of a store of hidden states, and its codebook if it has one."""
+    settings = {"format": FORMAT_VERSION, "kind": "hidden", "width": width, "quantise": {"name": quantise}}
+    if quantise == "int8":
+        return settings, None
+    codebook = np.random.default_rng(seed).normal(0, 0.1, (8, 256, width // 8)).astype(np.float32)
+    settings["quantise"] |= {"bytes": 8, "codebook": codebook_fingerprint(codebook)}
+    return settings, codebook
+
+
+def keep_codebook(files, codebook):
+    files.codebook.mkdir(exist_ok=True)
+    np.save(files.codebook / "centroids.npy", codebook)
+
+
+def make_store(
+    path,
+    *,
+    k=300,
+    vocab_size=1000,
+    max_length=32,
+    blocks=2,
+    seed=0,
+    units=("train", "train", "held_out"),
+    quantise=None,
+):
+    """Write a finished store; returns (StoreFiles, Plan, {split: list of blocks' columns}).
+
+    quantise  "int8" or "pq" for a store of hidden states: a block's `rows` are then what is to be read
+    """
     rng = np.random.default_rng(seed)
     files = StoreFiles(path)
     settings = {"format": FORMAT_VERSION, "kind": "lsp" if k else "ids", "k": k, "seed": seed, "max_length": max_length}
+    codebook = None
+    if quantise:
+        settings, codebook = hidden_settings(quantise, seed)
+        k = 0
     target = {
         "target": fingerprint(settings),
         "settings": settings,
@@ -55,6 +106,8 @@ def make_store(path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0,
         "special_ids": SPECIAL,
     }
     files.create(target)
+    if codebook is not None:
+        keep_codebook(files, codebook)
     plan = Plan(
         {"max_length": max_length},
         tuple(
@@ -66,11 +119,16 @@ def make_store(path, *, k=300, vocab_size=1000, max_length=32, blocks=2, seed=0,
     files.publish_plan(plan)
     truth = {"train": [], "held_out": []}
     for unit in plan.units:
-        with UnitWriter(files, ShardMeta(target["target"], unit.id, k, vocab_size, max_length)) as writer:
+        with UnitWriter(files, ShardMeta.of_unit(target, unit.id)) as writer:
             for number in range(blocks):
                 windows = windows_per_block(max_length) if number < blocks - 1 else 37
                 block = random_block(rng, windows=windows, max_length=max_length, vocab_size=vocab_size, k=k)
-                writer.write_block(**block)
+                stored, rows = random_hidden(rng, block["ids"], codebook=codebook) if quantise else ({}, None)
+                writer.write_block(**block | stored)
+                if quantise:
+                    block["rows"] = rows
+                    writer.sums["hidden_sum"] += rows.sum(0, dtype=np.float64)
+                    writer.sums["hidden_squares"] += (rows.astype(np.float64) ** 2).sum(0)
                 truth[unit.split].append(block)
     return files, plan, truth
 

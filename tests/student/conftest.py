@@ -97,9 +97,22 @@ def packed_store(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def store_for(lsp_store, logits_store):
+def hidden_store(tmp_path_factory):
+    """The same windows with a teacher's hidden states of 12 values."""
+    return write_store(tmp_path_factory.mktemp("hidden") / "store", k=0, kind="hidden")
+
+
+@pytest.fixture(scope="session")
+def atoms_store(tmp_path_factory):
+    """The LSP store with a dictionary of 24 atoms of 12 values."""
+    return write_store(tmp_path_factory.mktemp("atoms") / "store", k=24, atoms=True)
+
+
+@pytest.fixture(scope="session")
+def store_for(lsp_store, logits_store, hidden_store, atoms_store):
     """Objective -> a store that it learns from; all are of one plan."""
-    return lambda objective: logits_store if objective == "kd" else lsp_store
+    own = {"kd": logits_store, "regress": hidden_store, "recon": atoms_store}
+    return lambda objective: own.get(objective, lsp_store)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_the_flags_choices_are_the_objectives_there_are():
 
 def test_what_the_settings_say_of_objectives_is_what_the_classes_do(store_for):
     """A tuple of student/config.py -> the objectives that show it when they are set up."""
-    shown = {name: set() for name in ("UNTIABLE", "OF_SEVERAL_STORES", "TEMPERABLE", "LSP_OBJECTIVES")}
+    shown = {name: set() for name in ("OF_SEVERAL_STORES", "TEMPERABLE", "LSP_OBJECTIVES")}
     shown |= {name: set() for name in ("OVER_VOCABULARY", "WITHOUT_WORDS")}
     for name, objective in OBJECTIVES.items():
         store = store_for(name)
@@ -90,16 +90,15 @@ def test_what_the_settings_say_of_objectives_is_what_the_classes_do(store_for):
         own_rows, tempered = objective(store, untied=True), objective(store, target_temperature=2.0)
         learns_lsps, over_vocabulary = plain.lsp_columns is not None, plain.outputs >= store.vocab_size
         facts = {
-            "UNTIABLE": plain.tied != own_rows.tied,
-            "OF_SEVERAL_STORES": plain.lsp_columns == slice(0, plain.outputs),
+            "OF_SEVERAL_STORES": plain.lsp_columns == slice(0, plain.outputs) and name != "type",
             "TEMPERABLE": "target_temperature" in tempered.facts and tempered.temperature == 2,
             "LSP_OBJECTIVES": learns_lsps,
             "OVER_VOCABULARY": over_vocabulary,
             "WITHOUT_WORDS": plain.token_columns is None,
         }
-        supersenses = 45 * (name == "supersense")
-        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary + supersenses
-        assert plain.tied == over_vocabulary
+        others = {"supersense": 45, "regress": 12, "recon": 12}.get(name, 0)
+        assert plain.outputs == store.k * learns_lsps + store.vocab_size * over_vocabulary + others
+        assert plain.tied == over_vocabulary and not own_rows.tied
         for of, holds in facts.items():
             if holds:
                 shown[of].add(name)

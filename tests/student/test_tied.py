@@ -114,18 +114,26 @@ def test_an_mtl_export_is_tied_and_has_the_lsps(family, lsp_store, tmp_path):
 
 
 @pytest.mark.parametrize("untied", [False, True])
-@pytest.mark.parametrize("objective", ["mtl", "naive-mlsm"])
-def test_an_unfinished_run_resumes_and_exports_tied_or_not(objective, untied, lsp_store, settings, tmp_path):
-    settings |= {"store": lsp_store.path, "objective": objective, "untied": untied, "checkpoints": (1.0,)}
+@pytest.mark.parametrize("objective", ["mlm", "kd", "mtl", "naive-mlsm"])
+def test_an_unfinished_run_resumes_and_exports_tied_or_not(objective, untied, store_for, settings, tmp_path):
+    settings |= {"store": store_for(objective).path, "objective": objective}
+    settings |= {"untied": untied, "checkpoints": (1.0,)}
     train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
     config = StudentConfig(**settings)
     with pytest.raises(Stopped):
         train(config, stop_after(4))
     assert export_run(ExportConfig(run=config.output, output=tmp_path / "out"))["step"] == 3
     weights = load_file(config.output / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
-    assert len(weights["output_Kd"]) == LSPS + untied * VOCABULARY
-    lsps = load_file(tmp_path / "out" / "lsp_head.safetensors")["output.weight"]
-    assert torch.equal(lsps, weights["output_Kd"][-LSPS:])
+    own_rows = LSPS * (objective not in ("mlm", "kd")) + untied * VOCABULARY
+    assert len(weights.get("output_Kd", ())) == own_rows
+    if objective in ("mlm", "kd"):
+        stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+        assert torch.equal(stock.get_output_embeddings().weight, stock.get_input_embeddings().weight) != untied
+        if untied:
+            assert torch.equal(stock.get_output_embeddings().weight, weights["output_Kd"])
+    else:
+        lsps = load_file(tmp_path / "out" / "lsp_head.safetensors")["output.weight"]
+        assert torch.equal(lsps, weights["output_Kd"][-LSPS:])
     steps = []
     train(config, lambda *args, step=0, **figures: steps.append(step))
     assert steps[0] == 3
@@ -137,8 +145,10 @@ def test_only_what_differs_from_earlier_versions_is_in_the_identity():
     for objective in ("mtl", "naive-mlsm"):
         tied, untied = (StudentConfig(objective=objective, untied=untied).identity() for untied in (False, True))
         assert tied == untied | {"tied": True} and "tied" not in untied and "untied" not in untied
-    assert not {"tied", "untied"} & StudentConfig(objective="mlm").identity().keys()
-    with pytest.raises(ValueError, match="untied is for the objectives mtl and naive-mlsm alone, found mlsm"):
+    for objective in ("mlm", "kd"):
+        tied, untied = (StudentConfig(objective=objective, untied=untied).identity() for untied in (False, True))
+        assert untied == tied | {"untied": True} and not {"tied", "untied"} & tied.keys()
+    with pytest.raises(ValueError, match=r"--untied is only for objectives with an output for every token \(mlm, kd,"):
         StudentConfig(untied=True)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
-CASED_VOCABULARY = 28_996  # of bert-base-cased, the paper's teacher
+CASED_VOCABULARY, BASE_WIDTH = 28_996, 768  # of bert-base-cased, the paper's teacher
 
 
 class Products(NamedTuple):

@@ -25,7 +25,7 @@ from common.device import choose_device
 from common.errors import MlsmError
 from common.wordnet import LEXNAMES
 from evaluation import records
-from evaluation.studies.flops.encoders import CASED_VOCABULARY, Encoder
+from evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from evaluation.tasks.finetuning.batches import encode
@@ -231,7 +231,7 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
     outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
-    outputs += len(LEXNAMES) * (objective == "supersense")
+    outputs += len(LEXNAMES) * (objective == "supersense") + maker.width * (objective in ("regress", "recon"))
     device = training.values.get("device", "auto")
     return _measure(training.values["encoder"], maker.vocabulary, outputs, length or maker.window, device)
 
@@ -249,6 +249,7 @@ class Maker(NamedTuple):
     window: int
     vocabulary: int
     k: int
+    width: int
 
 
 def _maker_of(training: Part, parts: list[Part]) -> Maker:
@@ -256,9 +257,12 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
     while part.verb in ("train-student", "derive-shards"):
         part = next(other for other in parts if other.name == part.values["store"].part)
     teacher = part.values.get("teacher")
-    vocabulary = Encoder.find(teacher).config.vocab_size if teacher else CASED_VOCABULARY
+    vocabulary, width = CASED_VOCABULARY, BASE_WIDTH
+    if teacher:
+        encoder = Encoder.find(teacher)
+        vocabulary, width = encoder.config.vocab_size, encoder.width
     k = max(part.values.get("k", EncodeConfig.k))  # of several the most, as the head is a small part
-    return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k)
+    return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k, width)
 
 
 class Speed(NamedTuple):

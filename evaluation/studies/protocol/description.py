@@ -30,7 +30,7 @@ from evaluation.tasks.finetuning.config import FinetuneConfig
 from pipeline.config import CorpusConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
-from student.config import LSP_OBJECTIVES, StudentConfig
+from student.config import OF_LSP_STORES, StudentConfig
 from student.probe_config import ProbeConfig
 
 STORES: dict[str, type] = {
@@ -53,7 +53,8 @@ CHOSEN_HERE = (
     *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
     *("seed", "probe_input", "smoke", "split"),
 )
-NEEDED = dict.fromkeys(LSP_OBJECTIVES, "encode-lsp") | {"kd": "encode-logits"}  # objective -> what makes its store
+# Objective -> the command that makes its store:
+NEEDED = dict.fromkeys(OF_LSP_STORES, "encode-lsp") | {"kd": "encode-logits", "regress": "encode-hidden"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
 
 

@@ -179,7 +179,9 @@ def test_an_absent_key_is_what_1837c65_did():
     mtl = {"objective": "mtl", "kappa": 1.0}
     assert named(a=identity(**mtl), b=identity(**mtl, tied=True)).settings == {"tied": {"false": ["a"], "true": ["b"]}}
     words = named(mlm=identity("mlm"), kd=identity("kd", target=LOGITS), mtl=identity(**mtl, tied=True))
-    assert list(words.settings) == ["objective"]  # mlm and kd are always tied
+    assert list(words.settings) == ["objective"]  # all are tied
+    words = named(tied=identity("mlm"), untied=identity("mlm", untied=True))
+    assert words.settings == {"tied": {"true": ["tied"], "false": ["untied"]}}
 
 
 def test_the_mass_that_top_n_keeps_is_named_where_it_differs():

@@ -1,0 +1,107 @@
+"""--positions all: every token that is not special is predicted, and none is hidden."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_store import log_of
+
+from shards.reader import Store
+from student.config import AT_ALL_POSITIONS, OBJECTIVES, StudentConfig
+from student.flops import step_flops
+from student.masking import build_masking
+from student.model import build_student
+from student.objectives import OBJECTIVES as CLASSES
+from student.resolve import resolve
+from student.step import Loader
+from student.trainer import train
+
+
+def resolved(store, **settings):
+    return resolve(StudentConfig(store=str(store.path), device="cpu", **settings), store).config
+
+
+def load_one(store, config, objective):
+    windows = store.split("train")
+    loader = Loader(windows, build_masking(config, store), objective.read_targets, micro_batch=99)
+    return windows, loader.step(config.seed, 0, 20).micro[0]
+
+
+@pytest.mark.parametrize("objective", AT_ALL_POSITIONS)
+def test_the_text_is_read_whole_and_every_ordinary_token_is_predicted(objective, store_for):
+    store = Store.open(store_for(objective).path)
+    config = resolved(store, encoder="bert-2x32", objective=objective, positions="all")
+    windows, micro = load_one(store, config, CLASSES[objective](store))
+    ids_W, _ = windows.stream(config.seed, 0, 20)
+    read = windows.read(ids_W)
+    assert np.array_equal(micro.input_WL.numpy(), read.ids)
+    expected = [
+        row * read.ids.shape[1] + column
+        for row, length in enumerate(read.lengths)
+        for column in range(length)
+        if read.ids[row, column] not in store.special_ids["all"]
+    ]
+    assert micro.where_M.tolist() == expected
+    model = build_student(replace(config, dropout=0.0), store, CLASSES[objective](store))
+    logits_MK = model(micro.input_WL, micro.attention_WL, micro.where_M, most_masked=micro.most_masked)
+    assert logits_MK.shape == (len(expected), CLASSES[objective](store).outputs)
+
+
+def test_the_loss_is_the_mean_kl_over_all_tokens_with_a_code(lsp_store):
+    store = Store.open(lsp_store.path)
+    config = resolved(store, encoder="bert-2x32", positions="all", dropout=0.0)
+    objective = CLASSES["mlsm"](store)
+    windows, micro = load_one(store, config, objective)
+    model = build_student(config, store, objective).eval()
+    hidden = model.encoder(input_ids=micro.input_WL, attention_mask=micro.attention_WL).last_hidden_state
+    states = model.head(hidden.flatten(0, 1)[micro.where_M])
+    log_q_Mk = F.log_softmax((states @ model.output_matrix.T + model.output_bias_K).double(), dim=1)
+    ids_W, _ = windows.stream(config.seed, 0, 20)
+    read = windows.read(ids_W)
+    row_M, column_M = np.divmod(micro.where_M.numpy(), read.ids.shape[1])
+    rows = windows.targets(read, row_M, column_M)
+    losses = []
+    for token in range(len(row_M)):
+        entries = slice(rows.indptr[token], rows.indptr[token + 1])
+        weights = torch.from_numpy(np.asarray(rows.weights[entries], dtype=np.float64))
+        if len(weights):
+            log_q = log_q_Mk.detach()[token, torch.from_numpy(rows.indices[entries].astype(np.int64))]
+            losses.append(float((weights * (weights.log() - log_q)).sum()))
+    logits_MK = model(micro.input_WL, micro.attention_WL, micro.where_M, most_masked=micro.most_masked)
+    ours = float(objective.loss_sums(logits_MK, micro.targets)[0]) / micro.targets.counts[0]
+    assert ours == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_a_killed_run_resumes_as_an_unbroken_one(lsp_store, settings, tmp_path, train_until_killed):
+    settings |= {"store": str(lsp_store.path), "positions": "all"}
+    train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
+    config = StudentConfig(**settings)
+    train_until_killed(config, 5)
+    result = train(config)
+    ours, theirs = log_of(config.output), log_of(tmp_path / "unbroken")
+    assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
+    assert {line["mask_rate"] for line in ours.values() if "mask_rate" in line} == {1.0}
+    assert result["held_out_loss"] < result["baseline_loss"] + 1
+
+
+def test_a_step_costs_the_head_at_all_positions(lsp_store):
+    masked, everywhere = (resolved(lsp_store, encoder="bert-2x32", positions=name) for name in ("masked", "all"))
+    model = build_student(masked, lsp_store, CLASSES["mlsm"](lsp_store))
+    assert step_flops(model, everywhere, 10) > 1.2 * step_flops(model, masked, 10)
+
+
+def test_what_would_be_copied_or_has_no_effect_is_refused():
+    for objective in set(OBJECTIVES) - set(AT_ALL_POSITIONS) - {"supersense"}:
+        with pytest.raises(ValueError, match=f"{objective} would learn to copy its input"):
+            StudentConfig(objective=objective, positions="all")
+    for setting in ({"mask_rate": 0.3}, {"mask_unit": "word"}, {"corruption": "80-10-10"}, {"mask_weights": "pmi"}):
+        flag = f"--{next(iter(setting)).replace('_', '-')}"
+        with pytest.raises(ValueError, match=f"^{flag} says how tokens are hidden, and --positions all hides none"):
+            StudentConfig(positions="all", **setting)
+
+
+def test_runs_at_masked_positions_keep_their_names():
+    assert "positions" not in StudentConfig().identity()
+    assert StudentConfig(positions="all").identity()["positions"] == "all"
