@@ -59,7 +59,7 @@ VERBS = {
         chooses="terminal.choice:stores",
     ),
     "learn-dictionary": Verb(
-        "the LSP atoms alone, of a teacher or a .npy file (encode-lsp learns them when needed)",
+        "the LSP atoms alone, of a teacher, stored hidden states or a .npy file (encode-lsp learns them when needed)",
         "pipeline.config:LearnConfig",
         "pipeline.learn:learn_dictionary",
         "terminal.dictionaries:dictionaries",
@@ -97,6 +97,13 @@ VERBS = {
         "text -> teacher -> its most probable words at every token, for distillation",
         "pipeline.config:EncodeLogitsConfig",
         "pipeline.encode:encode_logits",
+        "terminal.encoding:encoding",
+        exit_code="terminal.results:code_of_encoding",
+    ),
+    "encode-hidden": Verb(
+        "text -> teacher -> shards of its hidden states, to code or to learn from without it",
+        "pipeline.config:EncodeHiddenConfig",
+        "pipeline.encode:encode_hidden",
         "terminal.encoding:encoding",
         exit_code="terminal.results:code_of_encoding",
     ),

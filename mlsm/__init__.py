@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlsm.functions import derive_shards as derive_shards
     from mlsm.functions import docs as docs
     from mlsm.functions import doctor as doctor
+    from mlsm.functions import encode_hidden as encode_hidden
     from mlsm.functions import encode_ids as encode_ids
     from mlsm.functions import encode_images as encode_images
     from mlsm.functions import encode_logits as encode_logits
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
 
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
-    "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_ids", "encode_images",
-    "encode_logits", "encode_lsp", "evaluate_blimp", "export_student", "finetune", "import_dictionary",
+    "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_hidden", "encode_ids",
+    "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_student", "finetune", "import_dictionary",
     "learn_dictionary", "make_mask_weights", "match_entropy", "prepare_data", "score_text", "show_lsp", "show_shards",
     "similarity", "study", "sweep", "track", "train_probe", "train_student", "train_tokenizer", "verify_shards",
 )  # fmt: skip

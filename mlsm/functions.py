@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from evaluation.tasks.blimp.config import BlimpConfig
     from evaluation.tasks.finetuning.config import FinetuneConfig
     from evaluation.tasks.scoring.config import ScoreTextConfig
-    from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+    from pipeline.config import (
+        EncodeConfig,
+        EncodeHiddenConfig,
+        EncodeIdsConfig,
+        EncodeLogitsConfig,
+        LearnConfig,
+        TokenizerConfig,
+    )
     from pipeline.images import ImagesConfig
     from pipeline.imported import ImportConfig
     from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
@@ -73,6 +80,13 @@ def encode_logits(
 ) -> list[EncodedStore]:
     """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store."""
     return _stores(_run("encode-logits", config, settings, recipe, progress))
+
+
+def encode_hidden(
+    config: "EncodeHiddenConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
+) -> list[EncodedStore]:
+    """Encode a corpus into shards of the teacher's hidden states: a list of one store for each layer."""
+    return _stores(_run("encode-hidden", config, settings, recipe, progress))
 
 
 def derive_shards(

@@ -10,7 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from common.settings import check
 
-PLACES = ("corpus", "teacher", "tokenizer", "dictionary", "output")  # settings that may name files or directories
+PLACES = (
+    "corpus",
+    "teacher",
+    "tokenizer",
+    "dictionary",
+    "codebook",
+    "hidden",
+    "output",
+)  # settings that may name files or directories
 CENTERS = ("none", "mean", "position")
 # Settings on which what is made does not depend, but for the last bits of `products` and the tolerance of the solver.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
@@ -211,6 +219,47 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
+    """Encode a corpus into shards of the teacher's hidden states, scaled to unit length."""
+
+    layer: tuple[int, ...] = (10,)
+    """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher."""
+    quantise: Literal["int8", "pq"] = "int8"
+    """How hidden states are stored: `int8`, a byte for each value and a scale for each token; `pq`, product
+    quantisation by faiss, --bytes a token, whose centroids are learned from a sample and kept in the store."""
+    bytes: int | None = None
+    """Bytes of a token with --quantise pq: 16, 32 or 64, which must divide the width of the hidden states; 64 when not
+    given."""
+    codebook: Path | None = None
+    """Directory of the centroids to use with --quantise pq, such as the codebook/ of a store; learned from the corpus
+    when not given."""
+    dictionary_tokens: int = 262_144
+    """Hidden vectors in the sample for --quantise pq, drawn as for a dictionary with the same --seed; centroids are
+    learned from the first 65,536."""
+    hidden: str | None = None
+    """Directory or URL of a store of hidden states to quantise instead of reading text with a teacher. Settings of
+    corpus and teacher come from that store."""
+
+    center: ClassVar[str] = "none"  # of the sample
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.quantise == "pq" and self.bytes is None:
+            object.__setattr__(self, "bytes", 64)
+        if self.quantise == "pq" and self.bytes not in (16, 32, 64):
+            raise ValueError(f"--bytes must be 16, 32 or 64, found {self.bytes}.")
+        for name in ("bytes", "codebook"):
+            if self.quantise != "pq" and getattr(self, name) is not None:
+                raise ValueError(f"--{name} belongs to --quantise pq. Add --quantise pq, or leave --{name} out.")
+        if not self.layer or len(set(self.layer)) < len(self.layer):
+            raise ValueError(f"--layer needs different numbers, found {' '.join(map(str, self.layer)) or 'none'}.")
+        if self.codebook is not None and len(self.layer) > 1:
+            raise ValueError(f"--codebook fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")
+        if self.dictionary_tokens < 1:
+            raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DictionaryConfig(TeacherConfig):
     """Learn a dictionary of LSP atoms from a teacher's hidden states."""
 
@@ -264,20 +313,21 @@ class DictionaryConfig(TeacherConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(DictionaryConfig):
-    """Learn a dictionary of LSP atoms from a teacher's hidden states, or from a file of vectors."""
+    """Learn a dictionary of LSP atoms from a teacher's hidden states, stored ones, or a file of vectors."""
 
-    hidden: Path | None = None
-    """A .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, learned from instead:
-    every row, scaled to unit length. The settings of teacher, layer and corpus are not used then, whether a flag or a
-    recipe gives them: only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output
-    apply."""
+    hidden: str | None = None
+    """A store of hidden states (encode-hidden), or a .npy file of vectors, to learn from instead. Of a store, a uniform
+    sample of --dictionary-tokens of its training documents; settings of corpus and teacher come from the store. Of a
+    .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row, scaled to unit
+    length. The settings of teacher, layer and corpus are not used then, whether a flag or a recipe gives them: only
+    --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output apply."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.hidden is not None and self.center != "none":
             raise ValueError(
-                f"--center {self.center} is for hidden states of a teacher, which encode-lsp then centres alike; "
-                "--hidden names vectors from elsewhere. Give one of the two."
+                f"--center {self.center} needs a teacher's hidden states at their own length, which encode-lsp then "
+                "centres alike; --hidden names vectors of unit length or from elsewhere. Give one of the two."
             )
 
 
@@ -285,6 +335,10 @@ class LearnConfig(DictionaryConfig):
 class EncodeConfig(EncodingConfig, DictionaryConfig):
     """Encode a corpus into LSP shards."""
 
+    hidden: str | None = None
+    """Directory or URL of a store of hidden states (encode-hidden) to code instead of reading text with a teacher.
+    Settings of corpus and teacher, --layer included, come from that store, and --center is not possible. The store that
+    is made pairs with it and says so."""
     dictionary: Path | None = None
     """Directory of a dictionary to use; learned from the corpus when not given. It brings its centring along: no
     --center is needed then, and another one is refused."""

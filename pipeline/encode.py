@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ShardError
 from common.progress import silent
+from pipeline.codebooks import provide_codebook
 from pipeline.coding.batch import Output
 from pipeline.coding.coder import IdsCoder
 from pipeline.coding.masked import PASSES
 from pipeline.config import (
     HOW,
     EncodeConfig,
+    EncodeHiddenConfig,
     EncodeIdsConfig,
     EncodeLogitsConfig,
     plain,
@@ -32,15 +34,17 @@ from pipeline.config import (
 from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
 from pipeline.executors import open_executor
 from pipeline.executors.base import Executor
-from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, teacher_job
+from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, stored_job, teacher_job
 from pipeline.kinds import KINDS, Kind, name_of_dtype
 from pipeline.learn import load_dictionary, provide_dictionaries
+from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
 from pipeline.units import encode_missing
 from shards.manifest import StoreFiles
 from shards.schema import LOGITS_OCTAVES
 
 if TYPE_CHECKING:
+    from pipeline.coding.quantise import Codebook
     from pipeline.dictionary import Dictionary
     from pipeline.teacher import Teacher
 
@@ -89,6 +93,38 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
         return run(executor, [store], KINDS["logits"])
 
 
+def encode_hidden(config: EncodeHiddenConfig, progress: Callable[..., None] = silent) -> list[dict]:
+    """Write one store of the teacher's hidden states for every layer, or quantise those of the store config.hidden.
+
+    Returns  list of report dicts, layer by layer, as `encode_lsp`
+    Raises   as encode_lsp
+    """
+    from pipeline.coding.quantise import provisional_codebook
+
+    job = _open_job(config, progress)
+    config, teacher = job.config, load_teacher(job)
+    if config.dry_run:
+        outputs = [Output(layer, provisional_codebook(config, teacher.hidden_size)) for layer in config.layer]
+        targets = [KINDS["hidden"].target(job, teacher, output) for output in outputs]
+        return [estimate(job, KINDS["hidden"].make_coder(teacher, outputs, config, job.special_ids), targets)]
+    _point_to_other_dtypes(job, teacher, "hidden")
+    stores = []
+    with open_executor(job, teacher) as executor:
+        for layer in config.layer:
+            codebook = provide_codebook(executor, teacher, layer)
+            command = {"encode-hidden": select_settings(config) | {"layer": [layer]}}
+            stores.append(make_store(job, "hidden", teacher, Output(layer, codebook), command, codebook=codebook))
+        reports = run(executor, stores, KINDS["hidden"])
+    return [
+        report | {"layer": layer, "teacher": teacher.name} for report, layer in zip(reports, config.layer, strict=True)
+    ]
+
+
+def _open_job(config, progress):
+    """The Job of a command that reads text with a teacher, or the store that --hidden names."""
+    return teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
+
+
 def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> list[dict]:
     """Encode the corpus into one LSP store for every layer and k, learning dictionaries where none is given.
 
@@ -96,8 +132,8 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
     Returns   list of report dicts, layer by layer: store, finished_before, timing, the store's statistics
     Raises    CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
-    job = teacher_job(config, progress)
-    teacher = load_teacher(job)
+    job = _open_job(config, progress)
+    config, teacher = job.config, load_teacher(job)
     if config.dry_run:
         return [estimate_lsp(job, teacher)]
     _point_to_other_dtypes(job, teacher, "lsp")
@@ -131,10 +167,11 @@ def make_store(
     output: Output | None,
     command: dict,
     dictionary: "Dictionary | None" = None,
+    codebook: "Codebook | None" = None,
 ) -> TargetStore:
     """The TargetStore of a kind; other arguments as of TargetStore and `Kind.describe`."""
     name = KINDS[kind].describe(job, teacher, output).name
-    return TargetStore(job, name, KINDS[kind].target(job, teacher, output), command, dictionary)
+    return TargetStore(job, name, KINDS[kind].target(job, teacher, output), command, dictionary, codebook)
 
 
 def select_settings(config: Any) -> dict:
@@ -144,6 +181,9 @@ def select_settings(config: Any) -> dict:
     left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
     added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # and what they were before
     left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
+    left_out |= {name for name in ("hidden", "bytes", "codebook") if getattr(config, name, None) is None}
+    if getattr(config, "hidden", None) is not None:
+        left_out |= FROM_STORE
     return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
 
 

@@ -32,7 +32,7 @@ from pipeline.job import Job
 from pipeline.learn import load_dictionary, wanted_dictionaries
 from pipeline.units import write_units
 from shards.manifest import StoreFiles
-from shards.schema import BLOCK_TOKENS, ShardMeta, ids_dtype, index_bits
+from shards.schema import BLOCK_TOKENS, HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def _learn_provisional(job, teacher, entry):
 
 def tokens_by_sample(job: Job) -> int:
     """About how many tokens the plan holds, special ones included, from a sample of its text."""
+    if job.stored is not None:
+        return job.stored.tokens
     train = [unit for unit in job.plan.units if unit.split == "train"]
     tokens = size = 0
     for unit in train[:: max(1, len(train) // PROBED_UNITS)][:PROBED_UNITS]:
@@ -179,6 +181,8 @@ def free_bytes(path: str | Path) -> int:
 def likely_bytes(target: Mapping) -> float:
     """Bytes of a token in a store, rather too many than too few."""
     size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
+    if layout := HiddenLayout.of_settings(target["settings"]):
+        return size + layout.bytes + (4 if layout.quantise == "int8" else 1)
     if not target["k"]:
         return size
     kept = target["settings"].get("top_n", "all")
@@ -206,15 +210,7 @@ def _encode_some(job, coder, targets, unit, windows):
         for number, target in enumerate(targets):
             files = StoreFiles(Path(directory) / str(number))
             files.units.mkdir(parents=True)
-            meta = ShardMeta(
-                target["target"],
-                unit.id,
-                target["k"],
-                target["vocab_size"],
-                target["max_length"],
-                target["weight_octaves"],
-            )
-            opened.append(UnitWriter(files, meta))
+            opened.append(UnitWriter(files, ShardMeta.of_unit(target, unit.id)))
         began = time.perf_counter()
         written = write_units(
             [(unit, list(range(len(targets))))],

@@ -10,7 +10,7 @@ Left out: dictionaries (learn.py), encoding (units.py), who does the work (execu
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from common.errors import CorpusError, EncodeError, StoreError
 from common.progress import silent
@@ -20,6 +20,7 @@ from pipeline.corpus import TextFile, Window, open_sources
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.source import Source
 from pipeline.corpus.windows import drops_white_space
+from pipeline.stored import StoredHidden
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import LSP_OCTAVES
 
@@ -47,6 +48,7 @@ class Job:
                  be the same
     progress     called with what the command is doing; a process that the job is sent to reports nothing
     products     which library computes which product of the teacher, where that is decided already
+    stored       a store of hidden states that takes the place of text and teacher, or None
     """
 
     config: Any
@@ -58,10 +60,11 @@ class Job:
     stamps: dict[str, tuple[int, int]]
     progress: Callable[..., None] = silent
     products: Mapping[str, str] | None = None
+    stored: StoredHidden | None = None
 
     def __reduce__(self) -> tuple:
         fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
-        return Job, (*fields, silent, None if self.products is None else dict(self.products))
+        return Job, (*fields, silent, None if self.products is None else dict(self.products), self.stored)
 
     def check_sources(self) -> None:
         """Raise CorpusError if a source is no longer the file that was scanned."""
@@ -69,8 +72,8 @@ class Job:
             self.check_unchanged(name)
 
     def check_unchanged(self, name: str) -> None:
-        """The same of one source."""
-        if self.sources[name].stamp() != self.stamps[name]:
+        """The same of one source; of stored windows every block is compared with its hash."""
+        if self.stored is None and self.sources[name].stamp() != self.stamps[name]:
             raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
 
     def describe_corpus(self) -> dict:
@@ -81,7 +84,8 @@ class Job:
                  paragraphs: how many documents a text file that is cut at empty lines has on average, where these are
                  so many that they may be paragraphs, else None
         """
-        files = {name: {count: found[count] for count in COUNTED} for name, found in self.plan.corpus["files"].items()}
+        listed = self.plan.corpus.get("files", {})  # a store of somebody else may not say
+        files = {name: {count: found[count] for count in COUNTED} for name, found in listed.items()}
         by_file = self.config.held_out_by == "file"  # then the files that are held out come first
 
         def rank(name):
@@ -97,7 +101,7 @@ class Job:
         demonstration = "bundled" in self.config.corpus
         return {
             "files": len(files),
-            **{count: self.plan.corpus[count] for count in COUNTED},
+            **{count: self.plan.corpus.get(count, 0) for count in COUNTED},
             "max_tokens": self.config.max_tokens,
             "files_listed": [{"file": name, **files[name]} for name in most],
             "paragraphs": mean if mean > PARAGRAPHS and not demonstration else None,
@@ -106,6 +110,8 @@ class Job:
     @property
     def expected_tokens(self) -> int:
         """About how many tokens the plan holds, for progress."""
+        if self.stored is not None:
+            return self.stored.tokens
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
 
@@ -124,7 +130,22 @@ class Job:
 
     def windows(self, unit: PlannedUnit) -> Iterator[Window]:
         """The windows of a planned unit."""
+        if self.stored is not None:
+            return self.stored.windows(unit)
         return planning.unit_windows(unit, self.sources[unit.source], self.tokenizer, self.special_ids, self.rules)
+
+    def known_failures(self, unit: PlannedUnit) -> dict[int, str]:
+        """The windows of a unit that cannot be coded, by their number in it, with the reason."""
+        return {} if self.stored is None else self.stored.failures(unit)
+
+
+def stored_job(config: Any, progress: Callable[..., None]) -> Job:
+    """The Job of a command whose --hidden names a store. Raises ValueError, StoreError"""
+    refuse_foreign_output(config.output)
+    stored = StoredHidden.open(config.hidden, config.device)
+    store, config = stored.store, stored.settle(config)
+    tokenizer = store.load_tokenizer()
+    return Job(config, tokenizer, store.special_ids, store.plan.windowing, store.plan, {}, {}, progress, stored=stored)
 
 
 def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", progress: Callable[..., None]) -> Job:
@@ -181,12 +202,14 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
 
 
 def load_teacher(job: Job) -> "Teacher":
-    """The teacher of the settings, cut after the deepest of their layers.
+    """The teacher of the settings, cut after the deepest of their layers, or the store that takes its place.
 
     Raises  TeacherError, DeviceError; EncodeError when the windows are too long
     """
     from pipeline.teacher import Teacher
 
+    if job.stored is not None:
+        return cast("Teacher", job.stored)  # which is asked as one is
     config = job.config
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
     check_teacher(job, teacher)
@@ -194,7 +217,7 @@ def load_teacher(job: Job) -> "Teacher":
     return teacher
 
 
-def check_same_teacher(teacher: "Teacher", fingerprint: str, dtype: str) -> None:
+def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
     """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
     found = str(teacher.dtype).removeprefix("torch.")
     if (teacher.fingerprint, found) != (fingerprint, dtype):

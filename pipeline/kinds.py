@@ -162,6 +162,50 @@ class Logits(Kind):
         return LogitsCoder(teacher, outputs, config, special_ids)
 
 
+class HiddenStates(Kind):
+    """The teacher's unit-length hidden states."""
+
+    def load_teacher(self, job: Job) -> "Teacher":
+        return load_teacher(job)
+
+    def describe(self, job: Job, teacher: "Teacher", output: Output) -> Description:
+        from pipeline.coding.quantise import layout_of
+
+        layout, codebook = layout_of(output, teacher.hidden_size), output.dictionary
+        quantise: dict[str, Any] = {"name": layout.quantise}
+        if codebook is not None:
+            quantise |= {"bytes": layout.bytes, "codebook": codebook.fingerprint}
+        settings = {
+            "kind": "hidden",
+            "format": FORMAT_VERSION,
+            "windowing": job.rules,
+            "teacher": teacher.fingerprint,
+            "layer": output.layer,
+            "width": layout.width,
+            "quantise": quantise,
+            "dtype": name_of_dtype(teacher),
+        } | Reading.of(job.config, teacher).settings()
+        name = f"hidden-{Path(teacher.name).name}-l{output.layer}"
+        if codebook is not None:
+            name = f"{name}-pq{layout.bytes}"
+        if job.stored is not None:
+            settings["hidden"] = job.stored.identity()
+        lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
+        return Description(name, settings, lineage, k=0)
+
+    def read_output(self, store: OpenStore, teacher: "Teacher") -> Output:
+        from pipeline.coding.quantise import Codebook
+
+        settings = store.target["settings"]
+        is_pq = settings["quantise"]["name"] == "pq"
+        return Output(settings["layer"], Codebook(copies.load_codebook(store.files)) if is_pq else None)
+
+    def make_coder(self, teacher: Any, outputs: Sequence[Output], config: Any, special_ids: dict) -> TeacherCoder:
+        from pipeline.coding.quantise import HiddenCoder
+
+        return HiddenCoder(teacher, outputs, config, special_ids)
+
+
 class Lsp(Kind):
     """Distributions over latent semantic properties."""
 
@@ -195,6 +239,10 @@ class Lsp(Kind):
         if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
             settings["center"] = output.dictionary.centering
         settings |= Reading.of(config, teacher).settings()
+        if job.stored is not None:
+            settings["hidden"] = job.stored.identity()
+            quantise = settings["hidden"]["quantise"]
+            name = f"{name}-of-{quantise['name']}{quantise.get('bytes', '')}"
         lineage = {
             "teacher_name": teacher.name,
             "teacher_layers": teacher.num_layers,
@@ -213,4 +261,4 @@ class Lsp(Kind):
         return LspCoder(teacher, outputs, config, special_ids)
 
 
-KINDS: dict[str, Kind] = {"ids": Ids(), "logits": Logits(), "lsp": Lsp()}
+KINDS: dict[str, Kind] = {"ids": Ids(), "logits": Logits(), "lsp": Lsp(), "hidden": HiddenStates()}

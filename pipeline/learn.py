@@ -26,8 +26,9 @@ from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executors import open_executor
 from pipeline.executors.base import PART, Executor
-from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, teacher_job
+from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, stored_job, teacher_job
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
+from pipeline.stored import names_a_store
 from shards import copies
 from shards.manifest import StoreFiles, fingerprint
 
@@ -66,9 +67,9 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
     Returns  list of report dicts: directory, finished_before, the figures of its atoms
     Raises   as encode_lsp, DictionaryError; ValueError on a file that cannot be used or changes meanwhile
     """
-    if config.hidden is not None:
-        return _provide_from_file(config, progress)
-    job = teacher_job(config, progress)
+    if config.hidden is not None and not names_a_store(config.hidden):
+        return _provide_from_file(config, Path(config.hidden), progress)
+    job = teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
     teacher = load_teacher(job)
     with open_executor(job, teacher) as executor:
         return provide_dictionaries(executor, teacher)
@@ -110,6 +111,8 @@ def _wanted(job, teacher, layer, k):
     if config.center != "none":  # dictionaries that are not centred lack it
         request["center"] = config.center
     request |= atoms_key(config)
+    if job.stored is not None:
+        request["hidden"] = job.stored.store.target_id
     name = "-".join([f"{Path(teacher.name).name}-l{layer}-k{k}", *atoms_key(config).values()])
     return WantedOfLayer(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
 
@@ -131,7 +134,7 @@ def atoms_key(config: DictionaryConfig) -> dict[str, str]:
     return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
-def _provide_from_file(config, progress):
+def _provide_from_file(config, hidden, progress):
     """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
     from common.device import choose_device
     from pipeline.dictionary import minibatch_size
@@ -139,19 +142,17 @@ def _provide_from_file(config, progress):
 
     refuse_foreign_output(config.output)
     if config.teacher is not None or config.corpus != LearnConfig.corpus:
-        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", config.hidden)
+        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", hidden)
     choose_device(config.device)  # refuses one that is not there
-    stamp = file_stamp(config.hidden)
+    stamp = file_stamp(hidden)
 
     def check_unchanged():
-        if file_stamp(config.hidden) != stamp:
-            raise ValueError(
-                f"{config.hidden} changed while it was read. Run the command again once nobody writes to it."
-            )
+        if file_stamp(hidden) != stamp:
+            raise ValueError(f"{hidden} changed while it was read. Run the command again once nobody writes to it.")
 
-    hidden_Nd = open_vectors(config.hidden)
-    refuse_unusable(hidden_Nd, config.hidden)
-    content = file_digest(config.hidden)
+    hidden_Nd = open_vectors(hidden)
+    refuse_unusable(hidden_Nd, hidden)
+    content = file_digest(hidden)
     batch, reports = config.dictionary_batch or minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {
@@ -163,7 +164,7 @@ def _provide_from_file(config, progress):
             **batch_key(batch),
             **atoms_key(config),
         }
-        name = "-".join([f"{config.hidden.stem}-k{k}", *atoms_key(config).values()])
+        name = "-".join([f"{hidden.stem}-k{k}", *atoms_key(config).values()])
         entry = Wanted(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k)
         lacking = [] if entry.directory.is_dir() else [entry]
         learned = _learn_together(lacking, config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
@@ -258,6 +259,11 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
         )
     if dictionary.centering != config.center:
         logger.info("hidden states are centred as those of the dictionary: --center %s", dictionary.centering)
+    if getattr(config, "hidden", None) is not None and dictionary.centering != "none":
+        raise EncodeError(
+            f"{source} was learned with --center {dictionary.centering}, which needs hidden states of their own "
+            "length, but --hidden names rows of unit length. Learn another dictionary, or encode without --hidden."
+        )
     if dictionary.centering == "position":
         check_position_means(teacher.name)
     return dictionary

@@ -24,6 +24,7 @@ from shards.schema import ShardMeta
 from shards.writer import UnitWriter
 
 if TYPE_CHECKING:
+    from pipeline.coding.quantise import Codebook
     from pipeline.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -41,16 +42,23 @@ class OpenStore:
     def finished(self, unit: PlannedUnit) -> UnitRecord | None:
         """The record of a unit; None if the unit is to be encoded, for the first time or again."""
         record = self.files.record(unit.id)
-        return None if record and record.quarantined and self.job.config.retry_quarantine else record
+        if record and (self._is_outdated(record, unit) or (record.quarantined and self.job.config.retry_quarantine)):
+            return None
+        return record
+
+    def _is_outdated(self, record, unit):
+        """Whether a unit was coded from a shard of hidden states that has been encoded again since."""
+        stored = self.job.stored
+        return stored is not None and record.environment.get("source_sha256") != stored.sha256(unit)
 
     @contextmanager
     def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
         """The UnitWriter of a unit; the block's end commits, if the source is unchanged and not too much failed."""
-        target = self.target
-        meta = ShardMeta(
-            target["target"], unit.id, target["k"], target["vocab_size"], target["max_length"], target["weight_octaves"]
-        )
-        with UnitWriter(self.files, meta, environment, retry=self.job.config.retry_quarantine) as writer:
+        meta, record = ShardMeta.of_unit(self.target, unit.id), self.files.record(unit.id)
+        replaces = record.sha256 if record and self._is_outdated(record, unit) else None
+        if self.job.stored is not None:
+            environment = environment | {"source_sha256": self.job.stored.sha256(unit)}
+        with UnitWriter(self.files, meta, environment, self.job.config.retry_quarantine, replaces) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
             self.check_quarantine(unit, writer.quarantined)
@@ -78,7 +86,15 @@ class TargetStore(OpenStore):
     done     tokens of the units that are finished;  new_tokens  of those that this command finished
     """
 
-    def __init__(self, job: Job, name: str, target: dict, command: dict, dictionary: "Dictionary | None" = None):
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        target: dict,
+        command: dict,
+        dictionary: "Dictionary | None" = None,
+        codebook: "Codebook | None" = None,
+    ):
         files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
         files.create(target)
         super().__init__(job, files.path)
@@ -90,6 +106,8 @@ class TargetStore(OpenStore):
         _keep_copy(files.tokenizer, lambda: copies.read_tokenizer(files), save_tokenizer)
         if dictionary is not None:
             _keep_copy(files.dictionary, lambda: copies.read_dictionary(files), dictionary.save)
+        if codebook is not None:
+            _keep_copy(files.codebook, lambda: copies.read_codebook(files), codebook.save)
         files.publish_plan(job.plan)
         # What trains on the store starts from that recipe. A command that finds the store by flags does not change it.
         kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}

@@ -26,7 +26,7 @@ from common.progress import silent
 from pipeline.coding.batch import UNIT_END, Block
 from pipeline.coding.coder import IdsCoder, TeacherCoder
 from pipeline.coding.stages import Stages
-from pipeline.corpus import Window, join_windows
+from pipeline.corpus import Window
 from pipeline.executors.base import KILLED, Context, Executor
 from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
 from pipeline.stores import OpenStore
@@ -134,7 +134,7 @@ def encode_units(
         context.job.config.max_length,
         lambda unit, output: opened[output].writer(unit, coder.environment),
         note_block,
-        {units[number].id: failed for number, _, failed in items},
+        {units[number].id: context.job.known_failures(units[number]) | failed for number, _, failed in items},
     )
     with closing(written):
         for outputs in lacking:
@@ -164,7 +164,7 @@ def probe_windows(
         _, coder = _open(context, stores, kind)
         try:
             windows = _keep_windows(context, number)[first:stop]
-            found: Iterable[Any] = [[Block(join_windows(windows), output)]] if windows else []
+            found: Iterable[Any] = [[Block.of(windows, output)]] if windows else []
             for _, stage in coder.stages():
                 found = stage(found)
             for _ in found:
@@ -202,6 +202,8 @@ def _figures_of_merit(statistics):
     coded = statistics.get("coded_tokens")
     if not coded:
         return {}
+    if "entries" not in statistics:
+        return {"cosine": statistics["cosine"] / coded}
     return {"nnz": statistics["entries"] / coded, "mass_kept": statistics["kept_mass"] / coded}
 
 
@@ -237,7 +239,7 @@ def write_units(
                     writer = writers[block.output]
                     _note_failed(writer.quarantined, block, unit, writer.windows)
                     writer.write_block(**block.columns)
-                    block.add_to(writer.statistics, writer.environment)
+                    block.add_to(writer.statistics, writer.environment, writer.sums)
                     after_block(block, writer)
             yield {output: writer.record for output, writer in writers.items()}
 
@@ -247,9 +249,9 @@ def _read_blocks(tasks, windows_of, max_length, failed):
     for unit, outputs in tasks:
         windows, first, known = windows_of(unit), 0, failed.get(unit.id, {})
         while chunk := list(islice(windows, windows_per_block(max_length))):
-            columns, stop = join_windows(chunk), first + len(chunk)
+            stop = first + len(chunk)
             here = {window - first: reason for window, reason in known.items() if first <= window < stop}
-            yield [Block(dict(columns), output, failed=dict(here)) for output in outputs]
+            yield [Block.of(chunk, output, here) for output in outputs]
             first = stop
         yield UNIT_END
 

@@ -44,6 +44,8 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
         source = found[0] if found else f"<the store of target {settings['derived_from']}>"
         return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
     verb = f"encode-{kind_of(target)}"
+    if "hidden" in settings or kind_of(target) == "hidden":
+        output = _of_hidden(files, settings) + output
     own = ["--layer", settings["layer"]] if "layer" in settings else []
     with suppress(StoreError):  # another dictionary than the store's own would make another target
         if "dictionary" in settings and copies.read_dictionary(files):
@@ -65,7 +67,20 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     flags["packing"] = None if packing == "packed" else packing
     flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
-    return _line(verb, *given, *own, *output, "--corpus", *(sources or ["<the same text>"]))
+    corpus = [] if "hidden" in settings else ["--corpus", *(sources or ["<the same text>"])]
+    return _line(verb, *given, *own, *output, *corpus)
+
+
+def _of_hidden(files, settings):
+    """Flags that name the store of hidden states behind a store, and how it is quantised itself."""
+    flags = []
+    if source := settings.get("hidden"):
+        digits = source["target"][:12]
+        found = sorted(files.path.absolute().parent.glob(f"*-{digits}"))
+        flags += ["--hidden", found[0] if found else f"<the store of target {source['target']}>"]
+    if settings["kind"] == "hidden" and settings["quantise"]["name"] == "pq":
+        flags += ["--quantise", "pq", "--bytes", settings["quantise"]["bytes"], "--codebook", files.codebook.absolute()]
+    return flags
 
 
 def _line(*words):

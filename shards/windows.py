@@ -17,7 +17,7 @@ Shapes: W windows, L window length, M chosen tokens, B blocks.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -158,6 +158,20 @@ class WindowReader:
         )
         back = _inverse(sort)
         return WindowBatch(read.ids[back], read.lengths[back], read.documents[back], window_ids)
+
+    def windows_of_unit(self, unit_id: str) -> Iterator[tuple[list[int], list[int], list[int], int]]:
+        """The windows of a unit in order, as they were cut from the text: ids, positions at which a document's run
+        begins, its record counted from the unit's first, and the window's number in the split."""
+        unit = self._table.ids.index(unit_id)
+        for number in range(int(self._table.first_block[unit]), int(self._table.first_block[unit + 1])):
+            _, ((_, block, _, _),) = self._by_block(self._first_window[number : number + 1])
+            starts, runs = block.window_starts, block.columns["run_starts"].astype(np.int64)
+            first_W = runs.searchsorted(starts)
+            for window, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+                run = slice(first_W[window], first_W[window + 1])
+                records = block.columns["run_records"][run].tolist()
+                ids = block.columns["ids"][begin:end].tolist()
+                yield ids, (runs[run] - begin).tolist(), records, int(self._first_window[number]) + window
 
     def targets(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> SparseRows:
         """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""

@@ -15,7 +15,7 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     for report in reports:
         lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
         lines.append(table(_dictionary_rows(report)))
-    if settings.hidden is not None:
+    if settings.hidden is not None and "layer" not in reports[0]:  # a file of vectors
         report = reports[0]
         lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
         given = f"encode-lsp --dictionary {shlex.quote(report['dictionary'])}"
@@ -65,6 +65,9 @@ def _encoding_with(report: dict, settings: LearnConfig) -> str:
     usual = plain(EncodeConfig(**of_recipe))
     now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
     always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
+    if settings.hidden is not None:
+        always = {"hidden"}
+        now = {name: value for name, value in now.items() if name not in ("layer", "teacher", "corpus")}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
     for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
         flag, value = name.replace("_", "-"), now[name]

@@ -1,4 +1,4 @@
-"""What encode-lsp, encode-ids, encode-logits and derive-shards say when they are done, and what --dry-run found out."""
+"""What the encoding commands and derive-shards say when they are done, and what --dry-run found out."""
 
 import shlex
 
@@ -21,6 +21,10 @@ def encoding(reports: list[dict], settings: object) -> str:
             rows.append(("this run", f"{tokens:,} tokens in {duration(seconds)} ({tokens / seconds:,.0f}/s)"))
         lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
+    if reports[0]["kind"] == "hidden":
+        places = [shlex.quote(report["store"]) for report in reports]
+        lines += ["\nNext:", *(f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places)]
+        return "\n".join(lines)
     objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
     stores = [shlex.join(["train-student", "--store", report["store"], *objective]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]

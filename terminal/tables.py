@@ -62,6 +62,14 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
     for stage in ("teacher", "solver", "head"):
         if seconds := report[f"{stage}_seconds"]:
             rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
+    if "cosine" in report:
+        rows.append(
+            ("fidelity", f"cosine {report['cosine']:.5f} to the teacher's states; {report['coded_tokens']:,} tokens")
+        )
+    if (effect := report.get("dtype_effect")) and "tv" not in effect:
+        rows.append(
+            ("precision", "hidden states {hidden:.2%} apart from float32; of {tokens:,} tokens".format(**effect))
+        )
     if "nnz_per_token" in report:
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
         rows.append((entries_name(report), f"{report['nnz_per_token']:.1f} per token{empty}"))

@@ -34,12 +34,14 @@ FLOORS = (
     "solvers",
     "teacher",
     "dictionary",
+    "stored",
     "job",
     "coding",
     "executors",  # which know no step
     "stores",
     "units",
     "sample",
+    "codebooks",
     "kinds",
     "learn",
     "imported",
@@ -53,6 +55,7 @@ SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shard
 SHARDS_USERS |= {"masked"}  # which hides tokens by counted randomness
 SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
 SHARDS_USERS |= {"distributions"}  # which a GPU quantises as the codec does
+SHARDS_USERS |= {"stored", "quantise", "codebooks"}  # stored hidden states, read and written
 SHARDS_USERS |= {"images"}  # which names vectors by a fingerprint
 SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)

@@ -44,7 +44,7 @@ _SKIPPED = (
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
     "run": BEFORE | {"segments": False, "mask_weights": "uniform", "wordnet": None},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
-    "lsp": {"solver": "cd", "dictionary atoms": "learned"},
+    "lsp": {"solver": "cd", "dictionary atoms": "learned", "hidden": None},
     "logits": {"logits masked_passes": 0},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}

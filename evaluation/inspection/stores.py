@@ -211,9 +211,7 @@ def _tokens_of_document(store, record, nth):
         chosen = np.flatnonzero((records[run_T] == wanted) & ~np.isin(columns["ids"], special))
         ids.append(columns["ids"][chosen].astype(np.int32))
         if store.k:
-            meta = ShardMeta(
-                store.target_id, record.unit, store.k, store.vocab_size, store.max_length, store.weight_octaves
-            )
+            meta = ShardMeta.of_unit(store.files.target(), record.unit)
             first_entry = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64)))
             with naming(store.files, record, group["name"]):
                 parts.append(codec.gather_rows(meta, columns, first_entry, chosen))

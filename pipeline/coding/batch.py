@@ -12,6 +12,7 @@ import torch
 
 from common.documents import positions_in_documents
 from pipeline.config import TeacherConfig
+from pipeline.corpus import Window, join_windows
 from shards.segments import segment_ids
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Output(NamedTuple):
     """What a store wants of the hidden states."""
 
     layer: int
-    dictionary: Any  # a Dictionary; None where the teacher's vocabulary takes its place
+    dictionary: Any  # a Dictionary, or the Codebook of hidden states; None where there is neither
 
 
 @dataclass(eq=False)
@@ -63,6 +64,8 @@ class Block:
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
     failed      windows without entries because coding them failed, or is known to: number in the block to the reason
+    sums        of arrays over the block, for the unit's
+    number_W    int64, by which stored hidden states of its windows are found; None where a teacher reads them
     """
 
     columns: dict
@@ -72,16 +75,25 @@ class Block:
     statistics: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
     failed: dict = field(default_factory=dict)
+    sums: dict = field(default_factory=dict)
+    number_W: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, windows: Sequence[Window], output: int = 0, failed: dict | None = None) -> "Block":
+        """The block of some windows, with their ids alone."""
+        number_W = None if windows[0].number is None else np.array([window.number for window in windows])
+        return cls(join_windows(windows), output, failed=dict(failed or {}), number_W=number_W)
 
     @property
     def tokens(self) -> int:
         return len(self.columns["ids"])
 
-    def add_to(self, statistics: dict, environment: dict) -> None:
+    def add_to(self, statistics: dict, environment: dict, sums: dict) -> None:
         """Add the block's figures to those of its unit."""
         largest = max(statistics.get("max_kkt", 0.0), self.statistics.get("max_kkt", 0.0))
         add_amounts(statistics, self.statistics)
         add_amounts(environment, self.seconds)
+        add_amounts(sums, self.sums)
         if "max_kkt" in self.statistics:
             statistics["max_kkt"] = largest
 
@@ -102,6 +114,7 @@ class Batch:
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
+    rows_Nd    stored hidden states, float32 tensor on the host, where a store takes the teacher's place; else None
     compared   whether what the teacher's dtype changes is measured on it (precision.py)
     error      what teacher or solver raised; failures.py says what follows
     idle       whether there is nothing to code, because all of its windows are known to fail
@@ -120,6 +133,7 @@ class Batch:
     sharing: int = 1
     documents_WL: torch.Tensor | None = None
     segments_WL: torch.Tensor | None = None
+    rows_Nd: torch.Tensor | None = None
     compared: bool = False
     error: Exception | None = None
     idle: bool = False
@@ -142,6 +156,7 @@ class Batch:
             self,
             **self._rows(source_W),
             tokens_N=self.tokens_N[torch.from_numpy(kept_N)],
+            rows_Nd=None if self.rows_Nd is None else self.rows_Nd[torch.from_numpy(kept_N)],
             coded_T=coded_T,
             hidden=None,
             codes=None,
@@ -166,7 +181,8 @@ class Batch:
         window_N, place_N = self.tokens_N // length, self.tokens_N % length
         kept_N = torch.isin(window_N, source_W)
         tokens_N = torch.searchsorted(source_W, window_N[kept_N]) * length + place_N[kept_N]
-        return replace(self, **self._rows(source_W), tokens_N=tokens_N, windows=len(windows), marks={})
+        rows_Nd = None if self.rows_Nd is None else self.rows_Nd[kept_N]
+        return replace(self, **self._rows(source_W), tokens_N=tokens_N, rows_Nd=rows_Nd, windows=len(windows), marks={})
 
     def _rows(self, source_W):
         names = ("ids_WL", "real_WL", "documents_WL", "segments_WL")
@@ -175,7 +191,7 @@ class Batch:
     @property
     def reading(self) -> dict[str, torch.Tensor]:
         """What the teacher is told beside ids and padding, as keyword arguments."""
-        given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL}
+        given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL, "rows_Nd": self.rows_Nd}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     @property
@@ -236,7 +252,7 @@ def documents_of(columns: dict[str, np.ndarray]) -> np.ndarray:
     return runs_T - np.repeat(runs_T[np.cumsum(lengths_W) - lengths_W], lengths_W)
 
 
-def add_amounts(totals: dict[str, float], amounts: dict[str, float]) -> None:
-    """Add numbers to those of the same names."""
+def add_amounts(totals: dict[str, Any], amounts: dict[str, Any]) -> None:
+    """Add numbers, or arrays, to those of the same names."""
     for name, amount in amounts.items():
         totals[name] = totals.get(name, 0) + amount

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.coding.batch import UNIT_END, Batch, Output, Reading, add_amounts, documents_of, make_batch
+from pipeline.coding.batch import UNIT_END, Batch, Block, Output, Reading, add_amounts, documents_of, make_batch
 from pipeline.coding.failures import mend
 from pipeline.coding.hidden import Hidden
 from pipeline.coding.lanes import open_lane
@@ -75,7 +75,7 @@ class TeacherCoder:
 
     WORK: str
 
-    def __init__(self, teacher: "Teacher", outputs: Sequence[Output], config: TeacherConfig, special_ids: dict):
+    def __init__(self, teacher: Any, outputs: Sequence[Output], config: TeacherConfig, special_ids: dict):
         self.teacher, self.outputs, self.config, self.special_ids = teacher, outputs, config, special_ids
         self._reading = Reading.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
@@ -106,7 +106,7 @@ class TeacherCoder:
 
     def measure_variation(
         self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: Any, output: int
-    ) -> np.ndarray:
+    ) -> np.ndarray | None:
         """Total variation between the distributions that two teachers' hidden states give, on the host: (N,)."""
         raise NotImplementedError
 
@@ -130,22 +130,22 @@ class TeacherCoder:
                 yield blocks
                 begins_unit = True
                 continue
-            columns, size = blocks[0].columns, self.most_windows
-            windows = len(columns["lengths"])
+            size, windows = self.most_windows, len(blocks[0].columns["lengths"])
             for block in blocks:
                 block.batches = -(-windows // size)
             for start in range(0, windows, size):
-                batch = self.cut(columns, start, min(start + size, windows), size)
+                batch = self.cut(blocks[0], start, min(start + size, windows), size)
                 batch.blocks, batch.first = blocks, start
                 batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
                 yield batch.without_known_failures()
 
-    def cut(self, columns: dict[str, np.ndarray], start: int, stop: int, size: int) -> Batch:
+    def cut(self, block: Block, start: int, stop: int, size: int) -> Batch:
         """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
+        columns = block.columns
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
         documents_t = documents_of(columns)[tokens] if self._reading.documents_apart else None
-        return make_batch(
+        batch = make_batch(
             columns["ids"][tokens],
             columns["lengths"][start:stop],
             size,
@@ -155,6 +155,9 @@ class TeacherCoder:
             documents_t,
             self._reading.segments,
         )
+        if block.number_W is not None:
+            batch.rows_Nd = self.teacher.read(batch, block.number_W[start:stop])
+        return batch
 
     # -- teach ---------------------------------------------------------------------------------------------
 
@@ -248,13 +251,7 @@ class TeacherCoder:
 
     def _finish(self, batch):
         if batch.codes is None:  # none of its windows can be coded
-            nothing = np.zeros(len(batch.coded_T))
-            return {
-                "nnz": nothing.astype(np.int64),
-                "indices": np.zeros(0, np.int32),
-                "weights": np.zeros(0, np.float32),
-                "tail": nothing.astype(np.float32),
-            }
+            return self._columns(None, batch)
         with self._lanes["finish"] as lane:
             lane.after(batch.marks[self.WORK][1], *self._arrays(batch.codes))
             seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
@@ -263,6 +260,18 @@ class TeacherCoder:
             seconds["distributions"] = time.perf_counter() - clock
         seconds["teacher"] /= batch.sharing
         add_amounts(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
+        return self._columns(rows, batch)
+
+    def _columns(self, rows, batch):
+        """Columns over all tokens of a batch from what `_rows` made; from None where none of its windows is coded."""
+        if rows is None:
+            nothing = np.zeros(len(batch.coded_T))
+            return {
+                "nnz": nothing.astype(np.int64),
+                "indices": np.zeros(0, np.int32),
+                "weights": np.zeros(0, np.float32),
+                "tail": nothing.astype(np.float32),
+            }
         add_amounts(batch.block.statistics, {"truncated_tokens": int(rows.truncated_tokens)})
         return _spread(rows, batch.coded_T)
 

@@ -130,6 +130,6 @@ def _divide(coder, batch):
     size, block, stop = coder.most_windows, batch.block, batch.first + batch.windows
     block.batches += -(-batch.windows // size) - 1
     for start in range(batch.first, stop, size):
-        part = coder.cut(block.columns, start, min(start + size, stop), size)
+        part = coder.cut(block, start, min(start + size, stop), size)
         part.blocks, part.first, part.compared = batch.blocks, start, batch.compared and start == batch.first
         yield part.without_known_failures()

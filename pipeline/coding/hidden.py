@@ -5,7 +5,7 @@ Shapes: N coded tokens, d hidden width, P positions.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class HiddenRows(NamedTuple):
 
 
 def hidden_rows(
-    teacher: "Teacher",
+    teacher: Any,
     windows: Sequence,
     batch: int,
     max_length: int,
@@ -103,6 +103,8 @@ def hidden_rows(
         documents_T=documents_T,
         segments=reading.segments,
     )
+    if windows[0].number is not None:
+        prepared.rows_Nd = teacher.read(prepared, np.array([window.number for window in windows]))
     if raw:
         found = raw_rows(teacher, prepared, layers)
         for layer, rows_Nd in found.items():

@@ -24,7 +24,7 @@ class Comparison:
 
     def __init__(self, coder: Any):
         self._coder, self._in_float32 = coder, None
-        self.wanted = coder.teacher.dtype != torch.float32
+        self.wanted = coder.teacher.dtype != torch.float32 and hasattr(coder.teacher, "in_float32")  # not a store
 
     @torch.inference_mode()
     def compare(self, batch: Batch) -> None:
@@ -57,9 +57,10 @@ class Comparison:
             return
         figures = {
             "dtype_tokens": len(rows_Nd),
-            "dtype_tv": float(variation_N.sum()),
             "dtype_hidden": float(distance_N.sum(dtype=torch.float64)),
         }
+        if variation_N is not None:
+            figures["dtype_tv"] = float(variation_N.sum())
         add_amounts(batch.block.statistics, figures)
 
 

@@ -40,11 +40,13 @@ class Window(NamedTuple):
     ids          int64 list, [CLS] … [SEP], at most `max_length` tokens
     run_starts   positions in the window at which a document's run begins; the first is 0
     run_records  that document's record number
+    number       by which a store of hidden states knows it; None of a window of text
     """
 
     ids: list[int]
     run_starts: list[int]
     run_records: list[int]
+    number: int | None = None
 
 
 def windows(

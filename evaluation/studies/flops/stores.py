@@ -18,6 +18,8 @@ def store_flops(store: Store) -> float:
         return 0.0
     teacher = Encoder.find(store.settings["teacher_name"])
     report, length = store.report(), store.max_length
+    if store.kind == "hidden":
+        return teacher_flops(teacher, store.settings["layer"], report["windows"], length)
     if store.kind == "lsp":
         coded = report["coded_tokens"] + report["empty_codes"], store.k, teacher.width
         solver = store.settings.get("solver", {"name": "cd"})

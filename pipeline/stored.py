@@ -1,0 +1,166 @@
+"""A store of hidden states in the place of text and teacher: what encode-lsp, learn-dictionary and encode-hidden read
+when --hidden names one.
+
+    stored = StoredHidden.open("runs/stores/hidden-...", "cpu")
+    config = stored.settle(config)                 # its windows and layer in the settings; ValueError where they differ
+    for window in stored.windows(unit): ...        # with their numbers, by which `read` finds their hidden states
+
+Windows are those of the store's plan, so what is coded from them pairs with the store. Windows that its record names as
+failed have no hidden states, and fail again. Left out: what is done with the states (coding/, sample.py), --hidden with
+a .npy file (learn.py).
+
+Shapes: W windows, N coded tokens, d hidden width.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.device import choose_device
+from common.errors import RequestError
+from common.invocation import program
+from pipeline.config import TeacherConfig
+from pipeline.corpus import Window
+from shards.manifest import PlannedUnit
+from shards.reader import Store, is_url, plan_of
+from shards.windows import WindowReader
+
+# Settings of text and teacher that have a meaning with --hidden all the same.
+FREE = {"output", "seed", "workers", "scheduler", "device", "batch_tokens"}
+# Those that come from the store: all others.
+FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
+
+
+def names_a_store(hidden: str) -> bool:
+    """Whether --hidden names a store, and not a file of vectors."""
+    return is_url(hidden) or plan_of(hidden)[1] is not None or Path(hidden).is_dir()
+
+
+class StoredHidden:
+    """The hidden states of one plan of a store. It is asked as a Teacher is, and can be sent to other processes.
+
+    Raises  StoreError when there is no such store; RequestError when it holds something else
+    """
+
+    products = None  # no library computes anything
+
+    def __init__(self, path: str, plan_id: str | None, device: str):
+        self._path = path if is_url(path) else str(Path(path).absolute())
+        self._plan_id, self._device = plan_id, device
+        if self.store.hidden is None:
+            raise RequestError(
+                f"--hidden {path} is a store of {self.store.kind}, not of hidden states. Make one:  {program()} "
+                "encode-hidden"
+            )
+        self._plan_id = self.store.plan_id
+        settings, width = self.store.settings, self.store.hidden.width
+        self.name = settings.get("teacher_name", self.store.path)
+        self.fingerprint, self.layer, self.num_layers = (
+            settings["teacher"],
+            settings["layer"],
+            settings["teacher_layers"],
+        )
+        self.hidden_size, self.segments = width, 2 if settings.get("segments") else 0
+        self.dtype, self.device = getattr(torch, settings["dtype"]), choose_device(device)
+
+    @classmethod
+    def open(cls, hidden: str, device: str) -> "StoredHidden":
+        return cls(*plan_of(hidden), device)  # type: ignore[arg-type]  # of a text a text
+
+    def __reduce__(self) -> tuple:
+        return StoredHidden, (self._path, self._plan_id, self._device)
+
+    @cached_property
+    def store(self) -> Store:
+        return Store.open(self._path, self._plan_id)
+
+    @cached_property
+    def _reader(self):
+        """The windows of both splits, numbered in plan order."""
+        return WindowReader(self.store, self.store.iter_records(), "whole")
+
+    def identity(self) -> dict:
+        """What the settings of a store say that was made from this one."""
+        return {"target": self.store.target_id, "quantise": self.store.fingerprinted["quantise"]}
+
+    def settle(self, config: Any) -> Any:
+        """The settings of a command with those of the store's text and teacher.
+
+        Raises  ValueError on a setting that says something else than the store, or that would change nothing
+        """
+        settings, windowing = self.store.settings, self.store.plan.windowing
+        packing = windowing["packing"]
+        own = {
+            "layer": (self.layer,),
+            "max_length": self.store.max_length,
+            "packing": packing,
+            "held_out_by": windowing.get("held_out_by", "document"),
+            "documents_apart": settings.get("documents_apart", False),
+            "segments": "auto" if self.segments or packing != "pairs" else "never",
+            "dtype": settings["dtype"],
+        }
+        settled = copy(config)
+        for field in fields(config):
+            name, value = field.name, getattr(config, field.name)
+            if name not in FROM_STORE:
+                continue
+            known = {"teacher": self.name} | own
+            if value not in (field.default, known.get(name, field.default)):
+                found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {_words(value)} belongs to reading text with a teacher; --hidden takes "
+                    f"windows and hidden states from {self._path}{found}. Leave it out."
+                )
+            object.__setattr__(settled, name, own.get(name, value))
+        if config.batch_tokens < self.store.max_length:
+            raise ValueError(
+                f"--batch-tokens {config.batch_tokens} is less than one window of {self.store.max_length} tokens."
+            )
+        return settled
+
+    # -- in the place of text ------------------------------------------------------------------------------
+
+    @cached_property
+    def tokens(self) -> int:
+        return self._reader.tokens
+
+    def windows(self, unit: PlannedUnit) -> Iterator[Window]:
+        """The windows of a planned unit, with their numbers."""
+        return (Window(*found) for found in self._reader.windows_of_unit(unit.id))
+
+    def failures(self, unit: PlannedUnit) -> dict[int, str]:
+        """The windows of a unit that have no hidden states, by their number in it, with the reason."""
+        entries = self.store.record(unit.id).quarantined
+        return {window: entry["reason"] for entry in entries for window in entry["windows"]}
+
+    def sha256(self, unit: PlannedUnit) -> str:
+        """Of the shard that holds a unit: another one when the unit has been encoded again."""
+        return self.store.record(unit.id).sha256
+
+    # -- in the place of a teacher -------------------------------------------------------------------------
+
+    def read(self, batch: Any, number_W: np.ndarray) -> torch.Tensor:
+        """The stored states of a Batch's coded tokens, float32 (N, d) on the host; NaN at those that have none.
+
+        number_W  the numbers of the batch's windows, as `windows` gives them
+        """
+        length = batch.ids_WL.shape[1]
+        tokens_N = batch.tokens_N.numpy()
+        found = self._reader.hidden_at(number_W[tokens_N // length], tokens_N % length)
+        found.rows_Md[~found.coded_M] = np.nan  # which is noticed as of a teacher
+        return torch.from_numpy(found.rows_Md)
+
+    def __call__(self, ids_WL: torch.Tensor, real_WL: Any, tokens_N: torch.Tensor, **reading: Any) -> torch.Tensor:
+        """The states that a batch carries, a copy on the device."""
+        rows_Nd: torch.Tensor = reading["rows_Nd"]
+        return rows_Nd.to(self.device, copy=True)
+
+
+def _words(value):
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
