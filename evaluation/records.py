@@ -16,6 +16,10 @@
      "lr_choice": of a fine-tuning with several rates {"lr": 3e-4, "tried": [{"lr": 3e-4, "score": 0.71}, ...]}, null
                   for the score of one that diverged; else missing}
 
+A record of `finetune --frozen` has the suite `frozen`, the seed null and the metrics of FROZEN, each with the part that
+it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settings say `"frozen": true`, and `chosen`
+holds what the tuning split decided.
+
 Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
 mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,
 and they call a training diverged if all its predictions are the same, which is now called collapsed.
@@ -58,6 +62,14 @@ METRICS = {
     "stsb": ("pearson", "spearman"),
     "wic": ("accuracy",),
 }
+
+# What `finetune --frozen` measures: task -> metrics, each on the parts `tuning`, `dev` and `test` that the task has.
+FROZEN = METRICS | {
+    "conll2003": ("entities", "pos", "chunks"),
+    "stsb": (*METRICS["stsb"], "cosine"),
+    "wsd": ("f1",),
+}
+PARTS = ("tuning", "dev", "test")
 
 
 def describe(path: Path | str, name: str | None = None) -> dict:
@@ -191,6 +203,14 @@ def check(record: Any, where: Path | str) -> dict:
         metrics = [figure["metric"] for figure in record["figures"]]
         _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
         _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
+    if record["suite"] == "frozen":
+        task = record["task"]
+        _require(task in FROZEN, where, "task", f"one of {', '.join(FROZEN)}", task)
+        names = [f"{metric}_{part}" for metric in FROZEN[task] for part in PARTS]
+        metrics = [figure["metric"] for figure in record["figures"]]
+        unknown = set(metrics) - set(names) or len(set(metrics)) < len(metrics)
+        _require(not unknown, where, "figures", f"each once, some of {', '.join(names)}", metrics)
+        _require(record["settings"].get("frozen") is True, where, "settings.frozen", "true", record["settings"])
     if "lr_choice" in record and (problem := find_problem(record["lr_choice"], _LR_CHOICE, "lr_choice.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
@@ -241,7 +261,7 @@ _IDENTITY = {  # lineage.identity
     "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
 }
 _FIELDS = {
-    "suite": (lambda value: value in ("finetune", "blimp"), "finetune or blimp"),
+    "suite": (lambda value: value in ("finetune", "frozen", "blimp"), "finetune, frozen or blimp"),
     "task": _TEXT,
     "seed": _or_null(_is_count, "a whole number"),
     "figures": (lambda value: isinstance(value, list) and len(value) > 0, "a list of figures"),
@@ -275,6 +295,18 @@ _FIGURE_FIELDS = {
     "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
     "n": (_is_count, "a whole number"),
 }
+
+
+def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
+    """In what a record differs from the facts that one made now would have, as text; empty if they agree."""
+    said = []
+    for name in {**facts, **(record if prefix else {})}:  # a record has more fields than these, but no other settings
+        found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
+        if isinstance(value, dict) and isinstance(found, dict):
+            said.append(describe_differences(found, value, f"{full_name} "))
+        elif found != value:
+            said.append(f"{full_name} (there {found}, now {value})")
+    return ", ".join(filter(None, said))
 
 
 def shown_name(path: Path) -> str:

@@ -6,6 +6,7 @@ Left out: predicting (training.py). Which metrics a task has is in records.METRI
 
 import math
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import numpy as np
@@ -85,6 +86,11 @@ def _accuracy(task, gold, predicted):
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(gold, predicted))
+
+
+def spearman(gold: Sequence[float], predicted: np.ndarray) -> float:
+    """Spearman's correlation, 0 if there is none."""
+    return _correlation(spearmanr, gold, predicted)
 
 
 def _correlation(function, gold, predicted):
