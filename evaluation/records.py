@@ -4,7 +4,7 @@
 
     {"schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "wall": 61.3,
      "diverged": false, or a sentence where the loss was not finite,
-     "collapsed": false, or a sentence where all predictions are the same,
+     "collapsed": false, or a sentence if all predictions are the same, or the score is near the most frequent answer's,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
      "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
      "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
@@ -155,7 +155,14 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return check(_convert_first_schema(record), file)
+    return _fill_in(check(_convert_first_schema(record), file))
+
+
+def _fill_in(record):
+    """Settings of fine-tuning that earlier versions did not record, as they were: no warm-up, no clipping."""
+    if record["suite"] == "finetune":
+        record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
+    return record
 
 
 def _convert_first_schema(record):

@@ -11,9 +11,12 @@ Left out: what is done with the features (linear.py, measures.py), vectors of an
 Shapes: N texts, T words that were read, L tokens, D = layers x d.
 """
 
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +41,11 @@ class Words(NamedTuple):
 
     states_TD: np.ndarray
     read_N: list[np.ndarray]
+
+    @property
+    def all_read(self) -> np.ndarray:
+        """read_N of all sentences end to end."""
+        return np.concatenate(self.read_N)
 
 
 class Encoder:
@@ -111,15 +119,10 @@ def pair_features(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
 
 def kept(file: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays in a file of a work place, which is written first if it is not there or not whole."""
-    try:
-        with open_to_read(file) as stream, np.load(stream) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError, EOFError, KeyError):
-        pass
-    except Exception as error:  # zipfile.BadZipFile is no ValueError
-        if type(error).__name__ != "BadZipFile":
-            raise
-    arrays = make()
-    with appearing_whole(file) as stream:
-        np.savez(stream, **arrays)
-    return arrays
+    unreadable = suppress(OSError, ValueError, EOFError, zipfile.BadZipFile)
+    with unreadable, open_to_read(file) as stream, np.load(BufferedReader(stream)) as arrays:
+        return dict(arrays)
+    made: dict[str, Any] = make()
+    with appearing_whole(file) as out:
+        np.savez(out, **made)
+    return made

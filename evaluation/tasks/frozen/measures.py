@@ -83,11 +83,15 @@ class Tags:
                 f" {' or '.join(task.directories)} of --data-dir (mlsm docs evaluation-data)."
             )
         files: dict[str, str] = {}
+        self._tags: list[list[list[str]]] = []  # an example's label is its place here
 
         def read(alternatives: Sequence[File]) -> list[Example]:
             (name,) = choose_file(task, directory, tuple(alternatives)).names
             files[name] = file_sha256(directory / name)
-            return [Example(words, None, tags) for (words, *tags), _ in conll_columns(directory / name)]
+            sentences = [columns for columns, _ in conll_columns(directory / name)]
+            first = len(self._tags)
+            self._tags += [tags for _, *tags in sentences]
+            return [Example(words, None, first + row) for row, (words, *_) in enumerate(sentences)]
 
         train = read(task.train)
         self.parts = {"dev": read(task.evaluation["validation"])}
@@ -96,30 +100,37 @@ class Tags:
         self.nine, self.parts["tuning"] = split_tenth(task.name, choose(task.name, train, limit))
         n_train = len(self.nine) + len(self.parts["tuning"])
         n_eval = {part: len(examples) for part, examples in self.parts.items()}
-        self.data = {"name": f"{task.name}, local", "files": files, "n_train": n_train, "n_eval": n_eval}
+        self.data = {"name": f"{task.name}, local", "files": files, "n_train": n_train, "n_eval": sum(n_eval.values())}
         self.settings = {"words": "first piece"} | LINEAR
         self.total = len(self.nine) + sum(n_eval.values())
 
     def score(self, encoder: Encoder, place: Path, report: Report) -> tuple[list[dict], dict]:
         """As of Measure."""
-        done, words = 0, {}
+        done = 0
+        words: dict[str, Words] = {}
         for part, examples in {"nine": self.nine, **self.parts}.items():
-            words[part] = _words(encoder, place / f"{part}.npz", [e.first for e in examples], done, report)
+            sentences = [list(example.first) for example in examples]
+            words[part] = _words(encoder, place / f"{part}.npz", sentences, done, report)
             done += len(examples)
-        figures, chosen = [], {}
+        figures: list[dict] = []
+        chosen: dict[str, dict] = {}
         for metric in ("entities", "pos", "chunks"):
             found, chosen[metric] = self._score(metric, words)
             figures += found
         return figures, chosen
 
+    def _tags_of(self, example: Example) -> list[list[str]]:
+        assert isinstance(example.label, int)
+        return self._tags[example.label]
+
     def _score(self, metric, words: dict[str, Words]) -> tuple[list[dict], dict]:
         gold = {
-            part: [example.label[self.COLUMNS.index(metric)] for example in examples]
+            part: [self._tags_of(example)[self.COLUMNS.index(metric)] for example in examples]
             for part, examples in {"nine": self.nine, **self.parts}.items()
         }
         train_tags = [_read_tags(gold[part], words[part]) for part in ("nine", "tuning")]
         names, y_T = np.unique(np.concatenate(train_tags), return_inverse=True)
-        value = partial(_accuracy if metric == "pos" else _span_f1)
+        value = _accuracy if metric == "pos" else _span_f1
 
         def worth(part, said_T):
             return value(gold[part], _by_sentence(names[said_T], words[part].read_N))
@@ -130,7 +141,7 @@ class Tags:
             x_TD, y_T, len(train_tags[1]), partial(worth, "tuning"), [words[part].states_TD for part in parts]
         )
         figures = [
-            figure(metric, part, worth(part, said), sum(map(len, gold[part])) if metric == "pos" else len(gold[part]))
+            figure(metric, part, worth(part, said), len(words[part].all_read if metric == "pos" else gold[part]))
             for part, said in zip(("tuning", *parts), predictions, strict=True)
         ]
         return figures, chosen
@@ -215,7 +226,7 @@ class Texts:
         (said, *predictions), chosen = tune_and_fit(
             features["train"], y_N, len(tuning), worth, [features[part] for part in gold]
         )
-        predicted = dict(zip(gold, predictions, strict=True))
+        predicted: dict[str, metrics.Predictions] = dict(zip(gold, predictions, strict=True))
         by_part = {
             "tuning": figures_of(dict.fromkeys(gold, tuning), dict.fromkeys(gold, said)),
             "dev": figures_of(gold, predicted),
@@ -238,7 +249,9 @@ class Texts:
         if self.task.name == "wic":
             return {str(side): _targets(encoder, examples, side, partial(told, side=side)) for side in (0, 1)}
         sides = (0, 1) if self.task.has_pairs else (0,)
-        return {str(side): encoder.means([e[side] for e in examples], partial(told, side=side)) for side in sides}
+        return {
+            str(side): encoder.means([_text(e, side) for e in examples], partial(told, side=side)) for side in sides
+        }
 
     def _cosines(self, encoder: Encoder, sides) -> tuple[list[dict], dict]:
         """Figures of cosines at the layer that is best on the training set, and the figures of all layers."""
@@ -247,7 +260,9 @@ class Texts:
         for number, layer in enumerate(encoder.layers):
             columns = slice(number * encoder.teacher.hidden_size, (number + 1) * encoder.teacher.hidden_size)
             values = [
-                metrics.spearman([e.label for e in examples], _cosine(*(side[:, columns] for side in sides[part])))
+                metrics.spearman(
+                    np.array([e.label for e in examples]), _cosine(*(side[:, columns] for side in sides[part]))
+                )
                 for part, examples in (("train", train), ("validation", dev))
             ]
             by_layer.append({"layer": layer, "tuning": values[0], "dev": values[1]})
@@ -261,15 +276,21 @@ class Texts:
 
 def _targets(encoder: Encoder, examples: list[Example], side: int, report: Report) -> np.ndarray:
     """The first piece of the target of one side of every example; zeros if it was not read."""
-    words = encoder.words([example[side].split(" ") for example in examples], report)
+    words = encoder.words([_text(example, side).split(" ") for example in examples], report)
     found_ND = np.zeros((len(examples), encoder.width), np.float32)
     starts = np.concatenate([[0], np.cumsum([read.sum() for read in words.read_N])])
     for row, (example, read) in enumerate(zip(examples, words.read_N, strict=True)):
         assert example.targets is not None
-        place = example[side][: example.targets[side][0]].count(" ")
+        place = _text(example, side)[: example.targets[side][0]].count(" ")
         if read[place]:
             found_ND[row] = words.states_TD[starts[row] + read[:place].sum()]
     return found_ND
+
+
+def _text(example: Example, side: int) -> str:
+    text = example.second if side else example.first
+    assert isinstance(text, str)
+    return text
 
 
 def _cosine(first_Nd: np.ndarray, second_Nd: np.ndarray) -> np.ndarray:

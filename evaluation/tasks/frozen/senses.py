@@ -9,7 +9,6 @@ figure is the F1 on the other four sets together. Layer 0 has seen no context an
 Shapes: n vectors of a part, K atoms, d width.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from common.disk import file_sha256
 from common.errors import ModelError, WsdDataError
 from common.progress import silent
 from evaluation.studies.word_senses.choose_layer import diagnose_layer
+from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.studies.word_senses.data import WsdData
 from evaluation.studies.word_senses.framework import data_files
 from evaluation.studies.word_senses.word_vectors import Readings, word_vectors
@@ -35,14 +35,6 @@ TUNING = "semeval2007"
 VARIANT = "raw-npmi0"
 PART_TOKENS = 65_536  # of a file of vectors
 BATCH_TOKENS = 8_192  # of a forward pass
-
-
-@dataclasses.dataclass
-class _Coding:
-    """What diagnose_layer reads of its settings."""
-
-    lam: float = LAM
-    tolerance: float = TOLERANCE
 
 
 class _Vectors:
@@ -76,8 +68,9 @@ class Senses:
         files = data_files(root)
         self._data = WsdData.read(root, silent)
         digests = {file.relative_to(root).as_posix(): file_sha256(file) for file in files}
-        counts = {"n_train": self._data.training, "n_eval": len(self._data.groups["ALL"])}
-        self.data = {"name": "wsd, local", "files": digests} | counts
+        self._questions = len(self._data.groups["ALL"])
+        counts = {"n_train": self._data.training, "n_eval": self._questions}
+        self.data: dict[str, Any] = {"name": "wsd, local", "files": digests} | counts
         self.settings: dict[str, Any] = {
             "dictionary": {"k": ATOMS, "lam": LAM, "vectors": SAMPLE, "seed": 0},
             "variant": VARIANT,
@@ -94,7 +87,7 @@ class Senses:
         found = [self._diagnose(vectors, layer) for layer in layers]
         best = max(found, key=lambda one: one["tuning"])
         tuning = int(self._data.groups[TUNING].sum())
-        counts = {"tuning": tuning, "test": self.data["n_eval"] - tuning}
+        counts = {"tuning": tuning, "test": self._questions - tuning}
         figures = [{"metric": f"f1_{part}", "value": best[part], "n": n} for part, n in counts.items()]
         return figures, {"wsd": {"layer": best["layer"], "layers": found}}
 
@@ -102,7 +95,7 @@ class Senses:
         """Functions that read the parts of the vectors, all of which are in files when this returns."""
         special = special_ids(encoder.tokenizer)
         text = Readings(self._data.sentences, encoder.tokenizer, special, encoder.max_length)
-        parts = []
+        parts: list[Callable[[], dict[str, np.ndarray]]] = []
         for number, (words, readings) in enumerate(text.chunks(PART_TOKENS)):
 
             def make(words=words, readings=readings):
@@ -120,14 +113,16 @@ class Senses:
 
     def _diagnose(self, vectors, layer) -> dict:
         """A layer with its F1 on the tuning set and on the others."""
-        rows_nd, is_training = np.concatenate(list(vectors.layer(layer))), vectors.word_of_row < self._data.training
-        training = np.flatnonzero(is_training)
-        if len(training) > SAMPLE:
-            training = training[np.sort(np.random.default_rng(0).choice(len(training), SAMPLE, replace=False))]
-        sample_nd = rows_nd[training]
+        rows_nd = np.concatenate(list(vectors.layer(layer)))[np.argsort(vectors.word_of_row)]
+        sample_nd = rows_nd[: self._data.training]
+        if len(sample_nd) > SAMPLE:
+            chosen = np.random.default_rng(0).choice(len(sample_nd), SAMPLE, replace=False)
+            sample_nd = sample_nd[np.sort(chosen)]
         sample_nd = sample_nd[np.any(sample_nd != 0, axis=1)]  # a word that the tokenizer drops has zeros
         atoms = min(ATOMS, len(sample_nd) // 2)
         dictionary = learn_dictionary(sample_nd, DictionarySettings(k=atoms, lam=LAM, seed=0), LearningSchedule())
-        right_Q = diagnose_layer(vectors, layer, dictionary.atoms_Kd, self._data, _Coding()).right[VARIANT]
+        right_Q = diagnose_layer(
+            vectors, layer, dictionary.atoms_Kd, self._data, ChooseLayerConfig(lam=LAM, tolerance=TOLERANCE)
+        ).right[VARIANT]
         is_tuning = self._data.groups[TUNING]
         return {"layer": layer, "tuning": float(right_Q[is_tuning].mean()), "test": float(right_Q[~is_tuning].mean())}
