@@ -4,7 +4,7 @@
 
     {"schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "wall": 61.3,
      "diverged": false, or a sentence where the loss was not finite,
-     "collapsed": false, or a sentence where all predictions are the same,
+     "collapsed": false, or a sentence if all predictions are the same, or the score is near the most frequent answer's,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
      "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
      "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
@@ -15,6 +15,10 @@
      "cost": of a fine-tuning {"embedding_rows": 30522, "peak_memory_bytes": 8.1e8, "step_seconds": 0.3}, else missing,
      "lr_choice": of a fine-tuning with several rates {"lr": 3e-4, "tried": [{"lr": 3e-4, "score": 0.71}, ...]}, null
                   for the score of one that diverged; else missing}
+
+A record of `finetune --frozen` has the suite `frozen`, the seed null and the metrics of FROZEN, each with the part that
+it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settings say `"frozen": true`, and `chosen`
+holds what the tuning split decided.
 
 Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
 mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,
@@ -58,6 +62,14 @@ METRICS = {
     "stsb": ("pearson", "spearman"),
     "wic": ("accuracy",),
 }
+
+# What `finetune --frozen` measures: task -> metrics, each on the parts `tuning`, `dev` and `test` that the task has.
+FROZEN = METRICS | {
+    "conll2003": ("entities", "pos", "chunks"),
+    "stsb": (*METRICS["stsb"], "cosine"),
+    "wsd": ("f1",),
+}
+PARTS = ("tuning", "dev", "test")
 
 
 def describe(path: Path | str, name: str | None = None) -> dict:
@@ -143,7 +155,14 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return check(_convert_first_schema(record), file)
+    return _fill_in(check(_convert_first_schema(record), file))
+
+
+def _fill_in(record):
+    """Settings of fine-tuning that earlier versions did not record, as they were: no warm-up, no clipping."""
+    if record["suite"] == "finetune":
+        record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
+    return record
 
 
 def _convert_first_schema(record):
@@ -191,6 +210,14 @@ def check(record: Any, where: Path | str) -> dict:
         metrics = [figure["metric"] for figure in record["figures"]]
         _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
         _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
+    if record["suite"] == "frozen":
+        task = record["task"]
+        _require(task in FROZEN, where, "task", f"one of {', '.join(FROZEN)}", task)
+        names = [f"{metric}_{part}" for metric in FROZEN[task] for part in PARTS]
+        metrics = [figure["metric"] for figure in record["figures"]]
+        unknown = set(metrics) - set(names) or len(set(metrics)) < len(metrics)
+        _require(not unknown, where, "figures", f"each once, some of {', '.join(names)}", metrics)
+        _require(record["settings"].get("frozen") is True, where, "settings.frozen", "true", record["settings"])
     if "lr_choice" in record and (problem := find_problem(record["lr_choice"], _LR_CHOICE, "lr_choice.")):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
@@ -241,7 +268,7 @@ _IDENTITY = {  # lineage.identity
     "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
 }
 _FIELDS = {
-    "suite": (lambda value: value in ("finetune", "blimp"), "finetune or blimp"),
+    "suite": (lambda value: value in ("finetune", "frozen", "blimp"), "finetune, frozen or blimp"),
     "task": _TEXT,
     "seed": _or_null(_is_count, "a whole number"),
     "figures": (lambda value: isinstance(value, list) and len(value) > 0, "a list of figures"),
@@ -275,6 +302,18 @@ _FIGURE_FIELDS = {
     "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
     "n": (_is_count, "a whole number"),
 }
+
+
+def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
+    """In what a record differs from the facts that one made now would have, as text; empty if they agree."""
+    said = []
+    for name in {**facts, **(record if prefix else {})}:  # a record has more fields than these, but no other settings
+        found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
+        if isinstance(value, dict) and isinstance(found, dict):
+            said.append(describe_differences(found, value, f"{full_name} "))
+        elif found != value:
+            said.append(f"{full_name} (there {found}, now {value})")
+    return ", ".join(filter(None, said))
 
 
 def shown_name(path: Path) -> str:

@@ -9,6 +9,8 @@ saving (export.py).
 Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +55,14 @@ class Student(nn.Module):
         self.products = USUAL  # until `use_fast_linear` is told others
         use_fast_linear(self)
 
-    def forward(
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Logits (M, K) of the masked positions; arguments as of `hidden`."""
+        states_Md, parts = self.head(self.hidden(*args, **kwargs)), self._output_parts()
+        biases = self.output_bias_K.split([len(part) for part in parts])
+        logits = [linear(states_Md, part, bias, self.products) for part, bias in zip(parts, biases, strict=True)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+
+    def hidden(
         self,
         input_WL: Tensor,
         attention_WL: Tensor | None,
@@ -63,7 +72,7 @@ class Student(nn.Module):
         segments_WL: Tensor | None = None,
         visible: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Logits (M, K) of the masked positions.
+        """The encoder's last hidden states (M, d) at the masked positions.
 
         input_WL      int64 token ids
         attention_WL  int64, 0 at padding; None where nothing is padded
@@ -85,11 +94,7 @@ class Student(nn.Module):
             )
             return outputs.last_hidden_state
 
-        hidden_Md = self._last_layer.run(encode, where_M, most_masked)
-        states_Md, parts = self.head(hidden_Md), self._output_parts()
-        biases = self.output_bias_K.split([len(part) for part in parts])
-        logits = [linear(states_Md, part, bias, self.products) for part, bias in zip(parts, biases, strict=True)]
-        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+        return self._last_layer.run(encode, where_M, most_masked)
 
     def checkpoint_activations(self) -> None:
         """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""
@@ -126,6 +131,18 @@ class Student(nn.Module):
             nn.init.zeros_(self.head.dense.bias)
         if self.output_Kd is not None:
             nn.init.normal_(self.output_Kd, std=spread, generator=generator)
+
+
+class FrozenEncoder(Student):
+    """An encoder of any student for a probe: its outputs are its last hidden states, it has no head."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__(encoder, 0, tied=False, seed=0)
+        self.head = nn.Identity()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Hidden states (M, d) of the masked positions; arguments as of a Student."""
+        return self.hidden(*args, **kwargs)
 
 
 def build_student(config: StudentConfig, store: Store, objective: Objective) -> Student:

@@ -1,4 +1,4 @@
-"""A linear probe: words from the outputs of a frozen MLSM student (MLSM paper, section 4.3.1).
+"""A linear probe: words from the outputs of a frozen student (MLSM paper, section 4.3.1).
 
 One matrix k x V without bias, between the student's k outputs and the vocabulary, learned by cross-entropy at masked
 positions: `train_probe(config)`, the trainer's own loop with another Task. What it reads:
@@ -6,6 +6,8 @@ positions: `train_probe(config)`, the trainer's own loop with another Task. What
     softmax   the distribution over LSPs: are the words in the LSPs? The export is a ProbedLspModel
     logits    the raw outputs, z = O h + c. The probe merges with them, P z = (P O) h + P c, into an untied decoder:
               the export is the family's stock *ForMaskedLM, with the same scores
+    hidden    the encoder's last hidden states, without any head: one readout for students of every objective, so that
+              their BLiMP and perplexity compare. The export is a ProbedLspModel, as of softmax
 
 With logits and k > d the probe is a decoder over the encoder's own states, by another name; so softmax is the default.
 Left out: the student (lsp_model.py), scoring sentences.
@@ -16,6 +18,7 @@ Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width o
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
-from common.model_checks import quiet_transformers
+from common.model_checks import max_positions, quiet_transformers
 from common.products import USUAL
 from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
@@ -53,6 +56,7 @@ from student.lsp_model import (
     LspModel,
     export_of,
     find_file,
+    load_encoder,
     load_student,
     load_tensors,
     load_tokenizer,
@@ -60,7 +64,7 @@ from student.lsp_model import (
     save_lsp_head,
 )
 from student.mask_later import mask_later_of
-from student.model import Student
+from student.model import FrozenEncoder, Student
 from student.modeling_mlsm import HEAD_FILE
 from student.objectives import Mlm
 from student.probe_config import ProbeConfig
@@ -71,13 +75,14 @@ from student.trainer import train
 logger = logging.getLogger(__name__)
 
 PROBE_FACT = "probe_input"  # in lsp_config.json
+_HIDDEN = "hidden_probe.weight"  # name of a hidden probe's matrix in its file
 _FROZEN = slice(None)  # all outputs of a loaded student are LSPs
 
 
 class ProbedStudent(nn.Module):
     """A frozen student and the probe on its outputs. Only the probe is a parameter, is trained and is saved.
 
-    probe_input  softmax or logits
+    probe_input  softmax, logits or hidden; the student of the latter is a FrozenEncoder
     """
 
     def __init__(self, student: Student, vocabulary: int, probe_input: str):
@@ -86,7 +91,8 @@ class ProbedStudent(nn.Module):
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
         self.products = USUAL  # of the probe; the frozen part keeps oneDNN's
-        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, len(student.output_bias_K)))  # convex: any start serves
+        width = student.encoder.config.hidden_size if probe_input == "hidden" else len(student.output_bias_K)
+        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, width))  # convex: any start serves
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, V) of the masked positions; arguments as of a Student."""
@@ -142,10 +148,17 @@ class ProbedLspModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "ProbedLspModel":
-        """Load a softmax probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
+        """Load a softmax or hidden probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
 
         Raises RunError where there is no such probe
         """
+        place = export_of(source)
+        with suppress(RunError):
+            probe_file = find_file(place, PROBE_FILE, revision)
+            with reading_export(place):
+                tensors = load_tensors(probe_file)
+            if _HIDDEN in tensors:
+                return cls(*_load_hidden(place, tensors[_HIDDEN], revision))
         probed, model = load_probe(source, revision)
         return cls(probed, model.tokenizer)
 
@@ -154,6 +167,15 @@ class ProbedLspModel(nn.Module):
         everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
         logits_MV = self.probed(input_ids, attention_mask, everywhere)
         return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
+
+
+def _load_hidden(source, probe_Vd, revision) -> tuple[ProbedStudent, PreTrainedTokenizerBase]:
+    """A hidden probe and its tokenizer."""
+    with reading_export(source):
+        student = FrozenEncoder(load_encoder(source, revision))
+        probed = ProbedStudent(student, len(probe_Vd), "hidden")
+        probed.load_state_dict({"probe_Vk": probe_Vd}, strict=True)
+    return probed, load_tokenizer(source, student, revision)
 
 
 def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedStudent, LspModel]:
@@ -209,7 +231,7 @@ def probe_task(config: ProbeConfig, store: Store) -> Task:
     if config.student is None:
         raise RunError("no student given: name a run, an export, a kept checkpoint or a Hub id with --student.")
     source = export_of(config.student)
-    student, facts = load_student(source)
+    student, facts = _load_frozen(source) if config.probe_input == "hidden" else load_student(source)
     _check_fits(config, store, source, student, facts)
     with reading_export(source):
         lineage_of_student = json.loads(read_file(find_file(source, LINEAGE_FILE)))
@@ -229,6 +251,16 @@ def probe_task(config: ProbeConfig, store: Store) -> Task:
     return Task("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
 
 
+def _load_frozen(source: str | Path) -> tuple[Student, dict]:
+    """The encoder of any student, and of the facts of lsp_config.json what a probe of hidden states has."""
+    with reading_export(source):
+        encoder = load_encoder(source)
+        known = json.loads(read_file(find_file(source, LINEAGE_FILE)))
+    facts: dict[str, Any] = {PROBE_FACT: "student"} if "student" in known else {}
+    trained = known.get("store", {}).get("windowing", {}).get("max_length")
+    return FrozenEncoder(encoder).eval(), facts | {"max_length": trained or max_positions(encoder)}
+
+
 def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Store, lineage: dict) -> None:
     """Write a probed student into an existing directory.
 
@@ -240,8 +272,9 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
         (merge(model) if merges else model.encoder).save_pretrained(directory)
     if not merges:
         probe = model.probe_Vk.detach().cpu().contiguous()
-        save_file({"probe.weight": probe}, directory / PROBE_FILE)
-    save_lsp_head(model.student, _FROZEN, facts | {PROBE_FACT: model.probe_input}, directory)
+        save_file({_HIDDEN if model.probe_input == "hidden" else "probe.weight": probe}, directory / PROBE_FILE)
+    if model.probe_input != "hidden":
+        save_lsp_head(model.student, _FROZEN, facts | {PROBE_FACT: model.probe_input}, directory)
     write_papers(directory, _card_text(model, lineage), store, lineage)
 
 
@@ -331,8 +364,8 @@ def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
 def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
     family, what = model.encoder.config.model_type, "raw LSP outputs"
     loading = auto_loading("AutoModelForMaskedLM")
-    if model.probe_input == "softmax":
-        what = "distribution over LSPs"
+    if model.probe_input != "logits":
+        what = "distribution over LSPs" if model.probe_input == "softmax" else "last hidden states"
         loading = (
             "Scores over the vocabulary; this needs the package `mlsm`:\n\n"
             "```python\nimport mlsm\nmodel = mlsm.ProbedLspModel.from_pretrained(PATH)\n"
@@ -340,10 +373,11 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
             "`AutoModel` loads the encoder alone."
         )
     layer = mask_later_of(model.encoder.config)
+    notes = [LSP_LOADING] * (model.probe_input != "hidden") + [mask_later_note(layer)] * (layer > 0)
     return CardText(
         title=f"{family} encoder pre-trained with {lineage['student']['objective'].upper()}, with a linear probe",
         made=f"The student is frozen; one matrix was trained to predict masked tokens from its {what}.",
-        loading="\n\n".join([loading, LSP_LOADING] + [mask_later_note(layer)] * (layer > 0)),
+        loading="\n\n".join([loading, *notes]),
         tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
         fills_masks=model.probe_input == "logits" and layer == 0,
         reads_words=True,

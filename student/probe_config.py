@@ -6,7 +6,7 @@ from typing import Literal
 
 from student.config import ObjectiveName, StudentConfig
 
-ProbeInput = Literal["softmax", "logits"]
+ProbeInput = Literal["softmax", "logits", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,20 @@ class ProbeConfig(StudentConfig):
     pairs; `never` gives segment 0 to every token"""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student; unset: the
-    newest finished run of one under runs/students"""
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student, for hidden of
+    any student; unset: the newest finished run with LSPs under runs/students"""
 
     probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
-    what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads"""
+    what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads;
+    `hidden`, the encoder's last hidden states, is the same readout for students of every objective, mlm included"""
 
     max_steps: int | None = None
     """optimiser steps; unset: as the recipe that made the store says, else a tenth of a student's, at least 1,000"""
 
     lr: float | None = None
-    """peak learning rate of AdamW; unset: 0.001 for logits; for softmax 100 / max_steps, at most 0.5, as weights
-    of probabilities have a long way to go and AdamW moves them by about the rate"""
+    """peak learning rate of AdamW; unset: 0.001 for logits and hidden; for softmax 100 / max_steps, at most 0.5, as
+    weights of probabilities have a long way to go and AdamW moves them by about the rate"""
 
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay of the probe's matrix"""

@@ -116,7 +116,7 @@ def rate_for_width(width: int) -> float:
 def rate_for_probe(probe_input: str, max_steps: int) -> float:
     """Peak learning rate of a probe. The weights of probabilities have a long way to go, and AdamW moves them by the
     rate."""
-    return 1e-3 if probe_input == "logits" else min(0.5, 100 / max_steps)
+    return min(0.5, 100 / max_steps) if probe_input == "softmax" else 1e-3
 
 
 def batch_for(windows: int, epochs: float) -> int:

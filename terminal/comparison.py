@@ -26,7 +26,7 @@ def comparison(result: dict, settings: CompareConfig) -> str:
     if tuned:
         parts += [_task_table(tuned, numbers), *_significance_tables(result, numbers)]
         parts += _win_rate_table(result["win_rates"], models, numbers)
-    parts += _blimp_table(result["blimp"], numbers)
+    parts += _frozen_table(result["frozen"], numbers) + _blimp_table(result["blimp"], numbers)
     parts += _difference_lines(result["differences"], numbers)
     left_out = [_left_out(found, numbers) for found in result["left_out"]]
     parts += _list("Left out, as these do not pair (averages that contain them do not compare)", left_out)
@@ -211,6 +211,21 @@ def _win_rate_table(rates, models, numbers):
     more = [f"  ... and {len(rows) - _MOST_LINES:,} more in win-rates.csv"] if len(rows) > _MOST_LINES else []
     title = "\nShare of pairs that MLSM wins (a tie counts half)"
     return [title, _grid(["", "checkpoint", *tasks], lines, fixed=2), *more]
+
+
+def _frozen_table(figures, numbers):
+    """Scores of frozen encoders, a row a figure."""
+    if not figures:
+        return []
+    rows: dict[str, dict[str, float]] = {}
+    for figure in figures:
+        rows.setdefault(f"{figure['task']} {figure['metric']}", {})[figure["model"]] = figure["value"]
+    models = [model for model in numbers if any(model in row for row in rows.values())]
+    lines = [
+        [name, *(f"{100 * row[model]:.1f}" if model in row else "–" for model in models)] for name, row in rows.items()
+    ]
+    title = "\nFrozen encoders (penalties and layers chosen on the tuning split)"
+    return [title, _grid(["", *(numbers[model] for model in models)], lines)]
 
 
 def _blimp_table(rows, numbers):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def summary(result: dict, settings: "FinetuneConfig") -> str:
     """Show the figures of the models, a row a metric, and what to know about them."""
+    if settings.frozen:
+        return _frozen(result)
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} trainings now, {result['kept']} before"
     lines = [f"\nThe fine-tuning {state}: {counts}; means over seeds ± standard deviation.\n", _table(result)]
@@ -52,6 +54,26 @@ def summary(result: dict, settings: "FinetuneConfig") -> str:
     lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in result["models"]))
     if len(result["models"]) > 1:
         lines.append(f"\nNext:  {program()} compare {shell_quote(result['output'] + '/evaluations')}")
+    return "\n".join(lines)
+
+
+def _frozen(result):
+    """The same of frozen encoders, which have one figure each."""
+    state = "was finished already" if result["finished_before"] else "is finished"
+    counts = f"{result['made']} records now, {result['kept']} before"
+    models = [model | {"figures": {name: [v] for name, v in model["figures"].items()}} for model in result["models"]]
+    layers = result["settings"]["layers"]
+    lines = [
+        f"\nThe frozen measures: the command {state}: {counts}.\n",
+        _table({"models": [model | {"average": None} for model in models]}),
+        f"\nLayers: {layers if layers == 'all' else ' '.join(map(str, layers))}; inputs of at most"
+        f" {result['settings']['max_length']} tokens. tuning: a tenth of train, by which penalties and layers were"
+        " chosen (wsd: semeval2007; stsb cosine: the training examples).",
+    ]
+    if result["differing"]:
+        files = "\n".join(f"  {file}" for file in result["differing"])
+        lines.append(f"\nMade with other settings; not made again, but shown:\n{files}")
+    lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in models))
     return "\n".join(lines)
 
 

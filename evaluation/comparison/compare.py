@@ -25,6 +25,7 @@ from evaluation.comparison.models import (
     checkpoint_name,
     common_figures,
     common_paradigms,
+    frozen_alike,
     models_of,
     scored_alike,
 )
@@ -40,10 +41,11 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
 
     facts     what a study planned, for the page
     Returns   dict for JSON: models (averages, figures of the suite, what failed), significance by level (matrices of
-              row against column), win_rates, blimp (two models each, paired by paradigm), differences (settings: in
-              what all of them differ; unknown: models whose settings are not all recorded; pairs), left_out (trainings
-              that both models have but that are no pair, and why), notes, figures (files, or what they lack), tables
-              (CSV files), common_figures, report (the page that shows all of it), conclusion (its sentences)
+              row against column), win_rates, frozen (figures of frozen encoders), blimp (two models each, paired by
+              paradigm), differences (settings: in what all of them differ; unknown: models whose settings are not all
+              recorded; pairs), left_out (trainings that both models have but that are no pair, and why), notes, figures
+              (files, or what they lack), tables (CSV files), common_figures, report (the page that shows all of it),
+              conclusion (its sentences)
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
     found = records.read(settings.results or (DEFAULT_RESULTS,))
@@ -55,6 +57,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     notes_on_blimp = [
         f"The BLiMP scores of {label} cannot be compared with the others: {why}" for label, why in unlike.items()
     ]
+    frozen, notes_on_frozen = frozen_alike(models)
     figures = common_figures(tuned) if tuned else []
     paradigms = common_paradigms(scored) if scored else []
     result = {
@@ -69,10 +72,22 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         "significance": tests,
         "compared": [model.label for model in tuned],
         "win_rates": win_rates(models),
+        "frozen": [
+            {"model": model.label, "task": task, **figure}
+            for task, measured in frozen.items()
+            for model in measured
+            for figure in model.frozen[task, None]["figures"]
+        ],
         "blimp": compare_on_blimp(models),
         "differences": _differences(models),
         "left_out": left_out,
-        "notes": [*notes, *_notes_on_fine_tuning(models), *notes_on_blimp, *differences(models).on_masks]
+        "notes": [
+            *notes,
+            *_notes_on_fine_tuning(models),
+            *notes_on_blimp,
+            *notes_on_frozen,
+            *differences(models).on_masks,
+        ]
         + _notes_on_intruders(settings, models, judgements),
     }
     result["tables"] = _save_tables(settings.output, result)
@@ -234,6 +249,7 @@ def _save_tables(directory, result):
             ),
             [row | {"differ_in": differ_in[row["model"], row["against"]]} for row in result["blimp"]],
         ),
+        "frozen": _rows_of(("model", "task", "metric", "value", "n"), result["frozen"]),
         "differences": _difference_rows(result),
         "left-out": _rows_of(("model", "against", "why", "task", "seed"), single_trainings),
     }

@@ -21,7 +21,7 @@ from statistics import fmean
 from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
 from evaluation.lineage import WITHOUT_TARGETS
-from evaluation.records import METRICS, path_of
+from evaluation.records import FROZEN, METRICS, path_of
 
 SEEDS = 5  # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
@@ -63,6 +63,7 @@ class Model:
     label  its name, with digits of its weights where two models share the name
     facts  of the pre-training (FACTS, dictionary, and its whole identity, None where unknown), and step, fraction,
            flops, path, weights
+    frozen records of `finetune --frozen` by task, which never pair with those of fine-tuning
     blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
     """
 
@@ -70,6 +71,7 @@ class Model:
     facts: dict
     trainings: dict[Training, dict] = field(default_factory=dict)
     blimps: dict = field(default_factory=dict)
+    frozen: dict[tuple[str, int | None], dict] = field(default_factory=dict)
     blimp: dict | None = None
 
     @cached_property
@@ -191,7 +193,7 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
 
 def _require_one_split(splits, record):
     """Raise ComparisonError at the first fine-tuning whose figures are of other examples than those before it."""
-    if record["suite"] == "blimp":
+    if record["suite"] != "finetune":
         return
     splits.setdefault(record["settings"].get("split", "validation"), record)
     if len(splits) > 1:
@@ -225,7 +227,7 @@ def _require_same_facts(model, facts):
 def _add(model, record):
     """Give a model one more record, unless it has that one under another name. Returns notes."""
     key = record["task"], record["seed"]
-    kept = model.blimps if record["suite"] == "blimp" else model.trainings
+    kept = {"blimp": model.blimps, "frozen": model.frozen, "finetune": model.trainings}[record["suite"]]
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
         return [
@@ -318,6 +320,26 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
     chosen = max(sets, key=len, default=[])
     others = [model for model in scored if model not in chosen]
     return chosen, {model.label: _find_disagreements(model.blimp, chosen[0].blimp) for model in others}
+
+
+def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
+    """By task of `finetune --frozen`, the models whose records agree in data and settings: the largest such set.
+
+    Returns  (task -> models, a sentence for each model that is left out)
+    """
+    alike, notes = {}, []
+    for task in FROZEN:
+        key = task, None
+        measured = [model for model in models if key in model.frozen]
+        sets = [[m for m in measured if not _find_disagreements(one.frozen[key], m.frozen[key])] for one in measured]
+        alike[task] = max(sets, key=len, default=[])
+        notes += [
+            f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
+            f" {_find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
+            for model in measured
+            if model not in alike[task]
+        ]
+    return {task: found for task, found in alike.items() if found}, notes
 
 
 # -- families ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from cli import VERBS
 from common.durable import replace_json
 from common.errors import RunError
+from evaluation.tasks.scoring.models import load as load_scored
 from student.config import StudentConfig
 from student.encoders import weights_fingerprint
 from student.identity import read_json
@@ -117,6 +118,30 @@ def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_
     assert before.rstrip().endswith("needs the package `mlsm`:")
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage["student"]["objective"] == "mlsm" and lineage["student"]["step"] == 60
+
+
+@pytest.mark.parametrize("objective", [Mlm, Mlsm])
+def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp_store, probing, tmp_path):
+    """The oracle: transformers' last hidden state times the matrix, for a student with LSPs and one without."""
+    _, export = exported("bert-2x32", objective(lsp_store), lsp_store, tmp_path / "student")
+    changes = {"student": str(export), "probe_input": "hidden"}
+    result = train_probe(ProbeConfig(**probing | changes))
+    assert result["parameters"] == lsp_store.vocab_size * 32
+    out = probing["output"] / "export"
+    matrix = load_file(out / "probe.safetensors")["hidden_probe.weight"]
+    assert matrix.abs().sum() > 0
+    stock = AutoModel.from_pretrained(export, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        hidden = stock(IDS, attention_mask=ATTENTION).last_hidden_state
+    ours = ProbedLspModel.from_pretrained(out)(IDS, attention_mask=ATTENTION).logits
+    real = ATTENTION.bool()
+    torch.testing.assert_close(ours[real], (hidden @ matrix.T)[real], rtol=1e-4, atol=1e-5)
+    scored, _ = load_scored(out, torch.device("cpu"))
+    logits = scored.logits(IDS[:1], torch.tensor([3]))
+    torch.testing.assert_close(logits, ours[:1, 3], rtol=1e-4, atol=1e-5)
+    with pytest.raises(RunError, match="is a probe; give the student that it probes"):
+        train_probe(ProbeConfig(**probing | changes | {"student": str(out), "output": tmp_path / "second"}))
+    assert "last hidden states" in (out / "README.md").read_text()
 
 
 KILLED = """
@@ -279,11 +304,11 @@ def test_only_a_softmax_probe_is_a_probed_lsp_model(probing):
 
 
 def test_settings_of_a_probe():
-    with pytest.raises(ValueError, match="--probe-input takes one of softmax, logits, found 'lsp'"):
+    with pytest.raises(ValueError, match="--probe-input takes one of softmax, logits, hidden, found 'lsp'"):
         ProbeConfig(probe_input="lsp")
     with pytest.raises(ValueError, match="--max-steps"):
         ProbeConfig(max_steps=0)
-    assert [rate_for_probe(name, 10_000) for name in ("softmax", "logits")] == [0.01, 0.001]
+    assert [rate_for_probe(name, 10_000) for name in ("softmax", "logits", "hidden")] == [0.01, 0.001, 0.001]
     assert [rate_for_probe("softmax", steps) for steps in (500, 10)] == [0.2, 0.5]
     with pytest.raises(TypeError):
         ProbeConfig(encoder="bert-2x32")

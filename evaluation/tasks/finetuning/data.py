@@ -44,7 +44,7 @@ def load_task(task: Task, data_dir: Path | str | None = None, split: str = "vali
               read, since `hold_out_tenth` takes the evaluation from the training part
     Raises    DataError naming what is malformed (file, line, format), or all that was looked for
     """
-    directory = None if data_dir is None else _directory(task, Path(data_dir))
+    directory = None if data_dir is None else find_directory(task, Path(data_dir))
     if split == "test" and (directory is None or not task.test):
         raise DataError(
             f"--split test: {task.name} has no labelled test set here. {_describe_test_sets()} Choose others with "
@@ -62,21 +62,26 @@ def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
 
     Raises  DataError where nothing would be left to train on
     """
-    texts = [json.dumps([e.first, e.second, e.targets]).encode() for e in data.train]
+    train, tenth = split_tenth(task.name, data.train)
+    return data._replace(train=train, evaluation=dict.fromkeys(task.evaluation, tenth))
+
+
+def split_tenth(name: str, examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    """Nine tenths of some training examples and the tenth, as of `hold_out_tenth`."""
+    texts = [json.dumps([e.first, e.second, e.targets]).encode() for e in examples]
     digests = [hashlib.sha256(text).digest() for text in texts]
     distinct = sorted(set(digests))
     held_out = set(distinct[: -(-len(distinct) // 10)])
     sides: tuple[list[Example], list[Example]] = [], []
-    for digest, example in zip(digests, data.train, strict=True):
+    for digest, example in zip(digests, examples, strict=True):
         sides[digest in held_out].append(example)
-    train, tenth = sides
-    if not train:
+    if not sides[0]:
         raise DataError(
-            f"a tenth held out (by --split {TENTH}, or for several --lr) leaves {task.name} nothing to train on: it"
-            f" has {len(data.train)} training examples of {len(distinct)} text. Give a larger --limit-train, or "
+            f"a tenth held out (by --split {TENTH}, --frozen, or for several --lr) leaves {name} nothing to train on:"
+            f" it has {len(examples)} training examples of {len(distinct)} text. Give a larger --limit-train, or "
             "leave it out."
         )
-    return data._replace(train=train, evaluation=dict.fromkeys(task.evaluation, tenth))
+    return sides
 
 
 def _describe_test_sets():
@@ -89,7 +94,8 @@ def _describe_test_sets():
     return f"Those are read from files of --data-dir, of {' and '.join(known)}; other test sets have no public labels."
 
 
-def _directory(task: Task, data_dir: Path) -> Path | None:
+def find_directory(task: Task, data_dir: Path) -> Path | None:
+    """The directory of a task's upstream files, if there is one. DataError if there is no --data-dir."""
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir} is not a directory. Give one that holds CoLA, MRPC, wic, ...")
     places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
@@ -101,7 +107,7 @@ def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]])
     files: dict[str, str] = {}
 
     def read(alternatives):
-        chosen = _choose_file(task, directory, alternatives)
+        chosen = choose_file(task, directory, alternatives)
         paths = [directory / name for name in chosen.names]
         files.update((path.relative_to(directory).as_posix(), file_sha256(path)) for path in paths)
         examples = chosen.read(paths, task.labels)
@@ -118,8 +124,8 @@ def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]])
     return TaskData(f"{task.name}, local", files, train, evaluation)
 
 
-def _choose_file(task: Task, directory: Path, alternatives: tuple[File, ...]) -> File:
-    """The first of the alternatives whose files are all there."""
+def choose_file(task: Task, directory: Path, alternatives: tuple[File, ...]) -> File:
+    """The first of the alternatives whose files are all there. DataError if there is none."""
     for file in alternatives:
         if all((directory / name).is_file() for name in file.names):
             return file

@@ -112,24 +112,34 @@ def wic(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
 
 
 def conll(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
-    """A word a line, its label last, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2."""
+    """The entities of `conll_columns`."""
     (path,) = paths
-    examples = []
-    words: list[str] = []
-    tags: list[int] = []
+    return [
+        Example(rows[0], None, [_number_of(tag, labels, path, line) for tag, line in zip(rows[3], lines, strict=True)])
+        for rows, lines in conll_columns(path)
+    ]
+
+
+def conll_columns(path: Path) -> list[tuple[list[list[str]], list[int]]]:
+    """A word a line, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2.
+
+    Returns  of each sentence four columns (words, parts of speech, chunks and entities, the latter two as IOB2), and
+             the numbers of its lines
+    """
+    sentences = []
+    rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate([*numbered_lines(path), ""], 1):
         fields = line.split()
-        if not fields or fields[0] == "-DOCSTART-":
-            if words:
-                examples.append(Example(words, None, tags))
-            words, tags = [], []
-            continue
-        if len(fields) != 4:
-            raise malformed(path, number, "4 columns: word, part of speech, chunk, entity", f"{len(fields)}: {line!r}")
-        previous = labels[tags[-1]] if tags else "O"
-        words.append(fields[0])
-        tags.append(_number_of(_as_iob2(fields[3], previous), labels, path, number))
-    return examples
+        if fields and fields[0] != "-DOCSTART-":
+            if len(fields) != 4:
+                expected = "4 columns: word, part of speech, chunk, entity"
+                raise malformed(path, number, expected, f"{len(fields)}: {line!r}")
+            rows.append((number, fields))
+        elif rows:
+            columns = [list(column) for column in zip(*(fields for _, fields in rows), strict=True)]
+            sentences.append(([*columns[:2], *map(_as_iob2, columns[2:])], [number for number, _ in rows]))
+            rows = []
+    return sentences
 
 
 def numbered_lines(path: Path) -> list[str]:
@@ -169,10 +179,12 @@ def malformed(path: Path, line: int | str, expected: str, found: str) -> DataErr
     return DataError(f"{path}, line {line}: expected {expected}, found {found}. Fetch the file again.")
 
 
-def _as_iob2(tag, previous):
-    """An entity of IOB1 begins with I- where none of its type precedes it."""
-    begins = tag.startswith("I-") and previous[2:] != tag[2:]
-    return f"B-{tag[2:]}" if begins else tag
+def _as_iob2(tags):
+    """A span of IOB1 begins with I- if no span of its type precedes it."""
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and previous[2:] != tag[2:] else tag
+        for previous, tag in zip(["O", *tags], tags, strict=False)
+    ]
 
 
 def _word_span(text, place):

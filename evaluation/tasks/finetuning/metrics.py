@@ -6,7 +6,11 @@ Left out: predicting (training.py). Which metrics a task has is in records.METRI
 
 import math
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
+from statistics import mean
+from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
@@ -16,6 +20,7 @@ from evaluation.records import METRICS
 from evaluation.tasks.finetuning.tasks import Task
 
 Predictions = np.ndarray | list[list[int]]  # of every example; where words have labels, of every example's words
+NEAR = 0.01  # above the most frequent answer: a training that learned no more has collapsed
 UNREAD = -1  # instead of a label, of a word that the model did not read
 
 
@@ -45,6 +50,24 @@ def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
         return None
     said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
     return f"every prediction is {said}"
+
+
+def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: list[dict]) -> str | None:
+    """A sentence if figures are near those of always giving the most frequent answer of the training labels, or below.
+
+    found  the figures; the mean of them counts. A constant score has no correlation, which counts as 0
+    """
+    labels = [label for of_words in train for label in of_words] if task.labels_words else train
+    answer = int(Counter(labels).most_common(1)[0][0]) if task.labels else 0
+    predicted: dict[str, Predictions] = {
+        part: [[answer] * len(words) for words in of_part] if task.labels_words else np.full(len(of_part), answer)
+        for part, of_part in gold.items()
+    }
+    score, trivial = (mean(figure["value"] for figure in these) for these in (found, figures(task, gold, predicted)))
+    if score > trivial + NEAR:
+        return None
+    said = f"always answering {task.labels[answer]}" if task.labels else "a constant"
+    return f"the score is {score:.3f}, that of {said} {trivial:.3f}"
 
 
 def check_installed(task: Task) -> None:
@@ -85,6 +108,11 @@ def _accuracy(task, gold, predicted):
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(gold, predicted))
+
+
+def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Spearman's correlation, 0 if there is none."""
+    return _correlation(spearmanr, gold, predicted)
 
 
 def _correlation(function, gold, predicted):

@@ -140,7 +140,8 @@ def _write_conll(directory):
         lines = ["-DOCSTART- -X- -X- O", ""]
         for number in range(_count(part)):
             dice = Dice("conll2003", part, number)
-            tagged = [(dice.one(NAMES), "B-PER"), (dice.one(NAMES), "I-PER"), ("of", "O"), (dice.one(FIRMS), "B-ORG")]
-            tagged += [(dice.one(VERBS), "O"), (dice.one(CITIES), "B-LOC"), (".", "O")]
-            lines += [*(f"{word} X X {tag}" for word, tag in tagged), ""]
+            tagged = [(dice.one(NAMES), "NNP I-NP B-PER"), (dice.one(NAMES), "NNP I-NP I-PER"), ("of", "IN I-PP O")]
+            tagged += [(dice.one(FIRMS), "NNP I-NP B-ORG"), (dice.one(VERBS), "VBZ I-VP O")]
+            tagged += [(dice.one(CITIES), "NNP I-NP B-LOC"), (".", ". O O")]
+            lines += [*(f"{word} {tags}" for word, tags in tagged), ""]
         _write(directory / f"{part}.txt", lines)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.device import choose_device
@@ -34,6 +35,7 @@ from evaluation.tasks.finetuning.metrics import check_installed
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.tasks import TASKS
 from evaluation.tasks.finetuning.trials import UNREAD_WORDS, Candidate, Prepared, Trial, load
+from evaluation.tasks.frozen.suite import measure_frozen
 from pipeline.teacher import load_tokenizer
 from student.memory import forget_peak
 
@@ -56,6 +58,9 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     settings = settings.apply_smoke()
     device = choose_device(settings.device)
     candidates = _find_candidates(settings)
+    if settings.frozen:
+        with _data_dir(settings) as data_dir:
+            return measure_frozen(settings, candidates, data_dir and Path(data_dir), device, progress)
     settings = settle(settings, candidates)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
@@ -190,7 +195,7 @@ def _find_missing(trial, settings, tally):
         is_old = "dropout" not in record["settings"]
         if is_old:
             record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
-        if differing := _describe_differences(record, facts):
+        if differing := records.describe_differences(record, facts):
             if settings.overwrite == "missing":
                 raise StudyError(
                     f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
@@ -220,18 +225,6 @@ def _settings_of_1837c65(trial, record, settings, unread_before):
         unread = unread_before(record["settings"]["max_length"])
         found |= UNREAD_WORDS if unread == 0 else {"unread_words": "O"}
     return found
-
-
-def _describe_differences(record, facts, prefix=""):
-    """In what a record differs from the facts of a training, as text; empty where it agrees."""
-    said = []
-    for name in facts | (record if prefix else {}):  # a record has more fields than these, but no other settings
-        found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
-        if isinstance(value, dict) and isinstance(found, dict):
-            said.append(_describe_differences(found, value, f"{full_name} "))
-        elif found != value:
-            said.append(f"{full_name} (there {found}, now {value})")
-    return ", ".join(filter(None, said))
 
 
 def _report(candidate, settings):

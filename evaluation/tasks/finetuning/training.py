@@ -1,13 +1,15 @@
 """One training of one model on one task, and its predictions.
 
-AdamW with torch's betas, decay on all parameters, rate falling linearly from its first value, no warm-up, no clipping,
-float32, the last incomplete batch included (MLSM paper, section 4.2). The loss is the mean over a batch: cross-entropy,
-of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
+AdamW with torch's betas, decay on all parameters, learning rate falling linearly to zero, float32, the last incomplete
+batch included (MLSM paper, section 4.2); before that the learning rate rises linearly for a share of the steps, and
+gradients are clipped by their norm, unless the settings say 0 (as the paper has it). The loss is the mean over a batch:
+cross-entropy, of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
 Left out: which model and data (suite.py), figures (metrics.py).
 
 Shapes: N examples, W of a batch, L positions, C outputs.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +46,7 @@ def train(
     """Train a model in place.
 
     encoded   the training part, an Encoded
-    settings  with epochs, one lr, batch and max_steps
+    settings  with epochs, one lr, warmup, grad_clip, batch and max_steps
     report    called as report(steps, loss) now and then
     Returns   the first step, counted from 1, whose loss was not finite; None if there was none
     """
@@ -59,8 +61,10 @@ def train(
             loss = _loss(model, *encoded.batch(rows, device))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            if settings.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
             for group in optimizer.param_groups:
-                group["lr"] = lr * (1 - step / len(batches))
+                group["lr"] = lr * rate_factor(step, len(batches), settings.warmup)
             optimizer.step()
             losses.append(loss.detach())  # a GPU is not waited for
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
@@ -68,6 +72,12 @@ def train(
                 reported = time.monotonic()
     finite = torch.isfinite(torch.stack(losses)).tolist()
     return None if all(finite) else finite.index(False) + 1
+
+
+def rate_factor(step: int, steps: int, warmup: float) -> float:
+    """The learning rate of a step, counted from 0, as a share of the highest."""
+    rising = math.ceil(warmup * steps)
+    return step / rising if step < rising else (steps - step) / (steps - rising)
 
 
 def epoch_batches(task: str, epoch: int, encoded: Encoded, settings: FinetuneConfig) -> list[np.ndarray]:

@@ -171,6 +171,7 @@ class Prepared:
         began, task = time.monotonic(), self.trial.task
         lr, choice, done = self.choose_rate(seed, device, report)
         found = self._train(self.examples, lr, seed, device, partial(_go_on, report, done))
+        labels = [example.label for example in self.trial.data.train]
         diverged = False if found.bad_step is None else f"the loss was not finite at step {found.bad_step}"
         return {
             "schema": records.SCHEMA,
@@ -179,7 +180,12 @@ class Prepared:
             **choice,
             "figures": found.figures,
             "diverged": diverged,
-            "collapsed": not diverged and metrics.constant(task, found.predicted) or False,
+            "collapsed": not diverged
+            and (
+                metrics.constant(task, found.predicted)
+                or metrics.uninformed(task, labels, self.examples.gold, found.figures)
+            )
+            or False,
             "cut": self.cut(),
             "head": found.head,
             "env": records.environment(device),

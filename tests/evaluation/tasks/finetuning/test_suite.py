@@ -173,7 +173,7 @@ def test_other_data_or_weights_are_noticed(settings, tmp_path, miniatures):
 
 
 def test_a_diverged_training_is_recorded(settings):
-    result = finetune(replace(settings, tasks=("mrpc", "stsb"), seeds=1, lr=1e38))
+    result = finetune(replace(settings, tasks=("mrpc", "stsb"), seeds=1, lr=1e38, warmup=0.0))
     said = {record["task"]: record for record in records.read([settings.output / "evaluations"])}
     assert "the loss was not finite at step 2" == said["mrpc"]["diverged"] == said["stsb"]["diverged"]
     assert [figure["value"] for figure in said["stsb"]["figures"]] == [0.0, 0.0]

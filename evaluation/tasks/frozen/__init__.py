@@ -1,0 +1,1 @@
+"""Models measured without fine-tuning: linear models on their hidden states, similarities, word senses."""
