@@ -11,6 +11,7 @@ from tiny_teacher import standard_text, tiny_teacher
 
 from common.errors import RecordError
 from evaluation import records
+from evaluation.comparison.models import match_trainings, models_of
 from evaluation.lineage import FIELDS, lineage
 from pipeline.teacher import teacher_fingerprint
 from student.config import StudentConfig
@@ -35,7 +36,7 @@ def record(**changes):
         **UNKNOWN,
         "head": "cd" * 32,
         "data": {"name": "mrpc", "files": {}, "n_train": 3668, "n_eval": 408},
-        "settings": {},
+        "settings": {"warmup": 0.06, "grad_clip": 1.0},
         "env": {},
         "wall": 1.5,
     } | changes
@@ -52,6 +53,17 @@ def test_what_is_written_is_read_again(tmp_path):
     records.write(tmp_path, first | {"wall": 2.0})
     assert records.read([path])[0]["wall"] == 2.0
     assert sorted(file.name for file in path.parent.iterdir()) == ["mrpc-seed0.json", "mrpc-seed1.json"]
+
+
+def test_a_record_that_names_neither_warm_up_nor_clipping_was_made_without_them(tmp_path):
+    path = records.write(tmp_path, record(settings={"lr": 1e-3}))
+    assert records.read([path])[0]["settings"] == {"lr": 1e-3, "warmup": 0.0, "grad_clip": 0.0}
+    earlier = models_of(records.read([path]))[0][0]
+    for changes, pairs in (({"warmup": 0.0, "grad_clip": 0.0}, 1), ({"warmup": 0.06, "grad_clip": 1.0}, 0)):
+        other = record(settings={"lr": 1e-3} | changes, weights="cd" * 32, model="other", head="ef" * 32)
+        with_head = record(settings=earlier.trainings["mrpc", 0]["settings"], head="ef" * 32)
+        one, two = (models_of([one])[0][0] for one in (with_head, other))
+        assert len(match_trainings(one, two)[0]) == pairs
 
 
 def test_records_of_the_first_schema_are_read(tmp_path):

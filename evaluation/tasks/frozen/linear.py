@@ -8,7 +8,8 @@ scikit-learn's LogisticRegression (lbfgs, float32) for labels,
 
 and Ridge for scores, ||y - x w||^2 + alpha ||w||^2, each on features that are standardised by the examples it is fitted
 to. Both problems are convex, so nothing depends on a seed. Penalties are tried from the strongest to the weakest, each
-fit starting from the one before, until the score on the tuning split falls.
+fit starting from the one before, until PATIENCE of them in a row score below the best: F1 of spans may fall once and
+rise again.
 
 Shapes: N examples, the tuning split last; M others; D features.
 """
@@ -21,8 +22,9 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-INVERSE_PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C
+INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # C
 RIDGE_PENALTIES = (1e6, 1e5, 1e4, 1e3, 1e2, 1e1, 1.0)  # alpha
+PATIENCE = 2  # penalties
 MOST_ITERATIONS = 400  # of lbfgs
 
 
@@ -52,6 +54,7 @@ def tune_and_fit(
     model = Ridge() if is_score else LogisticRegression(warm_start=True, max_iter=MOST_ITERATIONS)
     tried: list[list[float]] = []
     best: dict[str, Any] = {}
+    below = 0
     for penalty in RIDGE_PENALTIES if is_score else INVERSE_PENALTIES:
         model.set_params(**{"alpha" if is_score else "C": penalty})
         _fit(model, x_rest, y_N[rest])
@@ -59,8 +62,10 @@ def tune_and_fit(
         value = score(said)
         tried.append([penalty, value])
         if not best or value > best["value"]:
-            best = {"penalty": penalty, "value": value, "said": said}
+            best, below = {"penalty": penalty, "value": value, "said": said}, 0
         elif value < best["value"]:
+            below += 1
+        if below == PATIENCE:
             break
     del x_rest, x_held_out
     scaler = StandardScaler().fit(x_ND)

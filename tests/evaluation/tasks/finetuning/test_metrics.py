@@ -6,7 +6,7 @@ from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import f1_score as entity_f1
 
 from evaluation import records
-from evaluation.tasks.finetuning.metrics import UNREAD, constant, figures
+from evaluation.tasks.finetuning.metrics import UNREAD, constant, figures, uninformed
 from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 
@@ -80,3 +80,20 @@ def test_constant_predictions_are_told():
 
 def test_the_suite_has_fourteen_figures():
     assert sum(map(len, records.METRICS.values())) == 14 and list(records.METRICS) == list(TASKS)
+
+
+def test_a_score_near_the_most_frequent_answers_is_said_to_be_so():
+    """By hand: of training 60 % are entailment (0), of the development set 50 %."""
+    train, gold, task = [0] * 6 + [1] * 4, {"validation": [0, 1] * 100}, TASKS["rte"]
+
+    def said(right):
+        return uninformed(task, train, gold, [{"metric": "accuracy", "value": right / 200, "n": 200}])
+
+    for right in (90, 100, 102):  # below it, equal, and one point above
+        assert said(right) == f"the score is {right / 200:.3f}, that of always answering entailment 0.500"
+    assert said(103) is None
+    nothing = [{"metric": "f1", "value": 0.0, "n": 1}]
+    words = uninformed(TASKS["conll2003"], [[0, 0, 1]], {"validation": [[0, 1]]}, nothing)
+    assert words == "the score is 0.000, that of always answering O 0.000"
+    zero = [{"metric": name, "value": 0.005, "n": 9} for name in ("pearson", "spearman")]
+    assert "a constant 0.000" in uninformed(TASKS["stsb"], [1.0, 2.0], {"validation": [1.0, 2.0, 3.0]}, zero)

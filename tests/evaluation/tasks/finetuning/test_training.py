@@ -43,7 +43,8 @@ def test_the_loss_is_that_of_transformers(prepared, name):
     torch.testing.assert_close(training._loss(model, inputs, labels), model(**inputs, labels=labels).loss)
 
 
-def test_the_rate_falls_linearly_from_its_first_value(prepared, monkeypatch):
+@pytest.mark.parametrize("warmup", [0.0, 0.3])
+def test_the_rate_rises_for_a_share_of_the_steps_and_falls_linearly(prepared, monkeypatch, warmup):
     rates, decays = [], []
 
     class Watched(torch.optim.AdamW):
@@ -53,15 +54,17 @@ def test_the_rate_falls_linearly_from_its_first_value(prepared, monkeypatch):
             return super().step()
 
     monkeypatch.setattr(torch.optim, "AdamW", Watched)
-    settings = FinetuneConfig(batch=24, epochs=2, lr=1e-3)
+    settings = FinetuneConfig(batch=24, epochs=2, lr=1e-3, warmup=warmup)
     training.train(*prepared("rte")[:2], TASKS["rte"], 0, settings, silent)
-    assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])  # 64 examples: 24, 24, 16
+    shares = [0, 0.5, 1, 0.75, 0.5, 0.25] if warmup else [left / 6 for left in (6, 5, 4, 3, 2, 1)]
+    assert rates == pytest.approx([1e-3 * share for share in shares])  # 64 examples: 24, 24, 16
     assert decays == [[0.01]] * 6 and training.steps_of(64, settings) == 6
 
 
-def test_a_training_is_what_transformers_and_torch_do(prepared, tmp_path):
+@pytest.mark.parametrize(("warmup", "grad_clip"), [(0.0, 0.0), (0.3, 1e-4)])
+def test_a_training_is_what_transformers_and_torch_do(prepared, tmp_path, warmup, grad_clip):
     """Stock model, plain AdamW and transformers' own schedule, on the same batches and without dropout."""
-    settings, task = FinetuneConfig(batch=24, epochs=2, lr=1e-3), TASKS["rte"]
+    settings, task = FinetuneConfig(batch=24, epochs=2, lr=1e-3, warmup=warmup, grad_clip=grad_clip), TASKS["rte"]
     model, train, *_ = prepared("rte")
     model.save_pretrained(tmp_path / "stock")
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock").train()
@@ -70,11 +73,14 @@ def test_a_training_is_what_transformers_and_torch_do(prepared, tmp_path):
             module.p = 0.0
     model.config.attention_probs_dropout_prob = stock.config.attention_probs_dropout_prob = 0.0
     optimizer = torch.optim.AdamW(stock.parameters(), lr=settings.lr, weight_decay=0.01, foreach=False)
-    schedule = get_linear_schedule_with_warmup(optimizer, 0, 6)
+    schedule = get_linear_schedule_with_warmup(optimizer, 2 if warmup else 0, 6)
     for epoch in range(2):
         for rows in np.split(order("rte", epoch, 64), [24, 48]):
             inputs, labels = train.batch(rows)
             stock(**inputs, labels=labels).loss.backward()
+            if grad_clip:
+                norm = torch.nn.utils.clip_grad_norm_(stock.parameters(), grad_clip)
+                assert norm > grad_clip, "something is clipped"
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()

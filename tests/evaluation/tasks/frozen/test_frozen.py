@@ -128,6 +128,15 @@ def test_labels_are_those_of_scikit_learns_pipeline():
     assert (again == model.fit(x_ND, y_N).predict(x_ND)).mean() > 0.99
 
 
+def test_a_score_that_falls_once_does_not_end_the_search():
+    """As F1 of chunks did for a real student: a fall at the second penalty, the best far beyond it."""
+    x_ND, y_N = noisy_classes()
+    worth = iter([0.5, 0.4, 0.7, 0.6, 0.5, 0.9, 0.9])
+    (_,), chosen = tune_and_fit(x_ND, y_N, 100, lambda said: next(worth), [])
+    assert chosen["penalty"] == INVERSE_PENALTIES[2]
+    assert [value for _, value in chosen["tried"]] == [0.5, 0.4, 0.7, 0.6, 0.5], "two in a row below the best end it"
+
+
 def test_scores_are_those_of_scikit_learns_ridge():
     x_ND, y_N = noisy_classes()
     target = x_ND[:, 0] / x_ND[:, 0].std() + y_N + 0.0
@@ -295,8 +304,7 @@ KILLED = """
     import json, os, signal, sys
     from pathlib import Path
     import torch
-    from evaluation.studies.word_senses.framework import TEST_SETS
-from evaluation.tasks.finetuning.config import FinetuneConfig
+    from evaluation.tasks.finetuning.config import FinetuneConfig
     from evaluation.tasks.finetuning.suite import finetune
     from evaluation.tasks.frozen import measures
 
