@@ -35,10 +35,9 @@ GROUPS = {
         vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
     "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",
     "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
-        packing document_boundary held_out_by kind power least_count general words most_frequent weight coverage entropy
-        matching kept_from matched_from full repair only
-        print_commands dry_run metric paper smoke overwrite top tokens samples all masked private solver center seed
-        json""",
+        packing document_boundary held_out_by kind power least_count general words most_frequent weight coverage
+        entropy frozen layers matching kept_from matched_from full repair only print_commands dry_run metric paper
+        smoke overwrite top tokens samples all masked private solver center seed json""",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
         activation_checkpointing partial_vocabulary gpu mfu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs

@@ -239,7 +239,10 @@ def test_own_text_without_a_teacher_is_refused_in_python():
         (lambda: StudentConfig(objective="mlsmm"), "found 'mlsmm'. Did you mean mlsm?"),
         (lambda: StudentConfig(mask_rate=2), "--mask-rate must be a share between 0 and 1, found 2"),
         (lambda: StudentConfig(seed=True), "--seed takes a whole number, found True"),
-        (lambda: ProbeConfig(probe_input="softmx"), "--probe-input takes one of softmax, logits, found 'softmx'."),
+        (
+            lambda: ProbeConfig(probe_input="softmx"),
+            "--probe-input takes one of softmax, logits, hidden, found 'softmx'.",
+        ),
         (lambda: SweepConfig(layer=(1, 2), lr="x"), "--lr takes a number or null, found 'x'"),
         (lambda: FinetuneConfig(tasks=("colla",)), "Did you mean cola?"),
         (lambda: ShowConfig(store=3), "STORE takes a text"),
