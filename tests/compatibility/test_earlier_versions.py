@@ -53,7 +53,8 @@ CHANGED = {
         "solver": True,  # starts from rounded correlations; the same KKT tolerance over all atoms, in float32
         "learning": True,  # nearly equal atoms are replaced since 2026-11-24
         "stores": {"pairs"},  # teachers of pairs are told segments since
-        "finetune": ["--segments", "always"],  # types go only where they were trained since
+        # Types go only where they were trained since; training warms up and clips since.
+        "finetune": ["--segments", "always", "--warmup", "0", "--grad-clip", "0"],
         "flags": {  # the sample's size decides on the minibatch since
             "encode-lsp": ["--dictionary-batch", "2048"],
             "learn-dictionary": ["--dictionary-batch", "2048"],
