@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
+from common.disk import read_file
 from common.errors import EncodeError, describe
 from pipeline.coding.batch import Batch, Output, add_amounts
 from pipeline.coding.coder import TeacherCoder
@@ -77,7 +78,7 @@ class Codebook:
         """Raises EncodeError when the directory holds none."""
         path = directory / "centroids.npy"
         try:
-            return cls(read_array(path, path.read_bytes(), "<f4", 3).copy())
+            return cls(read_array(path, read_file(path), "<f4", 3).copy())
         except (OSError, ValueError) as error:
             raise EncodeError(f"{directory} is no codebook of product quantisation ({describe(error)})") from None
 

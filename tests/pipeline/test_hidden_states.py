@@ -3,6 +3,7 @@
 Left out: columns, reader and damage (tests/shards/test_hidden.py).
 """
 
+import os
 import shlex
 import shutil
 import signal
@@ -566,3 +567,9 @@ def test_the_commands_name_things_rightly(place, tmp_path):
     assert "hidden states, which have no entries" in mlsm("derive-shards", store, "--top-n", 4, code=2).stderr
     train = ["train-student", "--store", store, "--objective", "mlm", "--max-steps", 1]
     assert "mlm" in mlsm(*train, "--encoder", "modernbert-2x128", "--batch-windows", 8).stdout
+
+
+def test_a_pipe_in_the_place_of_centroids_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "centroids.npy")
+    with pytest.raises(EncodeError, match=r"is no codebook of product quantisation \(.*a pipe"):
+        Codebook.load(tmp_path)
