@@ -31,6 +31,7 @@ from evaluation.comparison.models import (
 )
 from evaluation.comparison.report import StudyFacts, write_report
 from evaluation.comparison.significance import LEVELS, compare_on_blimp, matrices, win_rates
+from evaluation.comparison.withheld import refuse_withheld
 from evaluation.plots import save_table
 
 DEFAULT_RESULTS = Path("runs/evaluations")
@@ -48,6 +49,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
               conclusion (its sentences)
     Raises    RecordError, ComparisonError: records that are malformed or contradict each other
     """
+    refuse_withheld(settings.results or (DEFAULT_RESULTS,))
     found = records.read(settings.results or (DEFAULT_RESULTS,))
     models, notes = models_of(found)
     judgements = read_judgements(settings.intruders)

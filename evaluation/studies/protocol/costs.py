@@ -14,7 +14,7 @@ what `mask_later` saves, and that a higher mask rate costs more.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +22,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.device import choose_device
-from common.errors import MlsmError
+from common.errors import MlsmError, StudyError
 from common.wordnet import LEXNAMES
 from evaluation import records
 from evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, Encoder
 from evaluation.studies.protocol.description import STORES
 from evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from evaluation.tasks.finetuning.batches import encode
+from evaluation.tasks.finetuning.config import FROZEN_EXAMPLES
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
-from pipeline.config import CorpusConfig, DictionaryConfig
+from pipeline.config import CorpusConfig, DictionaryConfig, TeacherConfig
 from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import LSP_OBJECTIVES, OVER_VOCABULARY, StudentConfig
@@ -41,6 +42,7 @@ EXAMPLES = 1000  # of a task, tokenised to count their tokens
 WORDS = 11  # of a sentence of BLiMP, about: each is hidden once
 PAIRS, PARADIGMS = 1000, 67
 SEMCOR_TOKENS = 900_000
+FITTING_SECONDS = {"conll2003": 120.0, "wsd": 60.0}  # of linear models and a dictionary, for 2 x 128 on two cores
 WEIGHT_BYTES = 4
 STATE = 3  # a checkpoint to resume from: weights and AdamW's two moments
 
@@ -68,7 +70,7 @@ def costs(
         elif part.name in kept:
             yield Cost(part.name, kept[part.name]["seconds"], kept[part.name]["bytes"])
         elif part.verb in STORES:
-            found = of_stores[part.name] = _store_cost(part, progress)
+            found = of_stores[part.name] = _store_cost(part, parts, progress)
             yield Cost(part.name, found["seconds"] + found.get("learning_seconds", 0.0), found["bytes"])
         elif part.verb in ("train-student", "train-probe"):
             yield _training_cost(part, parts)
@@ -94,9 +96,11 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
     settings, model = part.settings(), _name_in_records(part.values["models"][0])
-    suite = "blimp" if part.verb == "evaluate-blimp" else "finetune"
+    suite = "blimp" if part.verb == "evaluate-blimp" else "frozen" if settings.frozen else "finetune"
     wanted = checkpoints
-    if suite == "finetune":
+    if suite == "frozen":
+        wanted *= len(settings.chosen_tasks())
+    elif suite == "finetune":
         wanted *= len(settings.chosen_tasks()) * (1 if settings.smoke else settings.seeds)
         output = output / "smoke" if settings.smoke else output
     directory = records.directory_of(output, {"model": model, "weights": "", "suite": suite}).parent
@@ -127,16 +131,32 @@ def _is_whole(part: Part, stores: Path) -> bool:
 
 def _stores_of(part: Part) -> int:
     """How many stores a part makes: of LSPs one for every layer and k."""
-    return math.prod(len(part.values.get(name, [0])) for name in ("layer", "k")) if part.verb == "encode-lsp" else 1
+    several = {"encode-lsp": ("layer", "k"), "encode-hidden": ("layer",)}.get(part.verb, ())
+    return math.prod(len(part.values.get(name, [0])) for name in several)
 
 
-def _store_cost(part: Part, progress) -> dict[str, Any]:
+def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
     if part.verb == "derive-shards":  # copies a store that may not be there yet; small beside the others
         return {"seconds": 0.0, "bytes": 0}
-    if any(isinstance(value, Made) for value in part.values.values()):  # a dictionary that may not be there yet
-        part = part._replace(values={k: v for k, v in part.values.items() if not isinstance(v, Made)})
-        return _dry_run(part, progress) | {"learning_seconds": 0.0}
-    return _dry_run(part, progress)
+    values = {name: value for name, value in part.values.items() if not _is_missing(value)}
+    if "hidden" in part.values and "hidden" not in values:  # measured from text, with a pass of the teacher too many
+        maker = next(other for other in parts if other.name == part.values["hidden"].part)
+        values = {field.name: maker.values[field.name] for field in fields(TeacherConfig) if field.name in maker.values}
+        values |= {"layer": maker.values["layer"]} | {n: v for n, v in part.values.items() if n != "hidden"}
+    if "dictionary" in part.values and "dictionary" not in values:
+        return _dry_run(part._replace(values=values), progress) | {"learning_seconds": 0.0}
+    return _dry_run(part._replace(values=values), progress)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a setting names what another part has not made yet."""
+    if not isinstance(value, Made):
+        return False
+    try:
+        value.find()
+    except StudyError:
+        return True
+    return False
 
 
 def _dry_run(part: Part, progress) -> dict[str, Any]:
@@ -163,6 +183,8 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
 
 def _tuning_seconds(part: Part, parts: list[Part]) -> float:
     settings = part.settings()
+    if settings.frozen:
+        return _checkpoints(part, parts) * _frozen_seconds(part, parts, settings)
     if settings.smoke:
         return 5.0 * len(settings.chosen_tasks())
     tokens = 0.0
@@ -173,6 +195,19 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
         choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # with each rate
         tokens += passes + size.evaluated * size.tokens + choosing * len(settings.rates())
     return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts, over_vocabulary=False)
+
+
+def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
+    """Of one model: its passes over the texts, and the linear models, which take most of it."""
+    tokens = 0.0
+    for name in settings.chosen_tasks():
+        if name == "wsd":
+            tokens += SEMCOR_TOKENS
+            continue
+        size = _task_size(name, str(settings.data_dir), settings.max_length, 64)
+        tokens += (min(size.train, settings.limit_train or FROZEN_EXAMPLES) + size.evaluated) * size.tokens
+    fits = sum(FITTING_SECONDS.get(name, 5.0) for name in settings.chosen_tasks())
+    return fits + tokens * _token_seconds(part, parts, over_vocabulary=False)
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
@@ -188,7 +223,7 @@ def _diagnostic_seconds(part: Part, parts: list[Part], of_stores: dict[str, dict
     maker = next((other for other in parts if other.verb == "encode-lsp"), None)
     if maker is None:
         return 0.0
-    found = of_stores.get(maker.name) or _store_cost(maker, progress)
+    found = of_stores.get(maker.name) or _store_cost(maker, parts, progress)
     layers = part.values.get("layer", "all")
     count = 12 if layers == "all" else len(layers)
     coding = found["teacher_seconds"] + count * found["solver_seconds"] / _stores_of(maker)
@@ -256,12 +291,14 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
     part = training
     while part.verb in ("train-student", "derive-shards"):
         part = next(other for other in parts if other.name == part.values["store"].part)
+    k = max(part.values.get("k", DictionaryConfig.k))  # of several the most, as the head is a small part
+    if "hidden" in part.values:
+        part = next(other for other in parts if other.name == part.values["hidden"].part)
     teacher = part.values.get("teacher")
     vocabulary, width = CASED_VOCABULARY, BASE_WIDTH
     if teacher:
         encoder = Encoder.find(teacher)
         vocabulary, width = encoder.config.vocab_size, encoder.width
-    k = max(part.values.get("k", DictionaryConfig.k))  # of several the most, as the head is a small part
     return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k, width)
 
 

@@ -9,7 +9,8 @@ which one student is trained for each seed. The arms differ in what is written u
 else is common, so that a comparison of two arms studies that difference alone.
 
 A list where a setting takes a single value stands for several: `kappa: [0.1, 1]` makes the arms mtl-kappa0.1 and
-mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each.
+mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each. A store
+of `seed: each` is made once for every seed of the arms on it, with a dictionary of that seed.
 Left out: what has to be done for it, and in which order (parts.py).
 """
 
@@ -24,10 +25,19 @@ from typing import Any, NamedTuple, get_args, get_origin
 from common.errors import StudyError
 from common.invocation import program
 from common.settings import plain_hint
+from evaluation.records import FROZEN
 from evaluation.studies.word_senses.config import ChooseLayerConfig
 from evaluation.tasks.blimp.config import BlimpConfig
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from pipeline.config import CorpusConfig, DictionaryConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.config import (
+    CorpusConfig,
+    DictionaryConfig,
+    EncodeConfig,
+    EncodeHiddenConfig,
+    EncodeIdsConfig,
+    EncodeLogitsConfig,
+    TeacherConfig,
+)
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
 from student.config import OF_LSP_STORES, StudentConfig
@@ -37,6 +47,7 @@ STORES: dict[str, type] = {
     "encode-lsp": EncodeConfig,
     "encode-ids": EncodeIdsConfig,
     "encode-logits": EncodeLogitsConfig,
+    "encode-hidden": EncodeHiddenConfig,
     "derive-shards": DeriveConfig,
 }
 SETTINGS: dict[str, type] = STORES | {
@@ -46,15 +57,21 @@ SETTINGS: dict[str, type] = STORES | {
     "evaluate-blimp": BlimpConfig,
     "choose-layer": ChooseLayerConfig,
 }
-OF_STUDY = ("title", "question", "primary", "secondary", "seeds", "learned-by", "curves", "models", "stores", "arms")
+SECTIONS = SETTINGS | {"frozen": FinetuneConfig}  # `frozen`: of finetune --frozen, beside fine-tuning
+OF_STUDY = (
+    *("title", "question", "primary", "secondary", "seeds", "learned-by", "curves", "models", "stores", "arms"),
+    *("tuned", "composite"),
+)
 FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
 # by the study, which finds the records of finetune where they lie without --smoke and --split
 CHOSEN_HERE = (
     *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
-    *("seed", "probe_input", "smoke", "split"),
+    *("seed", "probe_input", "smoke", "split", "hidden", "frozen"),
 )
 # Objective -> the command that makes its store:
 NEEDED = dict.fromkeys(OF_LSP_STORES, "encode-lsp") | {"kd": "encode-logits", "regress": "encode-hidden"}
+# What a store of hidden states settles for those that are made from it: text, teacher, and how they are read.
+OF_TEXT = {field.name.replace("_", "-") for field in dataclasses.fields(TeacherConfig)} | {"layer"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
 
 
@@ -70,14 +87,25 @@ class StoreRecipe(NamedTuple):
     """the store that it is derived from"""
     dictionary: str | None = None
     """the store whose dictionary it is encoded with"""
+    hidden: str | None = None
+    """the store of hidden states that is coded or quantised instead of text"""
+    each_seed: bool = False
+    """whether it is made for every seed, with a dictionary of that seed"""
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The stores that it is made from."""
+        return tuple(name for name in (self.of, self.dictionary, self.hidden) if name is not None)
 
     def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
         """Of every store that it makes: what tells an arm on it from the others, the layer and k (of LSPs)."""
-        if self.verb != "encode-lsp":
+        if self.verb not in ("encode-lsp", "encode-hidden"):
             yield "", None, None
             return
         layers, ks = (self.settings.get(name, getattr(DictionaryConfig, name)) for name in ("layer", "k"))
-        for layer, k in product(layers, ks):
+        if self.hidden is not None:
+            layers = (None,)  # that of the hidden states, which `*` matches
+        for layer, k in product(layers, ks if self.verb == "encode-lsp" else (None,)):
             suffix = (f"-l{layer}" if len(layers) > 1 else "") + (f"-k{k}" if len(ks) > 1 else "")
             yield suffix, layer, k
 
@@ -92,6 +120,24 @@ class Arm(NamedTuple):
     settings: dict[str, Any]
     """of train-student, by field: the common ones with the arm's own"""
     seeds: tuple[int, ...]
+
+
+class Composite(NamedTuple):
+    """The one figure of a student that the hypotheses are about: a mean over frozen measures,
+
+    100 * (score - untrained) / (teacher - untrained).
+    """
+
+    measures: tuple[str, ...]
+    """as `conll2003/entities`: tasks and metrics of `finetune --frozen`"""
+    part: str
+    """what they are scored on: `test`, or dev where a task has no test; `tuning` in a pilot"""
+    untrained: str
+    """the arm whose checkpoints of step 0 are the lower anchor"""
+    teacher: str
+    """the model that is the upper anchor, one of the study's `models`"""
+    margin: float | None
+    """the primary arms are equivalent where their difference is surely below it; None: not asked"""
 
 
 class Study(NamedTuple):
@@ -112,12 +158,16 @@ class Study(NamedTuple):
     stores: dict[str, StoreRecipe]
     arms: dict[str, Arm]
     common: dict[str, dict[str, Any]]
-    """settings of finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run"""
+    """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run"""
+    tuned: tuple[str, ...]
+    """the arms that are fine-tuned and take part in BLiMP"""
+    composite: Composite | None = None
+    """what the hypotheses are about; None: the means of fine-tuning, in the report"""
 
     @property
     def window(self) -> int:
         """The students' window, in tokens: the same on all stores."""
-        encoded = [recipe.settings for recipe in self.stores.values() if recipe.of is None]
+        encoded = [recipe.settings for recipe in self.stores.values() if recipe.of is None and recipe.hidden is None]
         return min(settings.get("max_length", CorpusConfig.max_length) for settings in encoded)
 
     @property
@@ -143,7 +193,7 @@ def read_study(recipe: str) -> Study:
     if own is None:
         raise StudyError(f"recipe {path} has no section `study`, so it is no study's. Those that are: mlsm help study")
     _check_names(path, "study", own, OF_STUDY)
-    _check_names(path, "a study's recipe", sections, tuple(SETTINGS))
+    _check_names(path, "a study's recipe", sections, tuple(SECTIONS))
     for name in ("title", "question", "primary", "seeds", "stores", "arms"):
         if not own.get(name):
             raise StudyError(f"recipe {path}: study has no {name}. {program()} docs study describes what a study says.")
@@ -171,7 +221,12 @@ def read_study(recipe: str) -> Study:
         stores=stores,
         arms=arms,
         common=converted,
+        tuned=own["tuned"] if own["tuned"] else tuple(arms),
+        composite=own["composite"],
     )
+    if unknown := [name for name in study.tuned if name not in arms]:
+        raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is no arm. There are: {', '.join(arms)}")
+    _check_composite(path, study)
     if unknown := [name for name in study.curves if name not in arms]:
         raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
     if study.learned_by is not None:
@@ -202,8 +257,9 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
             if not isinstance(settings, Mapping | None):
                 raise StudyError(f"recipe {path}: study {name}: {called} is a mapping of settings, found {settings!r}")
         shaped[name] = {str(called): dict(settings or {}) for called, settings in own[name].items()}
-    for name in ("curves", "models"):
-        shaped[name] = tuple(map(str, _list(path, name, own.get(name))))
+    shaped["composite"] = _read_composite(path, own.get("composite"))
+    for name in ("curves", "models", "tuned"):
+        shaped[name] = tuple(os.path.expandvars(str(one)) for one in _list(path, name, own.get(name)))
     learner = own.get("learned-by")
     shaped["learned-by"] = None if learner is None else str(learner)
     shaped["seeds"] = _read_seeds(path, "study", own["seeds"])
@@ -215,6 +271,48 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
             raise StudyError(f"recipe {path}: a hypothesis names two different arms, found {pair!r}")
     shaped["primary"], *shaped["secondary"] = (tuple(map(str, pair)) for pair in pairs)
     return shaped
+
+
+def _read_composite(path: Path, described: object) -> Composite | None:
+    if described is None:
+        return None
+    _check_names(path, "study composite", described, Composite._fields)
+    assert isinstance(described, Mapping)
+    measures = _list(path, "composite measures", described.get("measures"))
+    known = [f"{task}/{metric}" for task, metrics in FROZEN.items() for metric in metrics]
+    if unknown := [measure for measure in measures if measure not in known]:
+        raise StudyError(f"recipe {path}: no frozen measure is called {unknown[0]!r}. There are: {', '.join(known)}")
+    if not measures or len(set(measures)) < len(measures):
+        raise StudyError(f"recipe {path}: study composite has different measures, found {measures!r}")
+    part, margin = described.get("part", "test"), described.get("margin")
+    if part not in ("test", "tuning"):
+        raise StudyError(f"recipe {path}: study composite part is `test` or `tuning`, found {part!r}")
+    if margin is not None and (type(margin) not in (int, float) or not 0 < margin < 100):
+        raise StudyError(f"recipe {path}: study composite margin is a number of points above 0, found {margin!r}")
+    for name in ("untrained", "teacher"):
+        if not isinstance(described.get(name), str):
+            raise StudyError(f"recipe {path}: study composite names its {name}, found {described.get(name)!r}")
+    return Composite(tuple(measures), part, described["untrained"], os.path.expandvars(described["teacher"]), margin)
+
+
+def _check_composite(path: Path, study: Study) -> None:
+    """Raise StudyError where the composite's measures or anchors are not among what the study evaluates."""
+    composite = study.composite
+    if composite is None:
+        return
+    if "frozen" not in study.common:
+        raise StudyError(f"recipe {path}: a composite is a mean of frozen measures: give a section `frozen`.")
+    chosen = FinetuneConfig(**study.common["frozen"]).chosen_tasks()
+    if missing := [measure for measure in composite.measures if measure.split("/")[0] not in chosen]:
+        raise StudyError(f"recipe {path}: {missing[0]} of the composite is not among the tasks of `frozen`.")
+    if composite.teacher not in study.models:
+        raise StudyError(f"recipe {path}: the composite's teacher {composite.teacher} is none of the study's models.")
+    arm = study.arms.get(composite.untrained)
+    if arm is None or composite.untrained not in study.curves or 0 not in arm.settings.get("checkpoints", ()):
+        raise StudyError(
+            f"recipe {path}: the composite's lower anchor is an arm of `curves` with `checkpoints: [0, ...]`, found"
+            f" {composite.untrained!r}"
+        )
 
 
 def _list(path: Path, name: str, value: object) -> list:
@@ -238,35 +336,54 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
         verb = own.pop("command", "encode-lsp")
         if verb not in STORES:
             raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
-        of, dictionary = own.pop("store", None), own.pop("dictionary", None)
-        for other in (of, dictionary):
+        of, dictionary, hidden = own.pop("store", None), own.pop("dictionary", None), own.pop("hidden", None)
+        each_seed = own.get("seed") == "each"
+        if each_seed:
+            del own["seed"]
+            if verb != "encode-lsp" or dictionary is not None:
+                raise StudyError(f"recipe {path}: store {name}: `seed: each` is for encode-lsp, which learns by it.")
+        for other in (of, dictionary, hidden):
             if other is not None and other not in described:
                 raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
         if dictionary is not None and verb != "encode-lsp":
             raise StudyError(f"recipe {path}: store {name}: `dictionary` is for encode-lsp alone, found {verb}.")
         if (of is None) == (verb == "derive-shards"):
             raise StudyError(f"recipe {path}: store {name}: `store` is for derive-shards, which needs it, alone.")
-        settings = _convert(path, verb, common.get(verb, {}) | own)
-        yield name, StoreRecipe(name, verb, settings, of, dictionary)
+        if hidden is not None and (
+            verb not in ("encode-lsp", "encode-hidden") or described[hidden].get("command") != "encode-hidden"
+        ):
+            raise StudyError(
+                f"recipe {path}: store {name}: `hidden` names a store of encode-hidden, for encode-lsp or encode-hidden"
+            )
+        section = common.get(verb, {}) | own
+        if hidden is not None:  # text and teacher are those of that store
+            section = {key: value for key, value in section.items() if key in own or key not in OF_TEXT}
+        settings = _convert(path, verb, section)
+        yield name, StoreRecipe(name, verb, settings, of, dictionary, hidden, each_seed)
 
 
 def _check_order(path: Path, stores: Mapping[str, StoreRecipe]) -> None:
     """Raise StudyError where a store is made from itself, or where one store is needed and a recipe makes several."""
     for recipe in stores.values():
-        before, seen = recipe, [recipe.name]
-        while (name := before.of or before.dictionary) is not None:
-            if name in seen:
-                raise StudyError(
-                    f"recipe {path}: store {recipe.name} is made from itself: {' from '.join([*seen, name])}."
-                )
-            seen.append(name)
-            before = stores[name]
-        several = recipe if recipe.dictionary is not None else stores[recipe.of] if recipe.of is not None else None
+        _check_acyclic(path, stores, recipe, (recipe.name,))
+        if each := [name for name in recipe.before if stores[name].each_seed]:
+            raise StudyError(
+                f"recipe {path}: store {recipe.name}: {each[0]} is made for every seed, and is for arms alone."
+            )
+        of = recipe.of or recipe.hidden
+        several = recipe if recipe.dictionary is not None else stores[of] if of is not None else None
         if several is not None and len(list(several.choices())) > 1:
             raise StudyError(
                 f"recipe {path}: store {recipe.name}: {several.name} has several layers or k, which one dictionary or"
                 f" one derived store does not fit. Give {several.name} one layer and one k."
             )
+
+
+def _check_acyclic(path: Path, stores: Mapping[str, StoreRecipe], recipe: StoreRecipe, seen: tuple[str, ...]) -> None:
+    for name in recipe.before:
+        if name in seen:
+            raise StudyError(f"recipe {path}: store {seen[0]} is made from itself: {' from '.join([*seen, name])}.")
+        _check_acyclic(path, stores, stores[name], (*seen, name))
 
 
 def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[Arm]:
@@ -323,14 +440,18 @@ def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, d
 
 def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
     """The settings of a command by field, checked with those that the study does not choose."""
-    settings = convert_section(dict(section), verb, SETTINGS[verb], path)
+    settings = convert_section(dict(section), verb, SECTIONS[verb], path)
     if "corpus" in settings:
         settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
+    if "teacher" in settings:
+        settings["teacher"] = os.path.expandvars(settings["teacher"])
     for name in CHOSEN_HERE:
         if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
             raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")
+    if verb == "frozen":
+        settings["frozen"] = True
     try:
-        SETTINGS[verb](**settings)
+        SECTIONS[verb](**settings)
     except ValueError as error:
         raise ValueError(f"recipe {path}, {verb}: {error}") from None
     return settings

@@ -5,8 +5,9 @@
 
 The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
 seed, each evaluated as soon as it is trained; then the models that stand beside, the secondary hypotheses, and the
-rest. A part keeps no state of its own: its command finds finished work and goes on from there, so a study that was
-killed is given again. Left out: what parts cost (costs.py), printing them as command lines (printing.py).
+rest. With a section `frozen` the frozen measures are the first evaluation, and all others come last. A part keeps no
+state of its own: its command finds finished work and goes on from there, so a study that was killed is given again.
+Left out: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 
 import re
@@ -20,7 +21,7 @@ from evaluation.studies.protocol.description import SETTINGS, Arm, StoreRecipe, 
 from evaluation.studies.word_senses.choose_layer import choose_layer
 from evaluation.tasks.blimp.evaluate import evaluate
 from evaluation.tasks.finetuning.suite import finetune
-from pipeline.encode import encode_ids, encode_logits, encode_lsp
+from pipeline.encode import encode_hidden, encode_ids, encode_logits, encode_lsp
 from shards.tools import derive_shards
 from student.config import LSP_OBJECTIVES, WITHOUT_WORDS, StudentConfig
 from student.probe import train_probe
@@ -30,6 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "encode-lsp": encode_lsp,
     "encode-ids": encode_ids,
     "encode-logits": encode_logits,
+    "encode-hidden": encode_hidden,
     "derive-shards": derive_shards,
     "train-student": train,
     "train-probe": train_probe,
@@ -100,18 +102,25 @@ def plan(study: Study, directory: Path, data: Path | None) -> Plan:
     planner = _Planner(study, directory, data)
     primary = [study.arms[name] for name in study.primary]
     parts: dict[str, Part] = {}
-    _add(parts, planner.stores({arm.store for arm in primary}))
+    _add(parts, planner.stores({arm.store for arm in primary if not study.stores[arm.store].each_seed}))
     for seed in study.seeds:
         for arm in primary:
             _add(parts, planner.student(arm, seed))
+    if study.composite is not None:  # whose anchors the first conclusion needs
+        _add(parts, planner.models())
+        lower = study.arms[study.composite.untrained]
+        for seed in lower.seeds:
+            _add(parts, planner.student(lower, seed))
     first = len(parts)
     _add(parts, planner.models())
     _add(parts, planner.layers())
     named = [study.arms[name] for pair in study.secondary for name in pair]
     for arm in (*named, *study.arms.values()):
-        _add(parts, planner.stores({arm.store}))
         for seed in arm.seeds:
             _add(parts, planner.student(arm, seed))
+    for arm in (*primary, *named, *study.arms.values()):
+        for seed in arm.seeds:
+            _add(parts, planner.later(arm, seed))
     return Plan(list(parts.values()), first, planner.left_out)
 
 
@@ -138,55 +147,79 @@ class _Planner:
         self.left_out: list[str] = []
         common = study.common
         self.tunes, self.probes = common.get("finetune"), common.get("train-probe")
+        self.frozen = common.get("frozen")
         self.blimp, self.senses = common.get("evaluate-blimp"), common.get("choose-layer")
         if data is None and self.tunes is not None:
             self.left_out.append(
                 "Fine-tuning is on built-in miniature data, whose scores mean nothing: no directory of evaluation data"
                 " was given (--data-dir or $MLSM_DATA)."
             )
+        if data is None and self.frozen is not None:
+            self.frozen = None
+            self.left_out.append("The frozen measures are left out: no directory of evaluation data was given.")
         for name, folder in (("evaluate-blimp", "blimp/data"), ("choose-layer", "wsd")):
             if name in common and (data is None or not (data / folder).is_dir()):
                 setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
                 where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
                 self.left_out.append(f"{name} is left out: {where}.")
 
-    def stores(self, names: Iterable[str]) -> Iterator[Part]:
-        """What makes some stores, those that they are made from first."""
+    def stores(self, names: Iterable[str], seed: int | None = None) -> Iterator[Part]:
+        """What makes some stores, those that they are made from first.
+
+        seed  of the dictionary, for stores that are made for every seed
+        """
         for recipe in (self.study.stores[name] for name in sorted(names)):
-            before = [name for name in (recipe.of, recipe.dictionary) if name is not None]
-            yield from self.stores(before)
-            values: dict[str, Any] = {"output": self.directory / "stores" / recipe.name}
+            yield from self.stores(recipe.before)
+            values: dict[str, Any] = {"output": self._place(recipe, seed)}
+            if recipe.each_seed:
+                values["seed"] = seed
             if recipe.of is not None:
                 values["store"] = self._made_store(self.study.stores[recipe.of], None, None)
+            if recipe.hidden is not None:
+                values["hidden"] = self._made_store(self.study.stores[recipe.hidden], None, None)
             if recipe.dictionary is not None:
                 ((_, layer, k),) = recipe.choices()  # of several, --dictionary would fit one
                 other = self.study.stores[recipe.dictionary]
-                place = self.directory / "stores" / other.name / "dictionaries"
-                values["dictionary"] = Made(place / f"*-l{layer}-k{k}-*", _name_of(other))
-            needs = tuple(_name_of(self.study.stores[name]) for name in before)
-            yield Part(_name_of(recipe), recipe.verb, recipe.settings | values, needs)
+                place = self._place(other, None) / "dictionaries"
+                which = f"*-l{'*' if layer is None else layer}-k{k}-*"
+                values["dictionary"] = Made(place / which, _name_of(other))
+            needs = tuple(_name_of(self.study.stores[name]) for name in recipe.before)
+            yield Part(_name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
 
     def student(self, arm: Arm, seed: int) -> Iterator[Part]:
-        """Training, probes and evaluations of a student."""
+        """A student with its store, and its first evaluation: by frozen measures, or else all of them."""
+        yield from self.stores({arm.store}, seed)
         name = f"{arm.name}-seed{seed}"
         run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
-        store = self._made_store(recipe, arm.layer, arm.k)
         train = Part(
             f"train-student/{name}",
             "train-student",
-            arm.settings | {"store": store, "seed": seed, "output": run},
-            (_name_of(recipe),),
+            arm.settings | {"store": self._made_store(recipe, arm.layer, arm.k, seed), "seed": seed, "output": run},
+            (_name_of(recipe, seed),),
         )
         yield train
-        yield from self._fine_tuning(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
+        if self.frozen is not None:
+            yield from self._frozen(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
+        else:
+            yield from self.later(arm, seed)
+
+    def later(self, arm: Arm, seed: int) -> Iterator[Part]:
+        """The other evaluations of a student: fine-tuning, and BLiMP, through probes for those without words."""
+        if arm.name not in self.study.tuned:
+            return
+        name = f"{arm.name}-seed{seed}"
+        run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
+        needs = (f"train-student/{name}",)
+        yield from self._fine_tuning(name, run, needs, "all" if arm.name in self.study.curves else None)
         objective = arm.settings.get("objective", StudentConfig.objective)
         if objective not in WITHOUT_WORDS:  # the others predict words themselves
-            yield from self._minimal_pairs(name, run, (train.name,))
+            yield from self._minimal_pairs(name, run, needs)
         if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
             for source in ("softmax", "logits"):
                 probe = self.directory / "probes" / f"{source}-{name}"
+                store = self._made_store(recipe, arm.layer, arm.k, seed)
                 values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "output": probe}
-                part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, (train.name,))
+                part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, needs)
                 yield part
                 yield from self._minimal_pairs(probe.name, probe, (part.name,))
 
@@ -194,6 +227,7 @@ class _Planner:
         """The evaluations of the models that stand beside the students."""
         for model in self.study.models:
             name = Path(model).name
+            yield from self._frozen(name, model, ())
             yield from self._fine_tuning(name, model, ())
             yield from self._minimal_pairs(name, model, ())
 
@@ -206,6 +240,12 @@ class _Planner:
             values = {"wsd_data": self.data / "wsd", "output": self.directory / "stores" / store}
             needs = (_name_of(self.study.stores[store]),)
             yield Part("choose-layer", "choose-layer", self.senses | values, needs)
+
+    def _frozen(self, name, model, needs, step=None):
+        if self.frozen is not None:
+            alike = {"max_length": self.study.window}
+            of = {"models": (str(model),), "step": step, "data_dir": self.data, "output": self.directory}
+            yield Part(f"frozen/{name}", "finetune", alike | self.frozen | of, needs)
 
     def _fine_tuning(self, name, model, needs, step=None):
         if self.tunes is not None:
@@ -222,11 +262,17 @@ class _Planner:
             values = {"models": (str(model),), "data_dir": self.data / "blimp" / "data", "output": self.directory}
             yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", self.blimp | values, needs)
 
-    def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None) -> Made:
+    def _place(self, recipe: StoreRecipe, seed: int | None) -> Path:
+        return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)
+
+    def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None, seed: int | None = None) -> Made:
         # before the digits the name may say more, such as where the atoms come from
-        which = "*" if layer is None else f"lsp-*-l{layer}-k{k}-*"
-        return Made(self.directory / "stores" / recipe.name / "stores" / which, _name_of(recipe))
+        which = "*"
+        if recipe.verb in ("encode-lsp", "encode-hidden") and (layer, k) != (None, None):
+            layer_k = f"-l{'*' if layer is None else layer}" + (f"-k{k}" if k is not None else "")
+            which = ("lsp" if k is not None else "hidden") + f"-*{layer_k}-*"
+        return Made(self._place(recipe, seed) / "stores" / which, _name_of(recipe, seed))
 
 
-def _name_of(recipe: StoreRecipe) -> str:
-    return f"{recipe.verb}/{recipe.name}"
+def _name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
+    return f"{recipe.verb}/{recipe.name}" + (f"-seed{seed}" if recipe.each_seed else "")

@@ -4,21 +4,27 @@
 
 Says first what the parts will cost, then does them in the order of parts.py. After the parts of the primary hypothesis,
 and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
-what it has finished and goes on where it was interrupted; so does the study. Before a student is trained, its store is
+what it has finished and goes on where it was interrupted; so does the study. A part is the work of one commit of this
+code (cells.py). Before a student is trained, its store is
 checked to have the plan of the first one: otherwise batches and masks of two arms would not be the same. Left out: what
 a study says (description.py), what is to be done (parts.py), the page (evaluation/comparison/report).
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
 
 from common.errors import MlsmError, StudyError
 from common.progress import silent
 from evaluation.comparison.compare import compare
+from evaluation.comparison.withheld import keep_withheld
+from evaluation.studies.protocol.cells import at_work, state_of, this_commit
+from evaluation.studies.protocol.composite import compose
 from evaluation.studies.protocol.config import StudyConfig
-from evaluation.studies.protocol.costs import costs
+from evaluation.studies.protocol.costs import Cost, costs, is_finished
 from evaluation.studies.protocol.description import Study, read_study
 from evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
 from evaluation.studies.protocol.parts import Part, Plan, plan
@@ -32,9 +38,10 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     """Run a study, as far as it is not finished.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
-    Returns   title, question, directory, parts (name, seconds and bytes expected, finished before),
-              left_out (what could not be done here, sentences), comparison (the result of `compare`, None where
-              nothing has been evaluated). With print_commands only `commands`; with dry_run nothing is done
+    Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
+              left_out (what could not be done here, sentences), composite (of `compose`; None where the recipe has
+              none), comparison (the result of `compare`, None where nothing has been evaluated, or where the primary
+              hypothesis is withheld). With print_commands only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
     """
     described = read_study(settings.recipe)
@@ -43,34 +50,63 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     if settings.print_commands is not None:
         lines = as_make if settings.print_commands == "make" else as_slurm
         return {"commands": lines(chosen, settings)}
-    earlier = {} if settings.dry_run else kept_costs(settings.directory)
-    expected = list(costs(chosen, planned.parts, earlier, progress))
+    expected = list(costs(chosen, planned.parts, kept_costs(settings.directory), progress))
     kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
-    found = {
+    found: dict[str, Any] = {
         "title": described.title,
         "question": described.question,
         "directory": str(settings.directory),
-        "parts": [cost._asdict() for cost in expected],
+        "parts": _with_states(expected, settings.directory),
         "left_out": planned.left_out,
+        "composite": None,
         "comparison": None,
     }
     if settings.dry_run:
-        return found
+        return found | {"composite": _compose(described, settings.directory)}
     if costly := [cost for cost in expected if not cost.finished]:
         hours, gigabytes = sum(cost.seconds for cost in costly) / 3600, sum(cost.bytes for cost in costly) / 1e9
         logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
+    _withhold(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
-    plan_id = _plan_of_primary(planned)
+    plan_id, commit = _plan_of_primary(planned), this_commit()
     for number, part in enumerate(chosen, 1):
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
             plan_id = _check_pairing(part, plan_id)
-        part.run(_name_stages(progress, part.name))
+        # One that is finished is run all the same: its command finds out whether it is the work of these settings.
+        with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
+            part.run(_name_stages(progress, part.name))
         if part is last_of_primary and part is not chosen[-1]:
             _compare(settings, described, planned, kept, progress)  # the first conclusion
-    return found | {"comparison": _compare(settings, described, planned, kept, progress)}
+    done = [
+        cost._replace(finished=is_finished(part, planned.parts)) for cost, part in zip(expected, chosen, strict=True)
+    ]
+    return found | {
+        "parts": _with_states(done, settings.directory),
+        "composite": _compose(described, settings.directory),
+        "comparison": _compare(settings, described, planned, kept, progress),
+    }
+
+
+def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:
+    states = [(cost, state_of(directory, cost.part, cost.finished)) for cost in expected]
+    return [cost._asdict() | {"state": state.name, "commit": state.commit} for cost, state in states]
+
+
+def _withhold(described: Study, directory: Path) -> bool:
+    """Note beside the records whether the primary hypothesis is withheld. Returns whether it is."""
+    if described.composite is None:
+        return False
+    found = compose(described, directory)["hypotheses"]
+    withheld = not found or "withheld" in found[0]
+    keep_withheld(directory / "evaluations", described.primary if withheld else None)
+    return withheld
+
+
+def _compose(described: Study, directory: Path) -> dict | None:
+    return None if described.composite is None else compose(described, directory)
 
 
 def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
@@ -109,7 +145,8 @@ def _name_stages(progress, part):
 
 
 def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
-    """Compare what has been evaluated so far, and write the report. None where nothing has."""
-    if not any(settings.comparison.results[0].glob("*/*/*.json")):
+    """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
+    hypothesis is withheld, of which the report would show the scores."""
+    if _withhold(described, settings.directory) or not any(settings.comparison.results[0].glob("*/*/*.json")):
         return None
     return compare(settings.comparison, progress, facts_of(described, planned, kept))
