@@ -1,6 +1,7 @@
 """A study's recipe: arms and stores are what it says, and what does not belong together is said before any work."""
 
 import copy
+from collections import Counter
 
 import pytest
 import yaml
@@ -20,6 +21,8 @@ RECIPE = {
     "encode-lsp": {"teacher": "bundled", "corpus": ["$MLSM_TEST_TEXT/a.txt"], "layer": 10, "k": 64, "max-length": 32},
     "train-student": {"encoder": "bert-2x32", "dropout": 0.0, "max-steps": 10, "batch-windows": 8, "lr": 1e-3},
 }
+
+COMPOSITE = {"measures": ["stsb/cosine"], "untrained": "mlm", "teacher": "bundled"}
 
 
 @pytest.fixture
@@ -109,6 +112,40 @@ def test_the_window_is_that_of_what_was_encoded_whatever_is_derived_from_it(read
     assert study.window == 512
 
 
+def test_a_store_of_each_seed_is_coded_from_hidden_states_with_a_dictionary_of_that_seed(read, tmp_path):
+    """Text and teacher are those of the hidden states; what the section says of them is not for such a store."""
+    hidden = {"command": "encode-hidden", "corpus": ["a.txt"], "layer": 4, "max-length": 32, "teacher": "bundled"}
+    stores = {"hidden": hidden, "lsp": {"hidden": "hidden", "seed": "each"}}
+    arms = {"mlsm": {"store": "lsp"}, "regress": {"store": "hidden", "objective": "regress", "seeds": [1, 2]}}
+    study = read({"study.stores": stores, "study.arms": arms, "study.primary": ["mlsm", "regress"]})
+    assert study.window == 32 and study.stores["lsp"].settings == {"k": (64,)}
+    parts = {part.name: part for part in plan(study, tmp_path, None).parts}
+    lsp = parts["encode-lsp/lsp-seed1"]
+    assert lsp.values["seed"] == 1 and lsp.needs == ("encode-hidden/hidden",)
+    assert lsp.values["hidden"].pattern == tmp_path / "stores/hidden/stores/*"
+    assert parts["train-student/mlsm-seed1"].values["store"].pattern == (
+        tmp_path / "stores/lsp-seed1/stores/lsp-*-l*-k64-*"
+    )
+    assert parts["train-student/mlsm-seed1"].needs == ("encode-lsp/lsp-seed1",)
+    assert parts["train-student/regress-seed2"].values["store"].pattern.name == "hidden-*-l4-*"
+    assert list(parts)[:4] == [
+        "encode-hidden/hidden", "encode-lsp/lsp-seed1", "train-student/mlsm-seed1", "train-student/regress-seed1",
+    ]  # fmt: skip
+
+
+def test_frozen_measures_come_with_the_student_and_all_else_at_the_end(read, tmp_path):
+    study = read({"frozen": {}, "finetune": {"tasks": ["cola"]}, "study.tuned": ["mlsm"]})
+    names = [part.name for part in plan(study, tmp_path, tmp_path).parts]
+    assert names == [
+        "encode-lsp/lsp", "train-student/mlsm-seed1", "frozen/mlsm-seed1", "train-student/mlm-seed1",
+        "frozen/mlm-seed1", "train-student/mlsm-seed0", "frozen/mlsm-seed0", "train-student/mlm-seed2",
+        "frozen/mlm-seed2", "finetune/mlsm-seed0", "finetune/mlsm-seed1",
+    ]  # fmt: skip
+    without = plan(study, tmp_path, None)
+    assert not any(part.name.startswith("frozen/") for part in without.parts)
+    assert any("frozen measures are left out" in sentence for sentence in without.left_out)
+
+
 def test_what_is_left_empty_is_left_out(read):
     changes = dict.fromkeys(("study.secondary", "study.curves", "study.models"), [])
     assert read(changes).models == () and read(changes).secondary == ()
@@ -176,6 +213,34 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.arms.kd": {"store": "lsp", "objective": "kd"}}, "kd learns from a store of encode-logits, but lsp is"),
         ({"finetune": {"split": "test"}}, "the study itself says split"),
         ({"train-probe": {"seed": 1}}, "the study itself says seed"),
+        ({"frozen": {"frozen": True}}, "the study itself says frozen"),
+        ({"frozen": {"epochs": 2}}, "--frozen trains no encoder. Omit --epochs"),
+        ({"study.tuned": ["kd"]}, "kd of `tuned` is no arm"),
+        (
+            {"study.stores.lsp.seed": "each", "study.stores.n8": {"store": "lsp", "command": "derive-shards"}},
+            "for arms",
+        ),
+        ({"study.stores.ids": {"command": "encode-ids", "seed": "each"}}, "`seed: each` is for encode-lsp"),
+        ({"study.stores.more": {"hidden": "lsp"}}, "`hidden` names a store of encode-hidden"),
+        ({"study.stores.more": {"hidden": "more"}}, "`hidden` names a store of encode-hidden"),
+        (
+            {
+                "study.stores.hidden": {"command": "encode-hidden", "layer": [4, 6]},
+                "study.stores.more": {"hidden": "hidden"},
+            },
+            "hidden has several layers",
+        ),
+        ({"study.composite": {"measures": ["cola/f1"]}}, "no frozen measure is called 'cola/f1'"),
+        ({"study.composite": {"measure": []}}, "study composite has no measure"),
+        ({"study.composite": COMPOSITE | {"margin": 0}}, "margin is a number of points above 0"),
+        ({"study.composite": COMPOSITE | {"part": "dev"}}, "part is `test` or `tuning`, found 'dev'"),
+        ({"study.composite": COMPOSITE}, "give a section `frozen`"),
+        ({"study.composite": COMPOSITE, "frozen": {"tasks": ["wsd"]}}, "stsb/cosine of the composite is not among"),
+        ({"study.composite": COMPOSITE, "frozen": {}}, "teacher bundled is none of the study's models"),
+        (
+            {"study.composite": COMPOSITE, "frozen": {}, "study.models": ["bundled"]},
+            "the composite's lower anchor is an arm of `curves`",
+        ),
     ],
 )
 def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, said):
@@ -192,3 +257,11 @@ def test_the_recipes_that_come_with_the_package_are_studies(recipe, tmp_path):
     assert study.seeds
     parts = plan(study, tmp_path, None).parts
     assert {part.verb for part in parts} >= {"encode-lsp", "train-student", "finetune"}
+
+
+def test_the_pilot_of_the_second_study_gives_both_arms_of_the_question_equally_many_trials(tmp_path):
+    study = read_study("study-2-pilot")
+    trials = Counter(arm.split("-")[0] for arm in study.arms)
+    assert trials["mlsm"] == trials["regress"] == 8
+    assert study.composite.part == "tuning"
+    assert not set(study.seeds) & set(range(100))  # those of the study

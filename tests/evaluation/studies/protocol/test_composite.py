@@ -1,0 +1,181 @@
+"""The composite is the mean of scores between two anchors; hypotheses are tested as scipy tests them; nothing of the
+primary arms is shown before all of their seeds are scored."""
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+from tiny_records import a_record, digest
+
+from common.errors import ComparisonError, StudyError
+from common.progress import silent
+from evaluation import records
+from evaluation.comparison.compare import compare
+from evaluation.comparison.config import CompareConfig
+from evaluation.comparison.withheld import keep_withheld
+from evaluation.studies.protocol.composite import compose
+from evaluation.studies.protocol.description import read_study
+from terminal.study import _composite as shown
+
+SEEDS = (0, 1, 2)
+STEPS = 10
+TEACHER = {"pos": 0.9, "entities": 0.7, "cosine": 0.8}
+UNTRAINED = {"pos": 0.5, "entities": 0.1, "cosine": 0.4}
+
+
+@pytest.fixture
+def described(tmp_path):
+    """A study of three arms."""
+    recipe = {
+        "study": {
+            "title": "A title", "question": "A question?", "primary": ["mlsm", "regress"],
+            "secondary": [["mlsm", "mlm"], ["regress", "mlm"]], "seeds": list(SEEDS), "curves": ["mlm"],
+            "models": ["/models/teacher"],
+            "composite": {
+                "measures": ["conll2003/pos", "conll2003/entities", "stsb/cosine"], "part": "test", "untrained": "mlm",
+                "teacher": "/models/teacher", "margin": 5,
+            },
+            "stores": {"hidden": {"command": "encode-hidden"}, "lsp": {"hidden": "hidden", "seed": "each"}},
+            "arms": {
+                "mlsm": {"store": "lsp"}, "regress": {"store": "hidden", "objective": "regress"},
+                "mlm": {"store": "hidden", "objective": "mlm", "checkpoints": [0, 1.0]},
+            },
+        },
+        "encode-hidden": {"layer": 4}, "encode-lsp": {"k": 64},
+        "train-student": {
+            "encoder": "bert-2x32", "dropout": 0.0, "max-steps": STEPS, "batch-windows": 8, "lr": 1e-3,
+        },
+        "frozen": {"tasks": ["conll2003", "stsb"]},
+    }  # fmt: skip
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return read_study(str(path))
+
+
+def score(directory, name, scores):
+    """Write the frozen records of a model: scores by metric, on dev for STS-B, which has no test set, else on test."""
+    for task, metrics in (("conll2003", ("entities", "pos", "chunks")), ("stsb", ("cosine",))):
+        part = "dev" if task == "stsb" else "test"
+        figures = [
+            {"metric": f"{metric}_{one}", "value": scores.get(metric, 0.3) - (one == "tuning") / 100, "n": 9}
+            for metric in metrics
+            for one in ("tuning", part)
+        ]
+        fields = {"suite": "frozen", "seed": None, "figures": figures, "weights": digest(name), "chosen": {}}
+        record = a_record(name, "cola", 0, [0.0]) | {"task": task, "settings": {"frozen": True}, "model": name}
+        records.write(directory, record | fields)
+
+
+def between(share, jitter=0.0):
+    """Scores that lie at a share of the way from the untrained encoder to the teacher."""
+    return {name: low + (share + jitter) * (TEACHER[name] - low) for name, low in UNTRAINED.items()}
+
+
+def fill(directory, mlsm=(0.6, 0.7, 0.65), regress=(0.5, 0.52, 0.58), mlm=(0.3, 0.2, 0.25)):
+    score(directory, "teacher", TEACHER)
+    for seed in SEEDS:
+        score(directory, f"mlm-seed{seed}-step-{0:08}", between(0.0, (seed - 1) / 100))
+        score(directory, f"mlm-seed{seed}-step-{STEPS:08}", between(mlm[seed]))
+        for name, values in (("mlsm", mlsm), ("regress", regress)):
+            if values[seed] is not None:
+                score(directory, f"{name}-seed{seed}", between(values[seed]))
+
+
+def test_a_composite_is_the_mean_of_shares_of_the_way_to_the_teacher(described, tmp_path):
+    fill(tmp_path)
+    found = compose(described, tmp_path)
+    assert found["arms"]["mlsm"]["composite"] == pytest.approx(65.0)
+    assert found["arms"]["mlm"]["composite"] == pytest.approx(25.0)
+    assert found["arms"]["mlsm"]["deviation"] == pytest.approx(np.std([60, 70, 65], ddof=1))
+    assert found["arms"]["regress"]["measures"]["conll2003/pos"] == pytest.approx(
+        100 * np.mean([0.5 + 0.4 * share for share in (0.5, 0.52, 0.58)])
+    )
+    assert found["anchors"]["untrained_seeds"] == 3
+    assert found["anchors"]["untrained"]["conll2003/entities"] == pytest.approx(10.0)
+
+
+def test_hypotheses_are_tested_as_scipy_does(described, tmp_path):
+    fill(tmp_path)
+    primary, *secondary = compose(described, tmp_path)["hypotheses"]
+    first, second = 100 * np.array([0.6, 0.7, 0.65]), 100 * np.array([0.5, 0.52, 0.58])
+    difference = first - second
+    low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
+    assert primary["difference"] == pytest.approx(difference.mean())
+    assert (primary["paired"]["low"], primary["paired"]["high"]) == pytest.approx((low, high))
+    assert primary["paired"]["p"] == pytest.approx(stats.ttest_1samp(difference, 0).pvalue)
+    welch = stats.ttest_ind(first, second, equal_var=False)
+    assert primary["unpaired"]["p"] == pytest.approx(welch.pvalue)
+    plain = [one["paired"]["p"] for one in secondary]
+    assert min(one["paired"]["p_adjusted"] for one in secondary) == pytest.approx(min(1, 2 * min(plain)))
+    assert max(one["paired"]["p_adjusted"] for one in secondary) == pytest.approx(max(2 * min(plain), max(plain)))
+    assert primary["measures"]["conll2003/pos"] == pytest.approx(0.4 * difference.mean())
+
+
+@pytest.mark.parametrize(("apart", "equivalent"), [(0.0, True), (0.2, False)])
+def test_equivalence_is_two_one_sided_tests(described, tmp_path, apart, equivalent):
+    """By the p values of both one-sided tests, which the interval stands for."""
+    regress = (0.5, 0.52, 0.58)
+    mlsm = tuple(value + apart + jitter for value, jitter in zip(regress, (0.002, -0.002, 0.001), strict=True))
+    fill(tmp_path, mlsm=mlsm, regress=regress)
+    found = compose(described, tmp_path)["hypotheses"][0]["equivalence"]
+    difference = 100 * (np.array(mlsm) - np.array(regress))
+    below = stats.ttest_1samp(difference, 5, alternative="less").pvalue
+    above = stats.ttest_1samp(difference, -5, alternative="greater").pvalue
+    assert found["equivalent"] == (max(below, above) < 0.05) == equivalent
+
+
+def test_the_primary_arms_are_withheld_until_all_of_their_seeds_are_scored(described, tmp_path):
+    fill(tmp_path, regress=(0.5, None, 0.58))
+    found = compose(described, tmp_path)
+    assert found["arms"]["mlsm"] is None and found["arms"]["regress"] is None and found["arms"]["mlm"]
+    assert found["hypotheses"][0] == {
+        "pair": ("mlsm", "regress"), "withheld": "scored are 3 of 3 of mlsm, 2 of 3 of regress",
+    }  # fmt: skip
+    assert all("withheld" in one for one in found["hypotheses"])  # each names an arm of the primary hypothesis
+    said = "\n".join(shown(found))
+    assert "65.0" not in said and "withheld" in said
+    fill(tmp_path)
+    assert all("paired" in one for one in compose(described, tmp_path)["hypotheses"])
+
+
+def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
+    fill(tmp_path)
+    keep_withheld(tmp_path / "evaluations", described.primary)
+    settings = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "comparison")
+    with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
+        compare(settings, silent)
+    keep_withheld(tmp_path / "evaluations", None)
+    assert len(compare(settings, silent)["models"]) == 13
+
+
+@pytest.mark.parametrize(
+    ("trained", "stays"),
+    [((0.30, 0.31, 0.32), True), ((0.99, 0.985, 0.995), False), ((0.0, 0.02, 0.01), False), ((-0.1, 0.9, 0.3), False)],
+    ids=["between", "at the teacher", "untrained", "all over the place"],
+)
+def test_a_measure_stays_if_it_tells_a_trained_student_from_both_anchors(described, tmp_path, trained, stays):
+    fill(tmp_path, mlm=trained)
+    rows = {row["measure"]: row for row in compose(described, tmp_path)["gate"]}
+    row = rows["conll2003/pos"]
+    error = np.std([0.4 * share * 100 for share in trained], ddof=1) / math.sqrt(3)
+    assert row["standard_error"] == pytest.approx(error)
+    assert row["stays"] is stays
+
+
+def test_two_models_of_one_name_are_refused(described, tmp_path):
+    fill(tmp_path)
+    before = digest("mlsm-seed0")
+    for path in (tmp_path / "evaluations").glob(f"mlsm-seed0-{before[:8]}/frozen/*.json"):
+        record = records.read_file(path) | {"weights": digest("another")}
+        records.write(tmp_path, record)
+    with pytest.raises(StudyError, match="2 models called mlsm-seed0"):
+        compose(described, tmp_path)
+
+
+def test_a_teacher_below_an_untrained_student_is_said(described, tmp_path):
+    fill(tmp_path)
+    score(tmp_path, "teacher", TEACHER | {"cosine": 0.39})
+    with pytest.raises(StudyError, match="stsb/cosine: the teacher has 39.0, an untrained student 40.0"):
+        compose(described, tmp_path)
