@@ -26,12 +26,12 @@ from evaluation.tasks.finetuning.data import choose_file, find_directory, load_t
 from evaluation.tasks.finetuning.formats import Example, conll_columns
 from evaluation.tasks.finetuning.tasks import TASKS, File, Task
 from evaluation.tasks.frozen.features import Encoder, Words, kept, pair_features
-from evaluation.tasks.frozen.linear import INVERSE_PENALTIES, MOST_ITERATIONS, RIDGE_PENALTIES, tune_and_fit
+from evaluation.tasks.frozen.linear import INVERSE_PENALTIES, MOST_ITERATIONS, RIDGE_PENALTIES, TOLERANCE, tune_and_fit
 from evaluation.tasks.frozen.senses import Senses
 
 Report = Callable[[int], None]
 UNREAD = "I-unread"  # the tag of a word that the model did not read: always wrong
-LINEAR = {"inverse_penalties": list(INVERSE_PENALTIES), "iterations": MOST_ITERATIONS}
+LINEAR = {"inverse_penalties": list(INVERSE_PENALTIES), "iterations": MOST_ITERATIONS, "tolerance": TOLERANCE}
 
 
 class Measure(Protocol):
