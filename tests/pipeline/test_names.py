@@ -1,6 +1,6 @@
 """Names of finished work for settings of every day: they are how a command finds what it has made, so none may change.
 
-The values were written down from the code that made format 1. A dictionary is given, so no arithmetic has a part in them.
+The values are those of the code that made format 1. A dictionary is given, so no arithmetic has a part in them.
 """
 
 import numpy as np
