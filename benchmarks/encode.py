@@ -34,7 +34,8 @@ from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from pipeline.units import write_units
-from shards.manifest import PlannedUnit, StoreFiles
+from shards.files import StoreFiles
+from shards.manifest import PlannedUnit
 from shards.schema import ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 

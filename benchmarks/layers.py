@@ -31,7 +31,8 @@ from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dict
 from pipeline.solvers import nonneg_lasso
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from pipeline.units import write_units
-from shards.manifest import PlannedUnit, StoreFiles
+from shards.files import StoreFiles
+from shards.manifest import PlannedUnit
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter
 

@@ -9,7 +9,8 @@ import numpy as np
 from benchmarks.data import bench_file
 from pipeline.coding.distributions import distributions
 from pipeline.solvers import nonneg_lasso
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
 

@@ -34,7 +34,8 @@ from transformers import DebertaConfig
 
 from common.device import choose_device
 from common.machine import processor
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter

@@ -85,18 +85,10 @@ class RefusedError(RemoteError):
     """A refusal that another attempt would not change, such as missing access."""
 
 
-class WholeError(RemoteError):
-    """A whole file is on its way where only a part of it was asked for; nothing of it was read."""
-
-
 class AnswerError(MlsmError, OSError):
-    """An answer that is too long, too slow or compressed; the rest of it was not read."""
+    """An answer that is too long or too slow; the rest of it was not read."""
 
     exit_code = EXIT_WRITE
-
-
-class BudgetError(AnswerError):
-    """Answers of unknown size that together have become too long, though each may be short enough."""
 
 
 # -- stage A -----------------------------------------------------------------------------------------------

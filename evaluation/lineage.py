@@ -21,20 +21,9 @@ from typing import Any
 
 from common.disk import read_file
 from common.errors import LineageError
+from common.json_checks import Count, Number, find_problem, is_number, object_of, optional
 from common.json_lines import damage, read_json_lines
 from common.model_checks import open_config
-from shards.checked_json import (
-    COUNT,
-    NUMBER,
-    OBJECT,
-    TEXT,
-    Kind,
-    find_problem,
-    is_number,
-    objects,
-    optional,
-    or_null,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -53,41 +42,44 @@ FIELDS = (
 )
 UNTRAINED = "untrained"
 WITHOUT_TARGETS = ("mlm", "supersense", UNTRAINED)  # objectives that learn none of a store's distributions
-_TAIL = {"mass_kept": or_null(NUMBER)}
-_SETTINGS = {"kappa": NUMBER, "seed": COUNT, "max_steps": COUNT, "encoder": TEXT}
+
+
+def _table(fields: dict[str, Any]) -> Any:
+    """The type of objects whose fields may be absent or null."""
+    return object_of({name: optional(kind | None) for name, kind in fields.items()})
+
+
+_SETTINGS = {"kappa": Number, "seed": Count, "max_steps": Count, "encoder": str}
 _OF_TARGET = {
-    "layer": COUNT,
-    "k": COUNT,
-    "lam": NUMBER,
-    "dictionary": TEXT,
-    "teacher": TEXT,
-    "teacher_name": TEXT,
-    "masked_passes": COUNT,
-    "windowing": OBJECT._replace(fields={"max_length": optional(COUNT)}),
+    "layer": Count,
+    "k": Count,
+    "lam": Number,
+    "dictionary": str,
+    "teacher": str,
+    "teacher_name": str,
+    "masked_passes": Count,
+    "windowing": object_of({"max_length": optional(Count)}),
 }
-
-
-def _table(fields: dict[str, Kind]) -> dict[str, Kind]:
-    """Kinds of fields that may be absent or null."""
-    return {name: optional(or_null(kind)) for name, kind in fields.items()}
-
-
-_STORE = {
-    "plan": optional(or_null(TEXT)),
-    "target": optional(or_null(TEXT)),
-    "windowing": optional(OBJECT),
-    "settings": optional(OBJECT._replace(fields=_table(_OF_TARGET))),
-}
-TAIL = or_null(OBJECT._replace(fields=_TAIL))
-LINEAGE = {  # the fields of lineage.json that are read here
-    "objective": optional(or_null(TEXT)),
-    "step": optional(or_null(COUNT)),
-    "tokens": optional(or_null(COUNT)),
-    "flops": optional(or_null(NUMBER)),
-    "settings": optional(OBJECT._replace(fields=_table(_SETTINGS))),
-    "store": optional(OBJECT._replace(fields=_STORE)),
-    "other_stores": optional(objects(_STORE, "a list of stores")),
-}
+_STORE = object_of(
+    {
+        "plan": optional(str | None),
+        "target": optional(str | None),
+        "windowing": optional(dict),
+        "settings": optional(_table(_OF_TARGET)),
+    }
+)
+TAIL = object_of({"mass_kept": Number | None}) | None
+LINEAGE = object_of(  # the fields of lineage.json that are read here
+    {
+        "objective": optional(str | None),
+        "step": optional(Count | None),
+        "tokens": optional(Count | None),
+        "flops": optional(Number | None),
+        "settings": optional(_table(_SETTINGS)),
+        "store": optional(_STORE),
+        "other_stores": optional(list[_STORE]),  # type: ignore[valid-type]
+    }
+)
 
 
 def read_lineage(file: Path) -> dict:

@@ -39,9 +39,9 @@ from common.disk import file_sha256
 from common.durable import make_directories, replace_json
 from common.errors import LineageError, RecordError
 from common.invocation import program
+from common.json_checks import Number, find_problem, is_number, object_of, optional
 from evaluation.lineage import TAIL, lineage
-from shards.checked_json import NUMBER, OBJECT, TEXT, find_problem, is_number, objects, optional, or_null
-from shards.checksums import canonical_json
+from shards.manifest import canonical_json
 
 if TYPE_CHECKING:
     import torch
@@ -256,17 +256,19 @@ def _are_flops(value):
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "text")
 _OBJECT = (lambda value: isinstance(value, dict), "an object")
-_IDENTITY = {  # lineage.identity
-    "objective": or_null(TEXT),
-    "settings": OBJECT,
-    "plan": or_null(TEXT),
-    "windowing": OBJECT,
-    "target": or_null(TEXT),
-    "target_settings": OBJECT._replace(fields={"dictionary_settings": optional(OBJECT)}),
-    "tail": TAIL,
-    "other_targets": optional(objects({}, "a list of objects")),
-    "probe": optional(OBJECT._replace(fields={"settings": OBJECT})),
-}
+_IDENTITY = object_of(  # lineage.identity
+    {
+        "objective": str | None,
+        "settings": dict,
+        "plan": str | None,
+        "windowing": dict,
+        "target": str | None,
+        "target_settings": object_of({"dictionary_settings": optional(dict)}),
+        "tail": TAIL,
+        "other_targets": optional(list[dict]),
+        "probe": optional(object_of({"settings": dict})),
+    }
+)
 _FIELDS = {
     "suite": (lambda value: value in ("finetune", "frozen", "blimp"), "finetune, frozen or blimp"),
     "task": _TEXT,
@@ -296,7 +298,7 @@ _FIELDS = {
     "env": _OBJECT,
     "wall": (lambda value: is_number(value) and value >= 0, "seconds"),
 }
-_LR_CHOICE = {"lr": NUMBER, "tried": objects({"lr": NUMBER}, "a list of objects")}
+_LR_CHOICE = object_of({"lr": Number, "tried": list[object_of({"lr": Number})]})  # type: ignore[misc]
 _FIGURE_FIELDS = {
     "metric": _TEXT,
     "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),

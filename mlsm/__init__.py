@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from pipeline.solvers import nonneg_lasso as nonneg_lasso
     from shards.codec import block_windows as block_windows
     from shards.reader import Store as Store
+    from shards.remote import Remote as Remote
     from shards.remote import gopen as gopen
-    from shards.source import Remote as Remote
     from shards.torch_dataset import LspDataset as LspDataset
     from student.config import StudentConfig as StudentConfig
     from student.lsp_model import LspModel as LspModel
@@ -80,7 +80,7 @@ HOME = {
     "LspModel": "student.lsp_model",
     "ProbeConfig": "student.probe_config",
     "ProbedLspModel": "student.probe",
-    "Remote": "shards.source",
+    "Remote": "shards.remote",
     "Store": "shards.reader",
     "StudentConfig": "student.config",
     "block_windows": "shards.codec",

@@ -42,7 +42,7 @@ from pipeline.learn import load_dictionary, provide_dictionaries, wanted_diction
 from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
 from pipeline.units import encode_missing
-from shards.manifest import StoreFiles
+from shards.files import StoreFiles
 from shards.schema import LOGITS_OCTAVES
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from pipeline.job import Job
 from pipeline.learn import wanted_dictionaries
 from pipeline.plan import HELD_OUT_SHARE
 from pipeline.units import write_units
-from shards.manifest import StoreFiles
+from shards.files import StoreFiles
 from shards.schema import BLOCK_TOKENS, HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 

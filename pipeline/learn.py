@@ -32,7 +32,8 @@ from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_out
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from pipeline.stored import names_a_store
 from shards import copies
-from shards.manifest import StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
     from pipeline.dictionary import Dictionary

@@ -17,7 +17,8 @@ from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, StoreError
 from pipeline.job import Job, named_by_content
 from shards import copies
-from shards.manifest import PlannedUnit, StoreFiles, UnitRecord
+from shards.files import StoreFiles
+from shards.manifest import PlannedUnit, UnitRecord
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.writer import UnitWriter

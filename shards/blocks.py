@@ -1,13 +1,11 @@
-"""Where the bytes of a split's member groups come from: what its records say of them, and the files that hold them.
+"""Where the bytes of a split's member groups are: what its records say of them, and the shards that hold them.
 
-    blocks = files.open_blocks(BlockTable(records))
-    blocks.prepare(numbers)                         # once for all blocks that are about to be mapped
+    blocks = Blocks(files, BlockTable(records))
     mapping, raw = blocks.map(unit, group)
 
-A reader of windows (windows.py) need not know where a store lies: it asks a BlockStore. There are two, the shards of a
-directory (LocalBlocks) and the cache of a store behind a URL (cache.py). Files are memory-mapped;
-Mapping.is_unchanged tells whether a mapped file is still as it was. Left out: hashes and columns of what is mapped
-(windows.py).
+Shards are memory-mapped; those of a store behind a URL are fetched when they are first mapped (remote.py).
+Mapping.is_unchanged tells whether a mapped file is still as it was.
+Not handled here: hashes and columns of what is mapped (windows.py).
 
 Shapes: B blocks, U units.
 """
@@ -20,15 +18,13 @@ from collections.abc import Iterable
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from common import disk
-from common.errors import ShardError, StoreError
-
-if TYPE_CHECKING:
-    from shards.manifest import StoreFiles, UnitRecord
+from common.errors import ShardError, StoreError, WriteError
+from shards.files import StoreFiles
+from shards.manifest import UnitRecord
 
 Group = tuple[str, int, int, bytes]  # of a shard: name, offset, length, SHA-256
 KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
@@ -44,12 +40,14 @@ class BlockTable:
     sha256                   uint8 (B, 32)
     sums                     list of (offset, length, sha256), the `__stats__` group of every unit
     digest                   hexadecimal SHA-256 over the hashes of the shards
+    coded_tokens             how many tokens of all units have a row
     """
 
-    def __init__(self, records: Iterable["UnitRecord"]):
+    def __init__(self, records: Iterable[UnitRecord]):
         self.ids: list[str] = []
         self.files: list[str] = []
         self.sums: list[tuple[int, int, bytes]] = []
+        self.coded_tokens = 0
         sizes, tokens, first_block = array("q"), array("q"), array("q", [0])
         blocks, digests, digest = array("q"), bytearray(), hashlib.sha256()
         for record in records:
@@ -58,6 +56,7 @@ class BlockTable:
             sizes.append(record.bytes)
             digest.update(bytes.fromhex(record.sha256))
             tokens.append(record.tokens)
+            self.coded_tokens += record.statistics.get("coded_tokens", 0)
             for block in record.blocks:
                 blocks.extend((block["offset"], block["length"], block["windows"], block["tokens"]))
                 digests += bytes.fromhex(block["sha256"])
@@ -105,64 +104,45 @@ def _identity(status):
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class BlockStore(Protocol):
-    """The bytes of the member groups in one BlockTable: units by number, groups as `BlockTable.group` gives them."""
+class Blocks:
+    """The bytes of the member groups in a BlockTable, mapped from the shards of a store: units by number, groups as
+    `BlockTable.group` gives them.
 
-    def prepare(self, blocks: np.ndarray) -> None:
-        """Called with the numbers of the blocks that are about to be mapped, ascending, perhaps several times each."""
+    files  StoreFiles, which open a shard, and say what to do about a damaged one
+    """
 
-    def prepare_sums(self, units: Iterable[int]) -> None:
-        """The same for the `__stats__` groups of some units."""
+    def __init__(self, files: StoreFiles, table: BlockTable):
+        self._files, self._table = files, table
+        self._shard = lru_cache(maxsize=KEPT)(self._map_shard)
 
     def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
-        """The Mapping that holds a group, and its bytes, a uint8 view of it.
+        """The Mapping of the shard that holds a group, and the group's bytes, a uint8 view of it.
 
         Raises  ShardError when the file is missing or cannot be read, StoreError when the unit was encoded again
                 meanwhile, RemoteError when it cannot be fetched
         """
-
-    def discard(self, unit: int, group: Group) -> str:
-        """Remove the copy of a damaged group if it can be fetched again. Returns what to do, in words for an error."""
-
-
-class LocalBlocks:
-    """A BlockStore on the shards of a directory.
-
-    files  StoreFiles
-    """
-
-    def __init__(self, files: "StoreFiles", table: BlockTable):
-        self._files, self._table = files, table
-        self._shard = lru_cache(maxsize=KEPT)(self._map_shard)
-
-    def prepare(self, blocks: np.ndarray) -> None:
-        """Nothing to do: the shards are on this machine."""
-
-    def prepare_sums(self, units: Iterable[int]) -> None:
-        """Nothing to do, as in `prepare`."""
-
-    def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
         _, offset, length, _ = group
         mapping = self._shard(unit)
         return mapping, mapping.raw[offset : offset + length]
 
-    def discard(self, unit: int, group: Group) -> str:
-        return self._files.repair_hint()
+    def discard(self, unit: int) -> str:
+        """Remove a damaged shard if it can be fetched again. Returns what to do, in words for an error."""
+        return self._files.discard(self._table.files[unit])
 
     def _map_shard(self, unit):
         path, size = self._files.units / self._table.files[unit], self._table.sizes[unit]
         try:
-            with disk.open_to_read(path) as file:
+            with self._files.open_shard(self._table.ids[unit], self._table.files[unit]) as file:
                 mapping = Mapping(file, path)
         except FileNotFoundError:
             self._refuse_replaced(unit)
             raise ShardError(f"{path} is missing although its record exists. " + self._files.repair_hint()) from None
         except OSError as error:
-            if error.errno in disk.OF_THE_MACHINE:
+            if isinstance(error, WriteError) or error.errno in disk.OF_THE_MACHINE:
                 raise
             raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._files.repair_hint()) from None
         if len(mapping.raw) != size:
-            raise ShardError(f"{path}: {len(mapping.raw)} bytes, the record says {size}. " + self._files.repair_hint())
+            raise ShardError(f"{path}: {len(mapping.raw)} bytes, the record says {size}. " + self.discard(unit))
         return mapping
 
     def _refuse_replaced(self, unit):

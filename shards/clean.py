@@ -36,7 +36,7 @@ from common.disk import file_sha256, writer_of_temporary
 from common.errors import ShardError
 from common.invocation import program
 from common.workplaces import is_part, lock_if_free, read_mark
-from shards.manifest import StoreFiles
+from shards.files import StoreFiles
 
 SAFE_SECONDS = 3600
 COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk

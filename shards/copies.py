@@ -20,22 +20,22 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
 from common import disk
 from common.disk import OF_THE_MACHINE
 from common.errors import ShardError, StoreError
+from common.json_checks import Count, Digest, Number, find_problem, parse_json
 from common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
 from common.paths import utf8_name
-from shards.checked_json import DICTIONARY, parse_json, require
+from shards.files import StoreFiles
 from shards.members import read_array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from shards.manifest import StoreFiles
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -64,6 +64,30 @@ _VOCABULARIES = {
     "sentencepiece.bpe.model",
 }
 _MOST_BYTES = 1 << 30  # of one such file
+
+
+class _Evaluation(TypedDict):
+    objective: Number
+    near_atoms: NotRequired[Count]
+    largest_cosine: NotRequired[Number]
+    kept_mass: NotRequired[dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,3}\Z")], Number]]
+
+
+class _DictionaryFile(TypedDict):
+    format: Count
+    fingerprint: Digest
+    shape: tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=1)]]
+    stopped: str
+    settings: dict
+    history: list[_Evaluation]
+
+
+def parse_dictionary(raw: bytes, where: object) -> dict:
+    """The values of a dictionary.json. Raises ShardError, naming `where` and the field."""
+    values = parse_json(raw, where)
+    if problem := find_problem(values, _DictionaryFile):
+        raise ShardError(f"{where}: {problem}")
+    return values
 
 
 def dictionary_fingerprint(atoms_Kd: np.ndarray, center: tuple[str | None, np.ndarray] | None = None) -> str:
@@ -101,7 +125,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def read_tokenizer(files: "StoreFiles") -> dict[str, bytes]:
+def read_tokenizer(files: StoreFiles) -> dict[str, bytes]:
     """The files of a store's tokenizer, name to bytes; empty where the target names no tokenizer and there are none.
 
     files   StoreFiles
@@ -145,7 +169,7 @@ def read_tokenizer(files: "StoreFiles") -> dict[str, bytes]:
 
 
 @contextmanager
-def foreign_errors(files: "StoreFiles") -> Iterator[None]:
+def foreign_errors(files: StoreFiles) -> Iterator[None]:
     """Turn whatever is raised while a store's tokenizer is loaded into a StoreError.
 
     Its parser is not Python code: when it panics, what is raised is not an Exception.
@@ -161,7 +185,7 @@ def foreign_errors(files: "StoreFiles") -> Iterator[None]:
         ) from None
 
 
-def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
+def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
     """The files of a store's dictionary, name to bytes; empty where the target names no dictionary and there are none.
 
     files   StoreFiles
@@ -173,8 +197,7 @@ def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
         return contents
     try:
         _require_files(contents, directory, ("atoms.npy", "dictionary.json"))
-        record = parse_json(contents["dictionary.json"], directory / "dictionary.json")
-        require(record, DICTIONARY, directory / "dictionary.json")
+        record = parse_dictionary(contents["dictionary.json"], directory / "dictionary.json")
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
@@ -192,7 +215,7 @@ def read_dictionary(files: "StoreFiles") -> dict[str, bytes]:
     return contents
 
 
-def read_atoms(files: "StoreFiles") -> np.ndarray:
+def read_atoms(files: StoreFiles) -> np.ndarray:
     """The atoms of a store's dictionary, float32 (k, d). Raises StoreError as `read_dictionary`, and if it has none."""
     contents = read_dictionary(files)
     if "atoms.npy" not in contents:
@@ -206,7 +229,7 @@ def _require_files(contents, directory, names):
             raise ShardError(f"{directory / name} is missing")
 
 
-def check_dictionary(files: "StoreFiles", found: str) -> None:
+def check_dictionary(files: StoreFiles, found: str) -> None:
     """Raise StoreError unless the atoms with the fingerprint `found` are those that the store's target names."""
     expected = files.target()["settings"].get("dictionary")
     if expected not in (None, found):
@@ -216,7 +239,7 @@ def check_dictionary(files: "StoreFiles", found: str) -> None:
         )
 
 
-def read_codebook(files: "StoreFiles") -> dict[str, bytes]:
+def read_codebook(files: StoreFiles) -> dict[str, bytes]:
     """The file of a store's codebook, name to bytes; empty where the target names none.
 
     files   StoreFiles
@@ -239,7 +262,7 @@ def read_codebook(files: "StoreFiles") -> dict[str, bytes]:
     return contents
 
 
-def load_codebook(files: "StoreFiles") -> np.ndarray:
+def load_codebook(files: StoreFiles) -> np.ndarray:
     """The centroids of a store whose target names a codebook, float32 (b, 256, d / b). Raises as `read_codebook`."""
     return _centroids(files, read_codebook(files)).copy()
 

@@ -29,7 +29,8 @@ from common.errors import RequestError, StoreError
 from common.invocation import program
 from common.progress import silent
 from shards import codec, copies
-from shards.manifest import StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import fingerprint
 from shards.reader import Store, is_url
 from shards.schema import MAX_ENTRIES, TAIL_STEPS_PER_OCTAVE, ShardMeta
 from shards.shard_file import blocks, naming

@@ -16,13 +16,11 @@ The state is a small JSON object, of constant size. Left out: reading windows (w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.errors import StoreError
 from shards.manifest import differing
-
-if TYPE_CHECKING:
-    from shards.reader import Store
+from shards.windows import StoreFacts
 
 STATE_FORMAT = "mlsm-position-1"
 
@@ -50,7 +48,7 @@ class Share:
         return max(0, -(-(total - self.item(0)) // step))
 
 
-def identity(store: "Store", split: str, seed: int, shuffle: bool) -> dict:
+def identity(store: StoreFacts, split: str, seed: int, shuffle: bool) -> dict:
     """The sequence of windows that a position counts in: with another identity it is a place in another sequence."""
     return {
         "format": STATE_FORMAT,

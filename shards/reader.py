@@ -18,31 +18,22 @@ import numpy as np
 from common.errors import RequestError, ShardError, StoreError
 from common.invocation import program
 from shards import copies
-from shards.manifest import Plan, StoreFiles, UnitRecord, differing
-from shards.schema import HiddenLayout, kind_of
-from shards.windows import WindowReader
+from shards.files import StoreFiles
+from shards.manifest import Plan, UnitRecord, differing
+from shards.windows import StoreFacts, WindowReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from shards.source import Remote
+    from shards.remote import Remote
 
 
-class Store:
+class Store(StoreFacts):
     """One target directory, seen through one finished plan."""
 
     def __init__(self, files: StoreFiles, plan: Plan):
-        self.files, self.plan = files, plan
-        target = files.target()
-        _check_windowing(files, plan, target)
-        self.settings = target["lineage"] | target["settings"]
-        self.fingerprinted = target["settings"]
-        self.target_id, self.plan_id = target["target"], plan.id
-        self.kind = kind_of(target)
-        self.k, self.vocab_size = target["k"], target["vocab_size"]
-        self.max_length, self.special_ids = target["max_length"], target["special_ids"]
-        self.weight_octaves = target["weight_octaves"]
-        self.hidden = HiddenLayout.of_settings(target["settings"])
+        super().__init__(files, plan)
+        _check_windowing(files, plan, self.fingerprinted)
         self._tokenizer: dict[str, bytes] | None = None  # its files, once they were compared with the target
 
     @classmethod
@@ -50,7 +41,7 @@ class Store:
         """Open a store directory or URL, or one of its `plans/<plan>.json`.
 
         plan_id  which plan; by default the newest finished one
-        remote   shards.source.Remote, how a URL is read; by default as the environment says
+        remote   shards.remote.Remote, how a URL is read; by default as the environment says
         Raises   StoreError when there is no store, or the plan is unfinished; RemoteError, which is one, when a URL
                  cannot be read
         """
@@ -63,10 +54,6 @@ class Store:
         plan = files.load_plan(plan_id)
         files.check_finished(plan)
         return cls(files, plan)
-
-    @property
-    def path(self) -> str | Path:
-        return self.files.path
 
     @property
     def tokenizer_dir(self) -> Path:
@@ -86,14 +73,6 @@ class Store:
         contents = self.read_tokenizer()
         with copies.foreign_errors(self.files):
             return copies.load_tokenizer(contents)
-
-    @cached_property
-    def codebook(self) -> "np.ndarray | None":
-        """The centroids of product-quantised hidden states, float32 (b, 256, d / b); None in other stores.
-
-        Raises  StoreError when they are not those that the target names
-        """
-        return copies.load_codebook(self.files) if self.hidden and self.hidden.quantise == "pq" else None
 
     @cached_property
     def command(self) -> dict:
@@ -152,9 +131,9 @@ class Store:
         return totals | solver | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
 
 
-def _check_windowing(files, plan, target):
-    """Raise StoreError when a plan cut the text into other windows than the target says."""
-    windowing = target["settings"].get("windowing")
+def _check_windowing(files, plan, settings):
+    """Raise StoreError when a plan cut the text into other windows than the target's settings say."""
+    windowing = settings.get("windowing")
     if windowing is not None and plan.windowing != windowing:
         raise StoreError(
             f"{files.path}: plan {plan.id} is of another store: {differing(plan.windowing, windowing)}. Remove it from "
@@ -177,7 +156,7 @@ def open_files(path: str | Path, remote: "Remote | None" = None) -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
     if not is_url(path):
         return StoreFiles(path)
-    from shards.remote import RemoteFiles  # only here: fsspec and aiohttp take a while to import
+    from shards.remote import RemoteFiles  # only here: fsspec takes a while to import
 
     return RemoteFiles(str(path), remote)
 
@@ -218,7 +197,7 @@ def _row_statistics(statistics, derived):
     report = {name: sum(s[key] for s in statistics) / max(1, coded) for name, key in share.items()}
     report |= {"coded_tokens": coded}
     report |= {name: sum(s.get(name, 0) for s in statistics) for name in ("empty_codes", "truncated_tokens")}
-    if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):  # earlier versions did not measure it
+    if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):
         means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
         report["fidelity"] = {"tokens": int(sampled), "of": "source" if derived else "exact", **means}
     if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32

@@ -10,7 +10,8 @@ from common.errors import StoreError
 from common.invocation import program
 from common.text import shell_join
 from shards import copies
-from shards.manifest import Plan, StoreFiles
+from shards.files import StoreFiles
+from shards.manifest import Plan
 from shards.schema import kind_of
 
 
@@ -52,7 +53,7 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
             own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
     if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
-        own += ["--segments", "never"]  # version 0.1 did not tell the teacher segments, and its settings do not say so
+        own += ["--segments", "never"]
     recipe = files.plans / f"{plan_id}.yaml"
     if recipe.is_file():
         if "dtype" in settings:  # the recipe may say auto, which depends on the machine

@@ -1,97 +1,254 @@
-"""A store behind a URL: its small files, fetched at need into a cache on this machine.
+"""A store behind a URL: its files, fetched at need into a cache on this machine, which is a store directory itself.
 
     store = Store.open("https://host/stores/lsp-...")      # s3://, gs://, hf://, memory:// as well
     store = Store.open(url, remote=Remote(cache_gb=50))
 
-The cache of one store is a directory like the store itself, of what was asked for so far:
-
     <cache>/stores/<12 digits of the target>-<8 of the URL>/
-        plans/<plan>.json, units/<unit>.json, tokenizer/, dictionary/
-        groups/, lock               the blocks that were fetched: cache.py
+        plans/<plan>.json, units/<unit>.json, units/<unit>-<hash>.tar, tokenizer/, dictionary/
+        lock                        one process of the machine fetches shards at a time
 
-target.json is fetched whenever the store is opened. Plans and records carry checksums, and a bad answer is never kept.
-The tokenizer's files have no checksum in the store. Their JSON must parse, all that the server lists must be there (or
-a vocabulary, where it lists nothing), and no web page is taken for a file; before they are used, all of them together
-are compared with the fingerprint in the target (copies.py). Nothing is fsynced, because readers check what they find.
-Left out: blocks (cache.py), repeating what failed (source.py), writing to a remote store.
+fsspec does the protocols: http and https with aiohttp, s3, gs, hf and others with the packages that it names when they
+are not installed; credentials and endpoints are its configuration. A file is downloaded under a temporary name, checked
+and renamed: small files by their checksums, a shard by the length and SHA-256 of its record. A download may be as long
+as the record says, must start within a time limit and keep up a rate; what fails is tried again a few times.
+target.json is fetched whenever the store is opened. The files of tokenizer, dictionary and codebook have no checksum
+of their own: before they are used, all of them together are compared with the fingerprint in the target (copies.py).
+Nothing is fsynced, because readers check what they find.
+
+User and password in a URL are used and never shown: `RemoteFiles.path` is the address without them, which this process
+completes when it is used again. Not handled here: writing to a remote store.
 """
 
 import errno
-import hashlib
-import io
+import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from io import FileIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import disk
-from common.durable import make_directories, publish_directory
-from common.errors import RefusedError, RemoteError, RequestError, ShardError, StoreError
-from shards.blocks import BlockStore, BlockTable
-from shards.cache import CachedBlocks, GroupCache, keep
-from shards.checked_json import parse_json
-from shards.manifest import (
-    TARGET_FIELDS,
-    Plan,
-    PlannedUnit,
-    StoreFiles,
-    UnitRecord,
-    describe_no_store,
-    fingerprint,
-    fits_checksum,
-    read_json,
-)
-from shards.source import Remote, RemoteFile, Request, Source, copy_again
+import fsspec
 
+from common import disk, locks
+from common.durable import make_directories, publish_directory
+from common.errors import (
+    AnswerError,
+    BlockError,
+    PlaceError,
+    RefusedError,
+    RemoteError,
+    RequestError,
+    ShardError,
+    StoreError,
+    WriteError,
+)
+from common.invocation import program
+from common.json_checks import parse_json
+from common.machine import cache_directory
+from common.text import redacted, without_credentials
+from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES
+from shards.files import StoreFiles, describe_no_store
+from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
+
+_AT_ONCE = 16  # small files
+_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # bytes: of small files, one atom, atoms whatever k says
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
-_SMALL_FILES = 128  # asked for in one go: what memory holds, and a dead server delays
-_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # bytes: of atoms, of one atom, of atoms whatever k says
-_UNLISTED = {  # where a server lists no directories
-    "tokenizer": (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "vocab.txt",
-        "vocab.json",
-        "merges.txt",
-        "added_tokens.json",
-    ),
-    "dictionary": ("atoms.npy", "dictionary.json", "center.npy"),
-    "codebook": ("centroids.npy",),
-}
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some servers say that there is no file
+_LINK = re.compile(r"""href=["']?[^"'?#>\s]*?([^"'?#>\s/]+)["'?#>\s]""", re.IGNORECASE)
+_UNLISTED = {"tokenizer": TOKENIZER_FILES, "dictionary": DICTIONARY_FILES, "codebook": CODEBOOK_FILES}
 _ESSENTIAL = {  # sets of names, of which one must be there
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
     "dictionary": ({"atoms.npy", "dictionary.json"},),
-    "codebook": ({"centroids.npy"},),
+    "codebook": (set(CODEBOOK_FILES),),
 }
-_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some servers say that there is no file
+_MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+_LOOK_AT_LOCK = 0.02  # seconds between two tries to get it
+_origins: dict[str, str] = {}  # scheme and host without credentials -> with those that this process was given
 
 
-class Answer:
-    """What a URL answered, with those methods of a path that the readers of small files use.
+@dataclass(frozen=True)
+class Remote:
+    """How remote stores are read."""
 
-    raw  the bytes; None where there is no such file
-    """
+    cache: Path | None = None
+    """Directory of what was fetched; unset: $MLSM_CACHE, else mlsm in the user's cache."""
+    cache_gb: float | None = None
+    """Gigabytes of shards that the cache keeps; unset: $MLSM_CACHE_GB, else no limit."""
+    attempts: int = 5
+    """Times that one thing is asked for."""
+    delay: float = 0.5
+    """Seconds before the second attempt; each further pause is twice as long."""
+    timeout: float = 30.0
+    """Seconds without a byte or a connection after which an attempt has failed."""
+    rate: float = 64e3
+    """Bytes per second that a download must reach after `timeout` seconds."""
 
-    def __init__(self, url: str | PurePosixPath, raw: bytes | None):
-        self._url, self._raw = str(url), raw
-        self.stem, self.parent = PurePosixPath(url).stem, PurePosixPath(url).parent
+    @property
+    def directory(self) -> Path:
+        """Where the cache is."""
+        return Path(self.cache).expanduser() if self.cache else cache_directory()
 
-    def __str__(self):
-        return self._url
+    @property
+    def budget(self) -> int | None:
+        """Bytes of shards that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no number."""
+        limit = self.cache_gb if self.cache_gb is not None else float(os.environ.get("MLSM_CACHE_GB") or "inf")
+        return None if limit == float("inf") else int(limit * 1e9)
 
-    def is_file(self) -> bool:
-        return self._raw is not None
 
-    def is_symlink(self) -> bool:
-        return False
+class Server:
+    """The files below one URL: downloaded whole, checked by the caller, and tried again while a fault may pass."""
 
-    def read_text(self, encoding: str) -> str:
-        if self._raw is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no such file", self._url)
-        return self._raw.decode(encoding)
+    def __init__(self, url: str, options: Remote):
+        self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
+        self.options = options
+        self._open()  # refuses an unknown protocol at once
+
+    def fetch(
+        self,
+        name: str,
+        place: Path,
+        most: int,
+        check: Callable[[Path], object],
+        alive: Callable[[], object] = lambda: None,
+    ) -> bool:
+        """Download a file to a place, where it appears whole and checked or not at all. Returns whether there is one.
+
+        most    bytes that it may have
+        check   called with the path of what came; raises ShardError if it is not what it should be
+        alive   called whenever some of it has come
+        Raises  RemoteError if a fault lasts, WriteError if it cannot be written here, and what else `check` raises
+        """
+
+        def attempt(filesystem, path):
+            limits, temporary = _Limits(most, self.options, alive), disk.temporary_name(place.parent, place.name)
+            try:
+                with _writing(place):
+                    disk.create(temporary).close()
+                    filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
+                check(temporary)
+                with _writing(place):
+                    disk.rename(temporary, place)
+            finally:
+                disk.discard(temporary)
+            return True
+
+        return self._repeat(name, attempt) or False
+
+    def fetch_all(self, names: Sequence[str], directory: Path, check: Callable[[str, Path], object]) -> list[str]:
+        """Download small files below a directory. Returns the names of those that are not there; raises as `fetch`."""
+        if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
+            raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
+
+        def fetch(name):
+            return self.fetch(name, directory / name, _SMALL, lambda path: check(f"{self.url}/{name}", path))
+
+        if len(names) < 2:
+            return [name for name in names if not fetch(name)]
+        pool = ThreadPoolExecutor(min(_AT_ONCE, len(names)))
+        try:
+            return [name for name, there in zip(names, pool.map(fetch, names), strict=True) if not there]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def read(self, name: str, most: int, check: Callable[[bytes], object] = lambda raw: None) -> bytes | None:
+        """The bytes of a file; None if there is none. Raises as `fetch`."""
+        with TemporaryDirectory(prefix="mlsm-fetch-") as directory:
+            place = Path(directory) / "file"
+            return place.read_bytes() if self.fetch(name, place, most, lambda path: check(path.read_bytes())) else None
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the files in a directory; empty where there is no such directory, no listing of it, or no access."""
+        with suppress(RefusedError):
+            if self._is_http:  # not fsspec's, which reads a page of any size
+                page = self.read(f"{directory}/", _SMALL) or b""
+                return list(dict.fromkeys(_LINK.findall(page.decode(errors="replace"))))
+            return [path.rpartition("/")[2] for path in self._repeat(f"{directory}/", _list) or ()]
+        return []
+
+    def size(self, name: str) -> int | None:
+        """How many bytes a file has; None if the protocol does not say. FileNotFoundError"""
+        information = self._repeat(name, lambda filesystem, path: filesystem.info(path, **self._time(filesystem)))
+        if information is None:
+            raise FileNotFoundError(f"{self.url}/{name}")
+        return information.get("size")
+
+    def changed(self, name: str) -> datetime | None:
+        """When a file was written; None where the protocol does not say."""
+        return self._repeat(name, _time_of_change)
+
+    @property
+    def _is_http(self):
+        return re.match("https?://", self.url) is not None
+
+    def _open(self):
+        """The file system of this process and thread, and the store's root in it."""
+        options: dict[str, Any] = {}
+        try:
+            if self._is_http:
+                from aiohttp import ClientTimeout
+
+                each = ClientTimeout(None, sock_connect=self.options.timeout, sock_read=self.options.timeout)
+                options = {"timeout": each, "auto_decompress": False, "trust_env": True}
+                options |= {"headers": {"Accept-Encoding": "identity"}}  # what is compressed could have any size
+                options = {"client_kwargs": options}
+            return fsspec.core.url_to_fs(self._address, **options)
+        except ImportError as error:
+            need = 'http and https need aiohttp. Run:  pip install "mlsm[remote]"' if self._is_http else redacted(error)
+            raise StoreError(f"{redacted(self.url)} cannot be read: {need}") from None
+        except ValueError as error:
+            raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
+
+    def _time(self, filesystem, most=_SMALL):
+        """The time limit of a whole call, as an option of it, for clients that can be interrupted.
+
+        most  bytes; of a small file it says nothing about its length
+        """
+        limit = 4 * self.options.timeout + (most / self.options.rate if most != _SMALL else 0)
+        return {"timeout": limit} if filesystem.async_impl else {}
+
+    def _repeat(self, name, call):
+        """The result of call(file system, path) for one file, tried several times; None if there is no such file."""
+        began, fault = time.monotonic(), None
+        for number in range(self.options.attempts):
+            if number:
+                time.sleep(self.options.delay * 2 ** (number - 1))
+            filesystem, root = self._open()
+            try:
+                return call(filesystem, f"{root}/{name}")
+            except FileNotFoundError:
+                return None
+            except (WriteError, StoreError, PlaceError):
+                raise
+            except Exception as error:
+                if getattr(error, "errno", None) in disk.OF_THE_MACHINE:
+                    raise
+                fault = error.with_traceback(None)
+                if not _may_pass(error):
+                    raise RefusedError(self._describe(name, fault, number + 1, began)) from None
+        raise RemoteError(self._describe(name, fault, self.options.attempts, began))
+
+    def _describe(self, name, fault, attempts, began):
+        """What an error says of a fault."""
+        times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
+        if isinstance(fault, ShardError):
+            problem = str(fault).removeprefix(f"{self.url}/{name}").lstrip(": ")
+            advice = f"Nothing of it was kept. The copy there is damaged: {_copy_again()}"
+        else:
+            problem = f"{type(fault).__name__}: {' '.join(redacted(fault).split()) or 'no answer'}"
+            advice = "What was fetched before is kept: check the address, the access rights and the network, and run "
+            if getattr(fault, "status", None) in (401, 403):
+                advice += f"(credentials come from ~/.netrc or fsspec's configuration, see {program()} docs remote) "
+            advice += "the same command again."
+        return f"{redacted(self.url)}/{name}: {problem}; {times}. {advice}"
 
 
 class RemoteFiles(StoreFiles):
@@ -103,65 +260,63 @@ class RemoteFiles(StoreFiles):
 
     def __init__(self, url: str, options: Remote | None = None):
         self.options = options or Remote()
-        self.source = Source(url, self.options)
-        self.path = self.source.url
-        target = self.target_file = self._fetch_target()
-        directory = f"{self.target()['target'][:12]}-{fingerprint(self.path)[:8]}"
+        self.server = Server(url, self.options)
+        self._target = self._fetch_target()
+        directory = f"{self._target['target'][:12]}-{fingerprint(self.server.url)[:8]}"
         super().__init__(self.options.directory.absolute() / "stores" / directory)
-        self.path, self.target_file = self.source.url, target
-        disk.follow_no_links_below(self.options.directory)  # which may lie in an --output, or behind links in it
-        self.cache = GroupCache(self, self.units.parent)
-        for path in (self.units, self.plans, self.cache.groups):
+        self.path = self.server.url
+        disk.follow_no_links_below(self.options.directory)  # which may be in an --output, or behind links in it
+        for path in (self.units, self.plans):
             make_directories(path)
+        self._lock_seen = 0, 0.0  # when the lock's holder received something last, by its clock (ns), and by ours (s)
 
     # -- small files ---------------------------------------------------------------------------------------
 
-    def _fetch_target(self):
-        url = f"{self.path}/target.json"
-        found = [Answer(url, None)]
+    def target(self) -> dict:
+        return self._target
 
-        def accept(_, raw):
-            found[0] = Answer(url, raw)
+    def _fetch_target(self):
+        url, targets = f"{self.server.url}/target.json", []
+
+        def check(raw):
             if raw and not raw.lstrip().startswith(b"{"):
                 raise StoreError(
-                    f"{url} is not a target.json: {self.path} answers with something else ({raw[:30]!r}...). "
+                    f"{url} is not a target.json: {self.server.url} answers with something else ({raw[:30]!r}...). "
                     "Is this the address of a store?"
                 )
-            values = read_json(found[0])
-            if not isinstance(values, dict) or not fits_checksum(values, TARGET_FIELDS):
-                raise ShardError("does not match its checksum")
+            targets.append(parse_target(raw, url))
 
-        self.source.read([("target.json", None, None)], accept)
-        return found[0]
+        if self.server.read("target.json", _SMALL, check) is None:
+            raise RequestError(describe_no_store(self.server.url, "it has no target.json"))
+        return targets[-1]
 
     def record(self, unit_id: str) -> UnitRecord | None:
         """The commit record of a unit, or None when there is none; a damaged one in the cache is fetched again."""
         with suppress(ShardError):
             if record := super().record(unit_id):
                 return record
-        self._fetch_small([f"units/{unit_id}.json"], self._read_record)
+        self._fetch_small([f"units/{unit_id}.json"], self._parse_record)
         return super().record(unit_id)
 
     def missing_units(self, plan: Plan) -> list[PlannedUnit]:
         kept = {path.stem for path in self.units.glob("*.json")}
         wanted = [f"units/{unit.id}.json" for unit in plan.units if unit.id not in kept]
-        absent = self._fetch_small(wanted, self._read_record)
+        absent = set(self._fetch_small(wanted, self._parse_record))
         return [unit for unit in plan.units if f"units/{unit.id}.json" in absent]
 
-    def _read_record(self, answer):
-        record = UnitRecord.read(answer)
-        if record.target != self._of_target[0]:
-            raise ShardError(f"this is a record of target {record.target}")
-        if not all(_NAME.fullmatch(name) for name in (record.file, *(group["name"] for group in record.groups))):
-            raise ShardError("the record names files outside its own directory")
+    def _parse_record(self, raw: bytes, where: object) -> UnitRecord:
+        record = super()._parse_record(raw, where)
+        if not _NAME.fullmatch(record.file):
+            raise ShardError(f"{where}: the record names a file outside its own directory")
+        return record
 
     def load_plan(self, plan_id: str) -> Plan:
         path = self.plans / f"{plan_id}.json"
         with suppress(ShardError, FileNotFoundError):
-            return Plan.read(path)
-        if self._fetch_small([f"plans/{plan_id}.json"], Plan.read):
+            return self._read(path, Plan.parse)
+        if self._fetch_small([f"plans/{plan_id}.json"], Plan.parse):
             raise StoreError(f"{self.path} has no plan {plan_id}; it lists {', '.join(self.listed_plans()) or 'none'}")
-        return Plan.read(path)
+        return self._read(path, Plan.parse)
 
     def command(self, plan_id: str) -> dict:
         """As for a directory; {} also when the server cannot be asked, for nothing depends on it."""
@@ -172,24 +327,19 @@ class RemoteFiles(StoreFiles):
 
     def listed_plans(self) -> list[str]:
         """Ids of the plans that the server lists."""
-        return sorted({match[1] for name in self.source.names("plans") if (match := _PLAN.fullmatch(name))})
+        return sorted({match[1] for name in self.server.names("plans") if (match := _PLAN.fullmatch(name))})
 
     def newest_plan(self) -> Plan:
         """The newest plan all of whose units are there.
 
-        Raises  StoreError when the server lists no plan, does not tell which is the newest, or none is finished
+        Raises  StoreError when the server lists no plan, does not say which is the newest, or none is finished
         """
-        plans = [self.load_plan(plan) for plan in self._newest_first(self.listed_plans())]
-        for plan in plans:
-            if not self.missing_units(plan):
-                return plan
-        self.check_finished(plans[0])
-        return plans[0]  # its last unit arrived after the loop had looked for it
+        return self._first_finished([self.load_plan(plan) for plan in self._newest_first(self.listed_plans())])
 
     def _newest_first(self, listed):
         if len(listed) == 1:
             return listed
-        times: dict[str, Any] = {plan: self.source.changed(f"plans/{plan}.json") for plan in listed}
+        times: dict[str, Any] = {plan: self.server.changed(f"plans/{plan}.json") for plan in listed}
         if listed and None not in times.values() and len(set(times.values())) == len(times):
             return sorted(listed, key=times.__getitem__, reverse=True)
         if listed:
@@ -208,107 +358,188 @@ class RemoteFiles(StoreFiles):
             raise StoreError(f"{self.path} has no plan {plan_id}")
         for path in self.plans.glob("*.json"):
             with suppress(ShardError):
-                self._fetch_small([f"units/{unit.id}.json" for unit in Plan.read(path).units], None)
+                self._fetch_small([f"units/{unit.id}.json" for unit in self._read(path, Plan.parse).units], None)
 
-    def _fetch_small(self, names: list[str], read: Callable[[Answer], object] | None) -> set[str]:
-        """Fetch small files into the cache.
+    def _fetch_small(self, names, parse):
+        """Fetch small files into the cache. Returns the names of those that are not there.
 
-        read     called with an Answer; raises ShardError when it is damaged. None keeps it as it is
-        Returns  the set of names that are not there
-        Raises   RemoteError when a plan's names would be paths elsewhere
+        parse   called with bytes and URL; raises ShardError when they are damaged. None keeps them as they are
         """
-        if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
-            raise RemoteError(f"{self.path} is damaged: it names {odd[0]}, which is outside its own directories")
 
-        def accept(request, raw):
-            try:
-                if read:
-                    read(Answer(f"{self.path}/{request[0]}", raw))
-            except (TypeError, KeyError, AttributeError) as error:  # JSON, but something else
-                raise ShardError(f"not what its name says ({error})") from None
-            keep(self.units.parent / request[0], raw)
+        def check(url, path):
+            if parse:
+                parse(path.read_bytes(), url)
 
-        absent: list[Request] = []
-        for first in range(0, len(names), _SMALL_FILES):
-            requests: list[Request] = [(name, None, None) for name in names[first : first + _SMALL_FILES]]
-            absent += self.source.read(requests, accept)
-        return {name for name, _, _ in absent}
+        return self.server.fetch_all(names, self.units.parent, check)
 
     @property
     def tokenizer(self) -> Path:
         """The cache's copy of the tokenizer, fetched when it is first asked for."""
-        return self._directory("tokenizer")
+        return self._fetch_directory("tokenizer")
 
     @property
     def dictionary(self) -> Path:
         """The same for the dictionary; there is no such directory when the store has none."""
-        return self._directory("dictionary")
+        return self._fetch_directory("dictionary")
 
     @property
     def codebook(self) -> Path:
         """The same for the codebook of product-quantised hidden states."""
-        return self._directory("codebook")
+        return self._fetch_directory("codebook")
 
-    def _directory(self, name):
+    def _fetch_directory(self, name):
         """The cache's copy of a directory, which appears whole; its path also when the store has none.
 
-        Raises  RemoteError when a listed or an essential file is not to be had
+        Raises  RemoteError when a listed or an essential file cannot be fetched
         """
         path = self.units.parent / name
-        if _complete(name, (file.name for file in path.glob("*"))):
+        if _is_complete(name, (file.name for file in path.glob("*"))):
             return path
-        listed = [entry for entry in self.source.names(name) if _NAME.fullmatch(entry)]
-        if _complete(name, listed):
-            found = {entry: self._fetch_part(f"{name}/{entry}") for entry in listed}
-            lost = [entry for entry, raw in found.items() if raw is None]
-        else:
-            found = self._fetch_unlisted(name)
-            complete = _complete(name, found) or not found
-            lost = [] if complete else [entry for entry in _UNLISTED[name] if entry not in found]
-        if lost:
+        listed = [entry for entry in self.server.names(name) if _NAME.fullmatch(entry)]
+        is_listed = _is_complete(name, listed)
+        found: dict[str, bytes] = {}
+        for entry in listed if is_listed else _UNLISTED[name]:
+            if not is_listed and entry.endswith(".txt") and "tokenizer.json" in found:
+                continue  # it would hold the same vocabulary, and whether a text is a vocabulary cannot be checked
+            try:
+                raw = self._fetch_part(f"{name}/{entry}")
+            except RefusedError:  # how some buckets answer where there is no file
+                if is_listed:
+                    raise
+                continue
+            if raw is not None and (is_listed or not _PAGE.match(raw)):
+                found[entry] = raw
+        if found and not _is_complete(name, found) or is_listed and len(found) < len(listed):
+            lost = next(entry for entry in (listed if is_listed else _UNLISTED[name]) if entry not in found)
             raise RemoteError(
-                f"{self.path}/{name}: {lost[0]} is not there, but other files are. Run the same command again; if "
-                f"that does not help, {copy_again()}"
+                f"{self.path}/{name}: {lost} is not there, but other files are. Run the same command again; if that "
+                f"does not help, {_copy_again()}"
             )
         if found:
             publish_directory(path, lambda directory: _fill(directory, found), replace=path.is_dir())
         return path
 
-    def _fetch_unlisted(self, name):
-        """What there is of the files that such a directory may hold: names to bytes."""
-        found = {}
-        for entry in _UNLISTED[name]:
-            if entry.endswith(".txt") and "tokenizer.json" in found:
-                continue  # it would hold the same vocabulary, and whether a text is a vocabulary cannot be checked
-            with suppress(RefusedError):  # how some buckets answer where there is no file
-                raw = self._fetch_part(f"{name}/{entry}")
-                if raw is not None and not _PAGE.match(raw):
-                    found[entry] = raw
-        return found
-
     def _fetch_part(self, name):
         """The bytes of a file of such a directory, or a web page instead; None when it is not there."""
-        found = []
 
-        def accept(_, raw):
+        def check(raw):
             if name.endswith(".json") and not _PAGE.match(raw):
                 parse_json(raw, name)
-            found.append(raw)
 
-        whole = max(_SMALL, min(_MOST_ATOMS, self.target()["k"] * _WIDEST)) if name.endswith(".npy") else _SMALL
-        self.source.read([(name, None, None)], accept, whole=whole)
-        return found[0] if found else None
+        most = max(_SMALL, min(_MOST_ATOMS, self.target()["k"] * _WIDEST)) if name.endswith(".npy") else _SMALL
+        return self.server.read(name, most, check)
+
+    # -- shards --------------------------------------------------------------------------------------------
+
+    def open_shard(self, unit_id: str, file: str) -> FileIO:
+        """The cache's copy of a shard as an open file, fetched if it is not there, or not as long as its record says.
+
+        Raises  RemoteError when it cannot be fetched, WriteError when the cache cannot hold it
+        """
+        record, path = self.record(unit_id), self.units / file
+        if record is None or record.file != file:
+            raise self._changed(unit_id)
+        for _ in range(self.options.attempts):
+            with suppress(FileNotFoundError):
+                opened = disk.open_to_read(path)
+                status = os.fstat(opened.fileno())
+                if status.st_size == record.bytes:
+                    os.utime(opened.fileno(), ns=(time.time_ns(), status.st_mtime_ns))  # readers watch the latter
+                    return opened
+                opened.close()
+                path.unlink()
+            self._fetch_shard(record, path)
+        raise RemoteError(f"{path} is removed again and again. Give a larger MLSM_CACHE_GB.")
+
+    def _fetch_shard(self, record, path):
+        def check(temporary):
+            if (size := temporary.stat().st_size) != record.bytes:
+                raise ShardError(f"{size:,} bytes, the record says {record.bytes:,}")
+            if disk.file_sha256(temporary) != record.sha256:
+                raise ShardError("it does not match the hash in its record")
+
+        with self._alone() as alive:
+            if path.exists():  # another process has fetched it meanwhile
+                return
+            self._make_room(record.bytes)
+            if not self.server.fetch(f"units/{record.file}", path, record.bytes, check, alive):
+                raise self._changed(record.unit)
+
+    def _changed(self, unit_id):
+        self.record_file(unit_id).unlink(missing_ok=True)
+        return RemoteError(
+            f"{self.path}: the shard of unit {unit_id} is not there, or no longer the one that the record in the "
+            "cache names. That record is forgotten: run the same command again; if the shard is still missing then, "
+            f"{_copy_again()}"
+        )
+
+    def _make_room(self, size):
+        """Remove shards of any store, the least recently used first, until one of this size fits the cache's limit.
+
+        Those that a reader maps stay readable, and take up disk space until it ends.
+        """
+        if self.options.budget is None:
+            return
+        kept = []  # when they were opened last, bytes, path
+        for path in self.units.parent.parent.glob("*/units/*.tar"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                kept.append((status.st_atime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in kept) + size - self.options.budget
+        for _, length, path in sorted(kept):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= length
+
+    @contextmanager
+    def _alone(self) -> Iterator[Callable[[], None]]:
+        """Let the other processes and threads of this machine that want to fetch wait: they may want the same.
+
+        Gives a function to call whenever something came: those who wait take a holder that receives nothing for dead.
+        """
+        with open(self.units.parent / "lock", "a") as file:
+            held = self._wait_for_lock(file)
+            try:
+                yield lambda: os.utime(file.fileno()) if held else None
+            finally:
+                with suppress(OSError):
+                    locks.release(file)  # now, not when a forked worker has closed it too
+
+    def _wait_for_lock(self, file):
+        """Whether the lock was obtained. It is not when its holder has received nothing for the time limit of one
+        attempt (it was stopped, or its server stalls), or when the file system has no locks; then two processes may
+        fetch the same shard, which does no harm.
+        """
+        while True:
+            try:
+                if locks.acquire(file):
+                    os.utime(file.fileno())
+                    return True
+            except OSError:
+                return False
+            received = os.fstat(file.fileno()).st_mtime_ns
+            if received != self._lock_seen[0]:
+                self._lock_seen = received, time.monotonic()
+            if time.monotonic() - self._lock_seen[1] > self.options.timeout:
+                return False
+            time.sleep(_LOOK_AT_LOCK)
 
     # -- what differs from a store of a directory ----------------------------------------------------------
-
-    def no_target_error(self) -> RequestError:
-        return RequestError(describe_no_store(self.path, "it has no target.json"))
 
     def is_encoded_here(self) -> bool:
         return False
 
     def repair_hint(self) -> str:
-        return f"{self.path} is damaged: {copy_again()}"
+        return f"{self.path} is damaged: {_copy_again()}"
+
+    def discard(self, file: str) -> str:
+        path = self.units / file
+        path.unlink(missing_ok=True)
+        return (
+            f"Its copy in the cache ({path}) has changed since it was fetched and is removed: run the same command "
+            "again, which fetches it again. If that happens often, the disk is failing: set MLSM_CACHE to another."
+        )
 
     def restore_hint(self) -> str:
         return (
@@ -319,46 +550,128 @@ class RemoteFiles(StoreFiles):
     def finish_hint(self) -> str:
         return "Copy the whole store there, its units before its plan."
 
-    def open_blocks(self, table: BlockTable) -> BlockStore:
-        """A BlockStore on the cache."""
-        return CachedBlocks(self.cache, table)
 
-    def open_shard(self, record: UnitRecord) -> RemoteFile:
-        """A whole shard as an open file that reads the server, not the cache."""
-        return RemoteFile(self.source, f"units/{record.file}", record.bytes)
+class VerifiedFiles(RemoteFiles):
+    """The same for a verification: each shard is downloaded as it is when it is opened, and forgotten when closed."""
+
+    def open_shard(self, unit_id: str, file: str) -> FileIO:
+        record, place = self.record(unit_id), disk.temporary_name(self.units, file)
+        try:
+            if record is None or not self.server.fetch(f"units/{file}", place, record.bytes, lambda path: None):
+                raise FileNotFoundError(f"{self.path}/units/{file}")
+            return disk.open_to_read(place)
+        finally:
+            disk.discard(place)
+
+    def stated_size(self, record: UnitRecord) -> int | None:
+        try:
+            return self.server.size(f"units/{record.file}")
+        except FileNotFoundError:
+            raise BlockError("the shard is missing") from None
 
 
-def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> io.BytesIO:
-    """A shard as an open file for plain WebDataset, checked against its record and the hash in its name; in memory.
+def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> FileIO:
+    """A shard as an open file for plain WebDataset, downloaded and checked against its record; nothing is cached.
 
     from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.
     Raises  RemoteError when it cannot be read, FileNotFoundError when there is none
     """
-    parent, _, name = url.rpartition("/")
-    unit, _, digits = name.removesuffix(".tar").rpartition("-")
-    source, found = Source(parent, Remote()), []
-    lengths = []
-    source.read([(f"{unit}.json", None, None)], lambda request, raw: lengths.append(_length(request[0], raw, name)))
+    parent, _, file = url.rpartition("/")
+    unit = file.removesuffix(".tar").rpartition("-")[0]
+    server, records = Server(parent, Remote()), []
 
-    def accept(_, raw):
-        if not hashlib.sha256(raw).hexdigest().startswith(digits):
-            raise ShardError(f"its {len(raw):,} bytes do not match the hash in its name")
-        found.append(raw)
+    def keep(raw):
+        records.append(UnitRecord.parse(raw, f"{server.url}/{unit}.json"))
+        if records[-1].file != file:
+            raise ShardError(f"the record names the shard {records[-1].file}")
 
-    if not lengths or source.read([(name, None, None)], accept, whole=lengths[0]):
-        raise FileNotFoundError(f"{source.url}/{name}, or its record {unit}.json")
-    return io.BytesIO(found[0])
+    def check(path):
+        if disk.file_sha256(path) != records[-1].sha256:
+            raise ShardError("it does not match the hash in its record")
 
-
-def _length(name, raw, shard):
-    """Bytes of a shard, by its record."""
-    record = UnitRecord.read(Answer(PurePosixPath("units", name), raw))
-    if record.file != shard:
-        raise ShardError(f"the record names the shard {record.file}")
-    return record.bytes
+    with TemporaryDirectory(prefix="mlsm-fetch-") as directory:
+        place = Path(directory) / "shard"
+        is_there = server.read(f"{unit}.json", _SMALL, keep) is not None
+        if not is_there or not server.fetch(file, place, records[-1].bytes, check):
+            raise FileNotFoundError(f"{server.url}/{file}, or its record {unit}.json")
+        return disk.open_to_read(place)
 
 
-def _complete(name, entries):
+class _Limits(fsspec.Callback):
+    """What a download may be: fsspec calls this with its size, when that is known, and for every part that came."""
+
+    def __init__(self, most, options, alive):
+        super().__init__()
+        self.most, self.options, self.alive, self.began = most, options, alive, time.monotonic()
+
+    def set_size(self, size):
+        if size is not None and size > self.most:
+            raise AnswerError(f"the answer is longer than the {self.most:,} bytes that it may have")
+
+    def relative_update(self, inc=1):
+        self.value += inc
+        self.set_size(self.value)
+        if time.monotonic() - self.began > self.options.timeout + self.value / self.options.rate:
+            raise AnswerError(f"less than {self.options.rate:,.0f} bytes a second")
+        self.alive()
+
+
+@contextmanager
+def _writing(place):
+    """Let an error of this machine's disk say which setting chooses another."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        raise WriteError(
+            f"{place} could not be written: {os.strerror(error.errno)}. MLSM_CACHE sets another place for the cache of "
+            "remote stores, MLSM_CACHE_GB a limit."
+        ) from None
+
+
+def _copy_again():
+    """What to do about damage in a remote store, in words for an error."""
+    return (
+        f"check the store that it was copied from with {program()} verify-shards <its directory> --repair, run the "
+        "encoding command that it names, and copy the store again."
+    )
+
+
+def _list(filesystem, path):
+    filesystem.invalidate_cache()
+    return [entry["name"] for entry in filesystem.ls(path, detail=True) if entry["type"] != "directory"]
+
+
+def _without_and_with_credentials(url):
+    """An address as it may be shown, and as it is used: with what this process was given for its host, once."""
+    shown = without_credentials(url)
+    rest = re.sub(r"^[^/]*(//[^/]*)?", "", shown)  # the path and what follows it
+    origin = shown.removesuffix(rest)
+    if shown != url:
+        _origins[origin] = url[: len(url) - len(rest)]
+    return shown, _origins.get(origin, origin) + rest
+
+
+def _time_of_change(filesystem, path):
+    try:
+        return filesystem.modified(path)
+    except NotImplementedError:  # http
+        date = filesystem.info(path).get("Last-Modified")
+        return date and parsedate_to_datetime(date)
+
+
+def _may_pass(fault):
+    """Whether asking again may help."""
+    status = getattr(fault, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _MAY_PASS
+    return isinstance(fault, ShardError) or not isinstance(
+        fault, PermissionError | ValueError | TypeError | LookupError
+    )
+
+
+def _is_complete(name, entries):
     """Whether these are enough of a tokenizer's or dictionary's files to use it."""
     return any(essential <= set(entries) for essential in _ESSENTIAL[name])
 

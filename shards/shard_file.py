@@ -19,8 +19,9 @@ import numpy as np
 
 from common.disk import OF_THE_MACHINE
 from common.errors import BlockError, ShardError
-from shards.checked_json import parse_json
-from shards.manifest import StoreFiles, UnitRecord
+from common.json_checks import parse_json
+from shards.files import StoreFiles
+from shards.manifest import Group, UnitRecord
 from shards.members import check_columns, group_columns
 from shards.schema import ShardMeta
 
@@ -37,7 +38,7 @@ class ShardFile:
     def __enter__(self):
         """Raises BlockError when the file is missing or of another size."""
         try:
-            self._file = self.files.open_shard(self.record)
+            self._file = self.files.open_shard(self.record.unit, self.record.file)
         except FileNotFoundError:
             raise BlockError("the shard is missing") from None
         except OSError as error:
@@ -81,7 +82,7 @@ class ShardFile:
         last = self.record.groups[-1]
         offset = last["offset"] + last["length"]
         raw = bytes(self._read(offset, self.record.bytes - offset))
-        place = {"block": "__end__", "offset": offset, "length": len(raw)}
+        place: dict[str, Any] = {"block": "__end__", "offset": offset, "length": len(raw)}
         try:
             end = parse_json(_only_member(raw[: -len(_END_OF_ARCHIVE)], "__end__/end.json"), "__end__/end.json")
         except ShardError as error:
@@ -102,7 +103,7 @@ class ShardFile:
         return view
 
 
-def blocks(files: StoreFiles, record: UnitRecord) -> Iterator[tuple[dict, dict[str, np.ndarray]]]:
+def blocks(files: StoreFiles, record: UnitRecord) -> Iterator[tuple[Group, dict[str, np.ndarray]]]:
     """Pairs (group, columns) of a unit's blocks; the columns are views that the next pair overwrites.
 
     The columns fit one another, the record and the target; whether atoms increase is not looked at.

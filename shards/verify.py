@@ -9,10 +9,10 @@ find, so that is not computed again), meta.json against the target, and the colu
 below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
 
 A store that is not finished is not damaged; what its plans lack is listed. For a store behind a URL the same bytes
-are read from there, never from the cache; files that no plan names are not looked for. tokenizer/, dictionary/ and
-codebook/ are compared with the fingerprints in the target. Something else in the place of a file (a pipe, a socket, a
-directory, a link that ends nowhere), or a file that cannot be read, is listed as damaged and never waited for, and the
-rest of the store is checked all the same.
+are read from there, never from the cache, and without `full` sizes are as the server states them; files that no plan
+names are not looked for. tokenizer/, dictionary/ and codebook/ are compared with the fingerprints in the target.
+Something else in the place of a file (a pipe, a socket, a directory, a link that ends nowhere), or a file that cannot
+be read, is listed as damaged and never waited for, and the rest of the store is checked all the same.
 """
 
 import hashlib
@@ -37,10 +37,11 @@ from common.progress import silent
 from common.text import redacted
 from shards import copies
 from shards.block_check import check_block
-from shards.manifest import Plan, StoreFiles, UnitRecord, differing, is_plan_file, needed_statistics
+from shards.files import StoreFiles, is_plan_file, read_small
+from shards.manifest import Plan, UnitRecord, differing, needed_statistics
 from shards.reader import is_url, plan_of
 from shards.remaking import remaking_commands
-from shards.schema import ShardMeta, repair_hint
+from shards.schema import ShardMeta
 from shards.shard_file import ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
@@ -80,11 +81,11 @@ def _open(path: str | Path) -> Iterator[StoreFiles]:
     if not is_url(path):
         yield StoreFiles(path)
         return
-    from shards.remote import Remote, RemoteFiles  # only here: fsspec and aiohttp take a while to import
+    from shards.remote import Remote, VerifiedFiles  # only here: fsspec takes a while to import
 
     with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
         url, plan_id = plan_of(path)
-        files = RemoteFiles(str(url), Remote(cache=Path(nowhere)))
+        files = VerifiedFiles(str(url), Remote(cache=Path(nowhere)))
         files.copy_small_files(plan_id)
         yield files
 
@@ -184,7 +185,7 @@ def _try(found, path, unit, read):
     except FileNotFoundError:  # withdrawn since it was listed
         return
     except ShardError as error:
-        problem = str(error).removesuffix(f". {repair_hint(path.parent.parent)}").removeprefix(f"{path}: ")
+        problem = str(error).removeprefix(f"{path}: ")
         found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
 
 
@@ -215,14 +216,14 @@ def _identity(path):
 
 
 def _read_plan(path, target):
-    plan, windowing = Plan.read(path), target["settings"].get("windowing")
+    plan, windowing = Plan.parse(read_small(path, ""), path), target["settings"].get("windowing")
     if windowing is not None and plan.windowing != windowing:
         raise ShardError(f"the plan is of another store: {differing(plan.windowing, windowing)}")
     return plan
 
 
 def _read_record(path, target):
-    record = UnitRecord.read(path)
+    record = UnitRecord.parse(read_small(path, ""), path)
     end = 0
     for group in record.groups:
         if group["offset"] != end:
@@ -332,6 +333,10 @@ def _damage_in(files, target, record, full, count):
             damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
 
     def check():
+        if not full and (size := files.stated_size(record)) is not None:
+            if size != record.bytes:
+                raise BlockError(f"the shard has {size:,} bytes, its record says {record.bytes:,}")
+            return
         with ShardFile(files, record) as shard:
             note(shard.check_end)
             if full:

@@ -20,22 +20,49 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from common.errors import ShardError, StoreError
 from shards import codec, counter
-from shards.blocks import KEPT, BlockTable, Mapping
+from shards.blocks import KEPT, Blocks, BlockTable, Mapping
 from shards.codec import HiddenRows, SparseRows
+from shards.copies import load_codebook
+from shards.files import StoreFiles
+from shards.manifest import Plan, UnitRecord
 from shards.members import check_columns, group_columns
-from shards.schema import ShardMeta
-
-if TYPE_CHECKING:
-    from shards.manifest import UnitRecord
-    from shards.reader import Store
+from shards.schema import HiddenLayout, ShardMeta, kind_of
 
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
+
+
+class StoreFacts:
+    """What target and plan say of a store: all that windows need to know of it. Store (reader.py) derives from it."""
+
+    def __init__(self, files: StoreFiles, plan: Plan):
+        self.files, self.plan = files, plan
+        target = files.target()
+        self.settings = target["lineage"] | target["settings"]
+        self.fingerprinted = target["settings"]
+        self.target_id, self.plan_id = target["target"], plan.id
+        self.kind = kind_of(target)
+        self.k, self.vocab_size = target["k"], target["vocab_size"]
+        self.max_length, self.special_ids = target["max_length"], target["special_ids"]
+        self.weight_octaves = target["weight_octaves"]
+        self.hidden = HiddenLayout.of_settings(target["settings"])
+
+    @property
+    def path(self) -> str | Path:
+        return self.files.path
+
+    @cached_property
+    def codebook(self) -> np.ndarray | None:
+        """The centroids of product-quantised hidden states, float32 (b, 256, d / b); None in other stores.
+
+        Raises  StoreError when they are not those that the target names
+        """
+        return load_codebook(self.files) if self.hidden and self.hidden.quantise == "pq" else None
 
 
 @dataclass(frozen=True)
@@ -58,12 +85,12 @@ class _Block:
 class WindowReader:
     """The windows of one split, numbered in plan order.
 
-    store    the Store that it is of
+    store    StoreFacts of the store that it is of
     records  UnitRecords in plan order, read once
     split    train or held_out
     """
 
-    def __init__(self, store: "Store", records: Iterable["UnitRecord"], split: str):
+    def __init__(self, store: StoreFacts, records: Iterable[UnitRecord], split: str):
         self.store, self.split = store, split
         self._table = BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
@@ -71,7 +98,7 @@ class WindowReader:
         self._make_caches()
 
     def _make_caches(self):
-        self._blocks = self.store.files.open_blocks(self._table)
+        self._blocks = Blocks(self.store.files, self._table)
         self._block = lru_cache(maxsize=KEPT)(self._load_block)
         self._epoch_blocks = lru_cache(maxsize=2)(self._permute_blocks)
         self._group_order = lru_cache(maxsize=4)(self._permute_group)
@@ -215,7 +242,7 @@ class WindowReader:
 
         They are over all coded tokens of the split, from sums that every unit keeps; no hidden state is read.
         """
-        count = sum(record.statistics["coded_tokens"] for record in self.store.iter_records(self.split))
+        count = self._table.coded_tokens
         if not count:
             raise StoreError(f"{self.store.path}: no token of this split has a hidden state")
         mean_d = self._sum_over_units("hidden_sum", np.float64) / count
@@ -263,7 +290,6 @@ class WindowReader:
         sort = np.argsort(numbers, kind="stable")
         numbers, local = numbers[sort], window_ids[sort]
         local = local - self._first_window[numbers]
-        self._blocks.prepare(numbers)
         cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
         slices = [slice(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True) if begin < end]
         found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
@@ -300,7 +326,7 @@ class WindowReader:
         if verify and hashlib.sha256(raw).digest() != sha256:
             raise ShardError(
                 f"{self._table.files[unit]}: block {name} (bytes {offset} to {offset + length}) does not match its "
-                f"hash. {self._blocks.discard(unit, group)}"
+                f"hash. {self._blocks.discard(unit)}"
             )
         try:
             return group_columns(raw, name)
@@ -324,8 +350,6 @@ class WindowReader:
         expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}.get(name, width)
         added = 0
         for unit, sums in enumerate(self._table.sums):
-            if unit % KEPT == 0:
-                self._blocks.prepare_sums(range(unit, min(unit + KEPT, len(self._table.sums))))
             group = ("__stats__", *sums)
             column = self._members(self._blocks.map(unit, group)[1], unit, group).get(name)
             if column is None or len(column) != expected:

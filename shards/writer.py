@@ -26,7 +26,8 @@ from common import disk
 from common.durable import explain_link, publish_json, replace_json
 from common.machine import cpu_model
 from shards import codec
-from shards.manifest import StoreFiles, UnitRecord
+from shards.files import StoreFiles
+from shards.manifest import Group, Quarantined, UnitRecord
 from shards.schema import BLOCK_TOKENS, SHARD_MTIME, ShardMeta
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
@@ -55,7 +56,7 @@ class UnitWriter:
     ):
         self.files, self.meta, self._retry, self._replaces = files, meta, retry, replaces
         self.environment = local_environment() | (environment or {})
-        self.quarantined: list[dict] = []
+        self.quarantined: list[Quarantined] = []
         self.statistics: dict[str, Any] = (
             {
                 "documents": 0,
@@ -75,7 +76,7 @@ class UnitWriter:
         if meta.hidden:
             self.sums = {name: np.zeros(meta.hidden.width) for name in ("hidden_sum", "hidden_squares")}
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
-        self._groups: list[dict] = []
+        self._groups: list[Group] = []
         self._windows, self._tokens, self._last_record = 0, 0, -1
         self._hash = hashlib.sha256()
 
@@ -170,7 +171,7 @@ class UnitWriter:
                 "offset": self._size,
                 "length": len(raw),
                 "sha256": hashlib.sha256(raw).hexdigest(),
-                **facts,
+                **facts,  # type: ignore[typeddict-item]
             }
         )
         self._append(raw)

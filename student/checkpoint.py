@@ -29,20 +29,9 @@ from common import disk
 from common.disk import file_sha256
 from common.durable import publish_directory
 from common.errors import RunError, WriteError
+from common.json_checks import Count, Number, find_problem, object_of, optional, parse_json
 from common.paths import utf8, utf8_name
-from shards.checked_json import (
-    COUNT,
-    NUMBER,
-    OBJECT,
-    TEXT,
-    Kind,
-    find_problem,
-    is_number,
-    optional,
-    or_null,
-    parse_json,
-)
-from shards.checksums import canonical_json
+from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +43,17 @@ def are_figures(values: dict) -> bool:
     return not values or ("loss" in values and ("accuracy" in values) == ("perplexity" in values))
 
 
-STATE = {  # the fields of state.json that a run reads
-    "step": COUNT,
-    "tokens": optional(COUNT),
-    "seconds": optional(NUMBER),
-    "held_out": optional(
-        Kind(
-            lambda value: type(value) is dict and all(map(is_number, value.values())) and are_figures(value),
-            "an object of numbers, loss among them",
-        )
-    ),
-    "flops": optional(or_null(NUMBER)),
-    "shards": optional(TEXT),
-    "files": OBJECT._replace(
-        holds=lambda value: type(value) is dict and all(map(TEXT.holds, value.values())),
-        expected="an object of file names and hashes",
-    ),
-}
+STATE = object_of(  # the fields of state.json that a run reads
+    {
+        "step": Count,
+        "tokens": optional(Count),
+        "seconds": optional(Number),
+        "held_out": optional(dict[str, Number]),
+        "flops": optional(Number | None),
+        "shards": optional(str),
+        "files": dict[str, str],
+    }
+)
 
 
 class Checkpoints:
@@ -271,6 +254,8 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
             return "state.json was changed", {}
         if problem := find_problem(state, STATE):
             return f"state.json: {problem}", {}
+        if not are_figures(state.get("held_out", {})):
+            return "state.json: field held_out: expected an object of numbers, loss among them", {}
         if path.name != f"step-{state['step']:08d}":
             return f"state.json is of step {state['step']}", {}
         for name, expected in state["files"].items():

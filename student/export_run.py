@@ -24,10 +24,10 @@ from common.disk import read_file
 from common.durable import publish_directory
 from common.errors import RunError, ShardError, StoreError, WriteError, describe
 from common.invocation import program
+from common.json_checks import is_number, parse_json
 from common.json_lines import damage, read_json_lines
 from common.model_checks import check_counts, check_size
 from common.progress import silent
-from shards.checked_json import is_number, parse_json
 from shards.copies import write_files
 from shards.reader import Store
 from student.arithmetic import Arithmetic

@@ -17,9 +17,9 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from common.disk import read_file
 from common.errors import RunError
+from common.json_checks import parse_json
 from common.paths import utf8
 from common.text import without_directories
-from shards.checked_json import parse_json
 from student.export import LINEAGE_FILE
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users

@@ -18,28 +18,19 @@ from typing import Any
 from common import disk
 from common.disk import file_sha256
 from common.errors import RunError
-from shards.checked_json import OBJECT, TEXT, Kind, find_problem, optional, or_null
+from common.json_checks import find_problem, object_of, optional
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = {  # of a run's config.json, as far as it is read; the earliest runs lack the last two
-    "settings": OBJECT,
-    "store": OBJECT,
-    "operational": optional(
-        OBJECT._replace(
-            fields=dict.fromkeys(("store", "student", "continued_from"), optional(or_null(TEXT)))
-            | {
-                "other_stores": optional(
-                    Kind(lambda value: type(value) is list and all(map(TEXT.holds, value)), "a list of texts")
-                )
-            }
-        )
-    ),
-    "architecture": optional(OBJECT),
-}
+_PLACES = object_of(
+    dict.fromkeys(("store", "student", "continued_from"), optional(str | None)) | {"other_stores": optional(list[str])}
+)
+DESCRIPTION = object_of(  # a run's config.json, as far as it is read; the earliest runs lack the last two
+    {"settings": dict, "store": dict, "operational": optional(_PLACES), "architecture": optional(dict)}
+)
 
 # Settings that were added later, with a new default: what a run with that key does, and the flag for the behaviour of
 # earlier versions.

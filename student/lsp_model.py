@@ -33,6 +33,7 @@ from transformers.utils import cached_file
 from common.disk import open_to_read, read_file
 from common.errors import RunError
 from common.invocation import program
+from common.json_checks import Count, find_problem, object_of, optional, within
 from common.model_checks import (
     catch_panics,
     check_size,
@@ -45,19 +46,21 @@ from common.model_checks import (
 )
 from common.paths import utf8_name
 from common.text import shell_quote
-from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
+from shards.manifest import MAX_WIDTH
 from shards.reader import Store
 from student.encoders import without_pooler
 from student.model import Student
 from student.modeling_mlsm import head_files
 
-FACTS = {  # of lsp_config.json, as far as it is read
-    "lsps": within(1, MAX_WIDTH),
-    "max_length": within(3, 65_535),
-    "special_ids": OBJECT._replace(fields=dict.fromkeys(("pad", "cls", "sep", "mask"), COUNT)),
-    "dictionary": optional(or_null(TEXT)),
-    "store": optional(or_null(TEXT)),
-}
+FACTS = object_of(  # lsp_config.json, as far as it is read
+    {
+        "lsps": within(1, MAX_WIDTH),
+        "max_length": within(3, 65_535),
+        "special_ids": object_of(dict.fromkeys(("pad", "cls", "sep", "mask"), Count)),
+        "dictionary": optional(str | None),
+        "store": optional(str | None),
+    }
+)
 
 
 class TextLsps(NamedTuple):

@@ -29,7 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 
 from common.documents import attention_inputs, padding_mask
 from common.errors import RunError
-from shards.checked_json import find_problem, within
+from common.json_checks import find_problem, object_of, within
 from student.deberta import PackedPositions, adapt_deberta
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta", "xlm-roberta")
@@ -192,4 +192,4 @@ def _find_problem(hf_config) -> str | None:
     if (layers := hf_config.num_hidden_layers) < 2:
         return "this encoder has one layer, at which [MASK] has to enter to be predicted"
     kinds = {"layer": within(1, layers - 1), "mask_token_id": within(0, hf_config.vocab_size - 1)}
-    return find_problem(hf_config.mask_later, kinds)
+    return find_problem(hf_config.mask_later, object_of(kinds))

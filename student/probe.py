@@ -32,10 +32,10 @@ from transformers.modeling_outputs import MaskedLMOutput
 from common.disk import read_file
 from common.errors import RunError
 from common.invocation import program
+from common.json_checks import find_problem, object_of, optional
 from common.model_checks import max_positions, quiet_transformers
 from common.products import USUAL
 from common.progress import silent
-from shards.checked_json import OBJECT, find_problem, optional
 from shards.reader import Store, is_url
 from student.batches import store_has_pairs
 from student.config import StudentConfig
@@ -235,7 +235,7 @@ def probe_task(config: ProbeConfig, store: Store) -> Task:
     _check_fits(config, store, source, student, facts)
     with reading_export(source):
         lineage_of_student = json.loads(read_file(find_file(source, LINEAGE_FILE)))
-        if problem := find_problem(lineage_of_student, {"settings": optional(OBJECT)}):
+        if problem := find_problem(lineage_of_student, object_of({"settings": optional(dict)})):
             raise RunError(f"{source}/{LINEAGE_FILE}: {problem}. Export the student again.")
     _warn_of_documents(config, lineage_of_student)
     frozen = weights_fingerprint(student)

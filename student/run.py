@@ -29,10 +29,10 @@ from pathlib import Path
 from common import disk, locks
 from common.durable import make_directories, replace_bytes, replace_json
 from common.errors import RunError, WriteError
+from common.json_checks import Count, find_problem, object_of, optional
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
 from common.text import redacted
-from shards.checked_json import COUNT, TEXT, Kind, find_problem, is_number, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.arithmetic import Arithmetic
@@ -267,30 +267,30 @@ def _check_unused(directory: Path) -> None:
         )
 
 
-_FIGURE = Kind(lambda value: is_number(value) or type(value) is float, "a number")  # NaN is one here
-_FIGURES = Kind(
-    lambda value: type(value) is dict and all(map(_FIGURE.holds, value.values())) and are_figures(value),
-    "an object of numbers, loss among them",
+RESULT = object_of(  # the fields of result.json that are shown, or that other commands take; a figure may be NaN
+    {
+        "objective": str,
+        "encoder": str,
+        "parameters": Count,
+        "steps": Count,
+        "tokens": Count,
+        "tokens_per_second": float,
+        "seconds_to_first_step": float | None,
+        "held_out": dict[str, float],
+        "baseline": dict[str, float],
+        "flops": optional(float),
+        "held_out_loss": optional(float | None),
+        "baseline_loss": optional(float | None),
+        "improvement": float | None,
+    }
 )
-RESULT = {  # the fields of result.json that are shown, or that other commands take
-    "objective": TEXT,
-    "encoder": TEXT,
-    "parameters": COUNT,
-    "steps": COUNT,
-    "tokens": COUNT,
-    "tokens_per_second": _FIGURE,
-    "seconds_to_first_step": or_null(_FIGURE),
-    "held_out": _FIGURES,
-    "baseline": _FIGURES,
-    "flops": optional(_FIGURE),
-    "held_out_loss": optional(or_null(_FIGURE)),
-    "baseline_loss": optional(or_null(_FIGURE)),
-    "improvement": or_null(_FIGURE),
-}
 
 
 def _is_result(values) -> bool:
-    return find_problem(values, RESULT) is None and bool(values["held_out"]) <= bool(values["baseline"])
+    if find_problem(values, RESULT) is not None:
+        return False
+    held_out, baseline = values["held_out"], values["baseline"]
+    return are_figures(held_out) and are_figures(baseline) and bool(held_out) <= bool(baseline)
 
 
 def _unknown_run(directory: Path, file: Path) -> str:

@@ -9,7 +9,7 @@ from http_store import serving
 from tiny_store import write_store
 
 import cli
-from shards import source
+from shards import remote
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
@@ -93,7 +93,7 @@ def test_errors_and_warnings_too(tmp_path, capsys):
 @pytest.mark.promise("40 names that are …")
 def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(source, "_origins", {})
+    monkeypatch.setattr(remote, "_origins", {})
     shutil.copytree(store.path, tmp_path / "served" / "lsp")
     with serving(tmp_path / "served", user=f"me:{SECRET}") as web:
         given = web.url.replace("//", f"//me:{SECRET}@") + "/lsp"

@@ -179,7 +179,19 @@ def test_every_required_package_is_imported():
     assert required - used == {"webdataset"}, "webdataset reads shards for others; what else is required is imported"
 
 
-EXTRAS = {"bokeh", "dask", "datasets", "distributed", "matplotlib", "pandas", "pyarrow", "seqeval", "sklearn", "PIL"}
+EXTRAS = {
+    "aiohttp",
+    "bokeh",
+    "dask",
+    "datasets",
+    "distributed",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "seqeval",
+    "sklearn",
+    "PIL",
+}
 DEMONSTRATION = """
 import contextlib, sys
 
@@ -193,7 +205,8 @@ for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--k", "
 for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--workers", "2"],
                 ["encode-lsp", "--layer", "2", "--corpus", "a.parquet", "--teacher", "bundled"],
                 ["encode-lsp", "--layer", "2", "--corpus", "a.txt.zst", "--teacher", "bundled"],
-                ["show-lsp", "--intruders"]):
+                ["show-lsp", "--intruders"],
+                ["show-shards", "http://127.0.0.1:9/lsp"]):
     sys.argv[1:] = command
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -208,7 +221,7 @@ def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_command
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm\[(\w+)\]\"", run.stderr)
-    assert needs == ["cluster", "corpora", "corpora", "eval"], run.stderr
+    assert needs == ["cluster", "corpora", "corpora", "eval", "remote"], run.stderr
 
 
 LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config", "student.probe_config")

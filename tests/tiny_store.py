@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from shards.codec import encode_hidden
 from shards.copies import dictionary_fingerprint
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter

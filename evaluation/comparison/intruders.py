@@ -14,13 +14,10 @@ from typing import NamedTuple
 from common.disk import read_file
 from common.errors import ComparisonError, ShardError
 from common.invocation import program
-from shards.checked_json import COUNT, NUMBER, TEXT, find_problem, objects, or_null, parse_json
+from common.json_checks import Count, Number, find_problem, object_of, parse_json
 
-_FILE = {
-    "judge": TEXT,
-    "samples": COUNT,
-    "dictionaries": objects({"target": TEXT, "auc": or_null(NUMBER)}, "a list of judged dictionaries"),
-}
+_JUDGED = object_of({"target": str, "auc": Number | None})
+_FILE = object_of({"judge": str, "samples": Count, "dictionaries": list[_JUDGED]})  # type: ignore[valid-type]
 
 
 class Judgements(NamedTuple):

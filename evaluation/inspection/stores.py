@@ -20,9 +20,8 @@ import numpy as np
 from common.disk import read_file
 from common.errors import RequestError, ShardError
 from shards import codec
-from shards.checked_json import DICTIONARY, parse_json, require
 from shards.config import ShowConfig
-from shards.copies import foreign_errors
+from shards.copies import foreign_errors, parse_dictionary
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming
@@ -127,8 +126,7 @@ def _mass(store):
 def _dictionary(directory):
     """The figures that dictionary.json keeps of the evaluation that chose these atoms."""
     try:
-        kept = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
-        require(kept, DICTIONARY, "dictionary.json")
+        kept = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
         best: dict = min(kept["history"], key=lambda entry: entry["objective"], default={})
         return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
     except (OSError, ShardError) as error:

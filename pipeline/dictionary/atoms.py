@@ -22,8 +22,7 @@ from common.durable import appearing_whole, publish_directory
 from common.errors import DictionaryError
 from common.invocation import program
 from pipeline.dictionary.centering import Center
-from shards.checked_json import DICTIONARY, parse_json, require
-from shards.copies import dictionary_fingerprint
+from shards.copies import dictionary_fingerprint, parse_dictionary
 from shards.members import read_array
 
 FORMAT = 1  # of the files
@@ -120,8 +119,7 @@ class Dictionary:
         """Read what `save` wrote. Raises DictionaryError if it is missing or damaged."""
         directory = Path(directory)
         try:
-            record = parse_json(read_file(directory / "dictionary.json"), "dictionary.json")
-            require(record, DICTIONARY, "dictionary.json")
+            record = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
             atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), "<f4", 2).copy(order="K")
             center = Center.load(directory, record["center"]) if "center" in record else None
             dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)

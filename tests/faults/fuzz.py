@@ -98,7 +98,7 @@ from pipeline.teacher import load_tokenizer, read_config
 from shards.clean import clean
 from shards.derive import derive
 from shards.reader import Store, finished_stores
-from shards.source import Remote
+from shards.remote import Remote
 from shards.verify import verify
 from student.config import StudentConfig
 from student.export_config import ExportConfig

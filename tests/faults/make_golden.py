@@ -17,7 +17,8 @@ def main(path, quantise=None):
     from make_store import SPECIAL, hidden_settings, keep_codebook, random_block, random_hidden
     from test_damage import everything
 
-    from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+    from shards.files import StoreFiles
+    from shards.manifest import Plan, PlannedUnit, fingerprint
     from shards.schema import LSP_OCTAVES, ShardMeta
     from shards.writer import UnitWriter
 

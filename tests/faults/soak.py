@@ -37,7 +37,7 @@ from pipeline.coding.coder import LAYOUTS
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
-from shards.manifest import StoreFiles
+from shards.files import StoreFiles
 
 
 def main():

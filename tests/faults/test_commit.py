@@ -22,7 +22,8 @@ from common import disk
 from common.disk import file_sha256
 from common.durable import publish_directory
 from common.errors import StoreError, exit_code
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter

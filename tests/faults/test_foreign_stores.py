@@ -37,7 +37,8 @@ from pipeline.stores import OpenStore
 from shards import copies, writer
 from shards.codec import block_windows
 from shards.derive import derive
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint, with_checksum
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint, with_checksum
 from shards.members import decode_block
 from shards.reader import Store, finished_stores
 from shards.schema import LSP_OCTAVES, ShardMeta
@@ -674,7 +675,7 @@ def deep(levels=100_000):
 
 
 RECORDS = {
-    "groups[1].windows": lambda record: record["groups"][1].update(windows=3_000_000_000, tokens=3_000_000_000),
+    "groups[1].windows": lambda record: record["groups"][1].update(windows=3_000_000_000),
     "groups: 000000": lambda record: record["groups"][1].update(windows=60_000, tokens=60_000),
     "groups[1].length": lambda record: record["groups"][1].update(length=-1),
     "groups: 000000 lies beyond": lambda record: record["groups"][1].update(offset=2**40),

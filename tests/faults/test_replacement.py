@@ -11,7 +11,8 @@ from make_store import SPECIAL, random_block
 from common import disk
 from common.disk import file_sha256
 from shards import writer
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter

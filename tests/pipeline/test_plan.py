@@ -293,7 +293,7 @@ def test_what_is_left_out_is_part_of_the_address(tmp_path):
     assert limited.units[0].dropped == "30", "a unit that is cut at --max-tokens still leaves it out"
     path = tmp_path / f"{limited.id}.json"
     path.write_text(json.dumps(limited.as_dict()))
-    assert Plan.read(path) == limited
+    assert Plan.parse(path.read_bytes(), path) == limited
 
 
 def test_a_range_of_nothing_but_duplicates_is_no_unit(tmp_path):

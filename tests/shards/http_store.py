@@ -10,13 +10,13 @@ import time
 from contextlib import contextmanager
 from functools import cache, partial
 
-HOSTILE = ("redirect to a file", "slow header", "bomb", "long", "endless", "endless whole", "a byte a time")
+HOSTILE = ("redirect to a file", "slow header", "bomb", "long", "endless", "a byte a time")
 STALL = 1.5  # seconds; longer than the tests' time limit
 PAGE = b'<!DOCTYPE html><html><a href="about.html">nothing here</a></html>\n'
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves files and ranges of them, and listings; counts requests; takes faults from the server's list."""
+    """Serves files and listings; counts requests; takes faults from the server's list."""
 
     protocol_version = "HTTP/1.1"
 
@@ -60,20 +60,17 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self._answer(PAGE, None)
 
     def _answer(self, raw, fault):
-        match = self.server.ranges and re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if fault == "other" and self.server.other is not None:  # changed while it is read
             raw = (self.server.other / self.path.lstrip("/")).read_bytes() if self._other_has() else raw[::-1]
-        first, last = (int(match[1]), int(match[2]) + 1) if match else (0, len(raw))
-        part = raw[first + 1 : last + 1] if fault == "shifted" else raw[first:last]
+        part = raw[1:] if fault == "shifted" else raw
         if fault == "too much":
-            part = raw[first : last + 4096] + b"x"
+            part = raw + bytes(4096)
         if fault == "wrong":
             part = part[: len(part) // 2] + bytes([part[len(part) // 2] ^ 1]) + part[len(part) // 2 + 1 :]
         if fault == "short":  # a whole answer, of less
             part = part[:-2]
-        self.send_response(206 if match else 200)
+        self.send_response(200)
         if fault in ("shifted", "other"):
-            self.send_header("Content-Range", f"bytes {first + 1}-{last}/{len(raw)}")
             self.send_header("ETag", f'"{hash(part):x}"')
         self.send_header("Content-Length", len(part))
         if part is PAGE:
@@ -97,8 +94,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def _be_hostile(self, fault):
         """What no honest server does; it goes on until the reader has had enough."""
-        ranged = "Range" in self.headers and fault != "endless whole"
-        start = f"HTTP/1.1 {206 if ranged else 200} OK\r\n"
+        start = "HTTP/1.1 200 OK\r\n"
         self.close_connection = True
         try:
             if fault == "redirect to a file":
@@ -146,15 +142,15 @@ def _basic(user):
 
 
 @contextmanager
-def serving(directory, ranges=True, lists=True, refusal=404, user=None):
+def serving(directory, lists=True, refusal=404, user=None):
     """A running server; `url`, `requests` (paths, in order) and `faults`, a list of (pattern, fault, lasting).
 
-    ranges, lists  whether it answers range requests, lists directories
-    refusal        status for what is not there; 200 with a web page, as some servers have it
-    user           name:password that it asks for
+    lists    whether it lists directories
+    refusal  status for what is not there; 200 with a web page, as some servers have it
+    user     name:password that it asks for
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(directory)))
-    server.ranges, server.lists, server.refusal = ranges, lists, refusal
+    server.lists, server.refusal = lists, refusal
     server.other = None
     server.user, server.gave_up, server.sent = user, [], 0
     server.requests, server.faults, server.lock = [], [], threading.Lock()

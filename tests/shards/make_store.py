@@ -4,7 +4,8 @@ import numpy as np
 
 from shards import codec
 from shards.copies import codebook_fingerprint
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
 

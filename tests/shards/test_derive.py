@@ -10,7 +10,8 @@ from make_store import make_store, random_block
 from common.errors import ShardError, StoreError
 from pipeline.coding.distributions import distributions
 from shards.derive import derive
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.shard_file import blocks

@@ -20,8 +20,8 @@ from shards import codec
 from shards.derive import derive
 from shards.manifest import fingerprint, with_checksum
 from shards.reader import Store
+from shards.remote import Remote
 from shards.schema import HiddenLayout, ShardMeta
-from shards.source import Remote
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
 

@@ -1,12 +1,13 @@
 """Stores behind a URL: the same bytes as on disk, whatever the network does, or an error in bounded time."""
 
-import errno
 import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import pickle
+import re
+import resource
 import shutil
 import time
 import uuid
@@ -25,14 +26,14 @@ from make_store import make_store
 from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
+from common.disk import writer_of_temporary
 from common.errors import RemoteError, ShardError, StoreError
-from shards.cache import GroupCache
+from shards.clean import clean
 from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import with_checksum
 from shards.reader import Store
-from shards.remote import gopen
-from shards.source import Remote, Source
+from shards.remote import Remote, RemoteFiles, Server, gopen
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
 
@@ -98,20 +99,16 @@ def assert_same(ours, theirs):
         assert one.mean_distribution().tobytes() == other.mean_distribution().tobytes()
 
 
-def cached_groups(options):
-    return sorted((options.directory / "stores").glob("*/groups/*/*"))
+def cached_shards(options):
+    return sorted((options.directory / "stores").glob("*/units/*.tar"))
 
 
 def assert_cache_is_sound(options, directory):
-    """Every block in the cache is a part of the store, and nothing is half written."""
+    """Every file in the cache is one of the store, and nothing is half written."""
     assert not list(options.directory.rglob("*.tmp"))
-    records = Store.open(directory).records()
-    sound = {(record.file[:-4], group["name"]): group["sha256"] for record in records for group in record.groups}
-    for path in cached_groups(options):
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == sound[path.parent.name, path.name]
-    for kind in ("units", "plans"):
-        for path in (options.directory / "stores").glob(f"*/{kind}/*.json"):
-            assert path.read_bytes() == (directory / kind / path.name).read_bytes()
+    for kind in ("units/*.tar", "units/*.json", "plans/*.json"):
+        for path in (options.directory / "stores").glob(f"*/{kind}"):
+            assert path.read_bytes() == (directory / path.parent.name / path.name).read_bytes()
 
 
 # -- the same as a local store ----------------------------------------------------------------------------
@@ -131,41 +128,13 @@ def test_a_store_in_memory_is_the_local_one(made, options):
     assert_same(Store.open(in_memory(made[0]), remote=options), Store.open(made[0]))
 
 
-def test_a_server_without_ranges_sends_each_shard_few_times(made, options):
-    with serving(made[0].parent, ranges=False) as web:
-        assert_same(Store.open(f"{web.url}/lsp", remote=options), Store.open(made[0]))
-        shards = [path for path in web.requests if path.endswith(".tar")]
-        assert len(shards) == len(set(shards)) == 3
-    assert_cache_is_sound(options, made[0])
-
-
-@pytest.mark.promise("a fetching process …")
-def test_a_server_that_stops_to_honour_ranges_does_not_fill_the_memory(tmp_path, options, monkeypatch):
-    files, _, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",) * 8)
-    together, ask = [], Source._ask
-
-    def counted(*arguments, **options):
-        answers = ask(*arguments, **options)
-        together.append(sum(len(answer) for answer in answers if isinstance(answer, bytes)))
-        return answers
-
-    with serving(tmp_path) as web:
-        windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
-        windows.read([0])
-        web.ranges = False
-        monkeypatch.setattr(Source, "_ask", counted)
-        everything = np.arange(len(windows))
-        assert np.array_equal(windows.read(everything).ids, Store.open(files.path).split("train").read(everything).ids)
-    assert max(together) <= 2 * max(record.bytes for record in Store.open(files.path).records())
-    assert_cache_is_sound(options, files.path)
-
-
-def test_only_the_blocks_that_are_read_are_fetched(made, web, options):
+def test_each_shard_that_is_read_is_fetched_once_and_no_other(made, web, options):
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     windows.read([0, 1])
-    assert [path.name for path in cached_groups(options)] == ["000000"]
-    windows.token_counts()
-    assert [path.name for path in cached_groups(options)] == ["000000", "__stats__", "__stats__"]
+    assert [path.name for path in cached_shards(options)] == [Store.open(made[0]).records("train")[0].file]
+    assert_same(Store.open(f"{web.url}/lsp", remote=options), Store.open(made[0]))
+    shards = [path for path in web.requests if path.endswith(".tar")]
+    assert len(shards) == len(set(shards)) == 3
 
 
 @pytest.mark.parametrize("refusal", [404, 403])
@@ -309,10 +278,10 @@ def test_a_fault_that_lasts_is_a_clear_error_in_bounded_time(made, web, options,
 
 def test_what_is_wrong_is_named(made, web, options):
     web.faults += [(r"\.tar", "short", True)]
-    with pytest.raises(RemoteError, match=r"bytes [\d,]+ to [\d,]+\): [\d,]+ bytes, the record says [\d,]+; asked"):
+    with pytest.raises(RemoteError, match=r"\.tar: [\d,]+ bytes, the record says [\d,]+; asked"):
         Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
     web.faults[:] = [(r"\.tar", "wrong", True)]
-    with pytest.raises(RemoteError, match="block 000000 does not match the hash in its record"):
+    with pytest.raises(RemoteError, match=r"\.tar: it does not match the hash in its record"):
         Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
 
 
@@ -330,7 +299,11 @@ def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
     url, memory = in_memory(files.path), fsspec.filesystem("memory")
     unit = plan.units[0]
     record = json.loads(files.record_file(unit.id).read_text())
-    for change in ({"file": ".."}, {"groups": [record["groups"][0] | {"name": "../../x"}, *record["groups"][1:]]}):
+    for change in (
+        {"file": ".."},
+        {"file": "../../x"},
+        {"groups": [record["groups"][0] | {"name": "../../x"}, *record["groups"][1:]]},
+    ):
         memory.pipe_file(f"{url}/units/{unit.id}.json", json.dumps(with_checksum(record | change)).encode())
         with pytest.raises(RemoteError, match="outside its own directory"):
             Store.open(url, remote=options)
@@ -342,12 +315,52 @@ def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
     assert not list(tmp_path.rglob("*evil*")) and not list(tmp_path.rglob("x"))
 
 
+def read_on_a_full_disk(url, options, most, results):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    try:
+        Store.open(url, remote=options).split("train").read([0])
+    except OSError as error:
+        results.put(str(error))
+
+
 def test_a_full_disk_leaves_nothing_half_written(made, web, options):
-    store = Store.open(f"{web.url}/lsp", remote=options)
-    full = mock.patch("common.disk.write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with full, pytest.raises(OSError, match="No space left.*MLSM_CACHE sets another place.*000000"):
-        store.split("train").read([0])
-    assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_groups(options)
+    """The system refuses to make the file longer: small files fit, a shard does not."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=read_on_a_full_disk, args=(f"{web.url}/lsp", options, 50_000, results))
+    process.start()
+    assert re.search(
+        r"\.tar could not be written: File too large. MLSM_CACHE sets another place", results.get(timeout=60)
+    )
+    process.join()
+    assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_shards(options)
+    assert_cache_is_sound(options, made[0])
+    Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
+
+
+def read_once(url, options):
+    Store.open(url, remote=options).split("train").read([0])
+
+
+@pytest.mark.promise("a fetching process …")
+def test_a_download_that_is_killed_leaves_no_shard_and_is_made_again(made, web, options):
+    web.faults.append((r"\.tar", "stall", False))
+    process = multiprocessing.get_context("fork").Process(
+        target=read_once, args=(f"{web.url}/lsp", replace(options, timeout=20))
+    )
+    process.start()
+    until = time.monotonic() + 60
+    while not (halves := [path for path in options.directory.rglob("*.tar.*.tmp") if path.stat().st_size]):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert not cached_shards(options) and writer_of_temporary(halves[0].name) == process.pid
+    began = time.monotonic()
+    read_once(f"{web.url}/lsp", replace(options, timeout=20))
+    assert time.monotonic() - began < 10, "the lock ended with its holder"
+    report = clean(options.directory, everything=True)
+    assert len(report["removed"]) == 1
     assert_cache_is_sound(options, made[0])
 
 
@@ -383,7 +396,7 @@ def test_a_byte_that_changes_in_the_cache_is_found_and_the_next_run_heals(made, 
         return Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
 
     whole = read().ids
-    path = cached_groups(options)[0]
+    (path,) = cached_shards(options)
     raw = bytearray(path.read_bytes())
     raw[5000] ^= 1
     path.write_bytes(raw)
@@ -444,7 +457,7 @@ def test_processes_that_fetch_at_once_fetch_once(made, web, options):
     assert [results.get(timeout=20) for _ in processes] == [expected] * 3
     for process in processes:
         process.join()
-    assert sum(path.endswith(".tar") for path in web.requests) == 6  # two shards of three blocks
+    assert sum(path.endswith(".tar") for path in web.requests) == 2
     assert_cache_is_sound(options, made[0])
 
 
@@ -457,8 +470,8 @@ def seconds_to_fail(url, options):
 
 
 @pytest.mark.promise(
-    "a fetching process that is stopped, or whose server stalls, holds the others up once, for one time limit; "
-    "a server that stops to honour ranges fills no memory",
+    "a fetching process that is stopped, or whose server stalls, holds the others up once, for one time limit; one "
+    "that is killed not at all",
     cases="3 readers, 1, 1",
 )
 def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, web, options):
@@ -475,7 +488,7 @@ def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, 
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, options):
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     files, wait = windows.store.files, options.timeout
-    with open(files.cache._lock_file, "a") as stopped:
+    with open(files.units.parent / "lock", "a") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         began = time.monotonic()
         windows.read([0])
@@ -489,53 +502,29 @@ def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, opt
 # -- the cache's limit ------------------------------------------------------------------------------------
 
 
-def test_a_limited_cache_keeps_to_it_and_to_what_is_mapped(made, web, options, monkeypatch):
+def test_a_limited_cache_keeps_to_it_and_what_is_mapped_stays_readable(made, web, options):
     local = Store.open(made[0])
-    largest = max(group["length"] for record in local.records() for group in record.groups)
-    options = Remote(options.cache, 2.2 * largest / 1e9, options.attempts, options.delay, options.timeout)
-    monkeypatch.setattr("shards.windows.KEPT", 1)
+    largest = max(record.bytes for record in local.records())
+    options = replace(options, cache_gb=1.2 * largest / 1e9)
     windows, theirs = Store.open(f"{web.url}/lsp", remote=options).split("train"), local.split("train")
-    held = windows._blocks.map(0, ("000000", 0, 0, b""))[1]
-    kept = hashlib.sha256(held).hexdigest()
-    for number in [*range(0, len(windows), 40)] * 2:
+    everything = [0, len(windows) - 1, 1, len(windows) - 2]
+    for number in everything:
         assert np.array_equal(windows.read([number]).ids, theirs.read([number]).ids)
-        assert sum(path.stat().st_size for path in cached_groups(options)) <= 3 * largest
-    names = [(path.parent.name, path.name) for path in cached_groups(options)]
-    assert (windows._table.files[0][:-4], "000000") in names and hashlib.sha256(held).hexdigest() == kept
+        assert len(cached_shards(options)) == 1
+    assert sum(path.endswith(".tar") for path in web.requests) == 2, "both shards stay mapped"
+    assert np.array_equal(windows.read(everything).ids, theirs.read(everything).ids)
     assert_cache_is_sound(options, made[0])
 
 
-def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
-    groups = tmp_path / "stores" / "x" / "groups" / "shard"
-    groups.mkdir(parents=True)
-    for age, name in enumerate("abcd"):
-        (groups / name).write_bytes(bytes(100))
-        os.utime(groups / name, (10**9 - age, 10**9 - age))
-    files = SimpleNamespace(options=Remote(cache=tmp_path, cache_gb=300e-9))
-    GroupCache(files, tmp_path / "stores" / "x")._make_room({groups / "d"})
-    assert sorted(path.name for path in groups.iterdir()) == ["a", "d"]
-
-
-def test_what_other_processes_fetched_counts(made, web, options):
-    """Each of two fetches less than the share of the limit after which one looks at the cache's size."""
-    record = Store.open(made[0]).records()[0]
-    group, shard = record.groups[0], (made[0] / "units" / record.file).read_bytes()
-    raw = shard[group["offset"] : group["offset"] + group["length"]]
-    counted = -(-len(raw) // 65536) * 65536
-    options = replace(options, cache_gb=20 * 1.5 * counted / 1e9)
-    stores = [Store.open(f"{web.url}/lsp", remote=options).files for _ in range(2)]
-    for files in stores:
-        files.cache._make_room(set())
-    large = stores[0].cache.groups / "other" / "large"  # what many processes fetched
-    large.parent.mkdir()
-    large.touch()
-    os.truncate(large, options.budget)
-    left = []
-    for files in stores:
-        files.cache._keep_group(record, group, raw)
-        files.cache._make_room(set())
-        left.append(large.exists())
-    assert left == [True, False]
+def test_the_least_recently_used_go_first(tmp_path):
+    units = tmp_path / "stores" / "x" / "units"
+    units.mkdir(parents=True)
+    for age, name in enumerate(("a.tar", "b.tar", "c.tar")):
+        (units / name).write_bytes(bytes(100))
+        os.utime(units / name, (10**9 - age, 10**9 - age))
+    files = SimpleNamespace(options=Remote(cache=tmp_path, cache_gb=300e-9), units=units)
+    RemoteFiles._make_room(files, 100)
+    assert sorted(path.name for path in units.iterdir()) == ["a.tar", "b.tar"]
 
 
 def test_settings_come_from_the_environment(tmp_path, monkeypatch):
@@ -550,24 +539,25 @@ def test_settings_come_from_the_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("ranges", [False, True])
-def test_verification_reads_the_server_and_not_the_cache(made, options, tmp_path, monkeypatch, full, ranges):
+def test_verification_reads_the_server_and_not_the_cache(made, options, tmp_path, monkeypatch, full):
     monkeypatch.setenv("MLSM_CACHE", str(options.cache))
-    with serving(made[0].parent, ranges=ranges) as web:
+    with serving(made[0].parent) as web:
         url = f"{web.url}/lsp"
         windows = Store.open(url).split("train")
         windows.read(np.arange(len(windows)))
+        asked = len(web.requests)
         report = verify(url, full=full)
+        shards = [path for path in web.requests[asked:] if path.endswith(".tar")]
+        assert len(shards) == len(set(shards)) == (3 if full else 0), "without --full it asks for sizes only"
         assert not (report["damaged"] or report["missing"] or report["stray"] or report["commands"])
         assert report["units"] == 3 and report["store"] == url and report["full"] == full
 
 
-@pytest.mark.parametrize("ranges", [False, True])
-def test_verification_names_what_is_damaged_there(tmp_path, options, monkeypatch, ranges):
+def test_verification_names_what_is_damaged_there(tmp_path, options, monkeypatch):
     monkeypatch.setenv("MLSM_CACHE", str(options.cache))
     files, plan, _ = make_store(tmp_path / "lsp", k=64, blocks=1, units=("train",) * 4)
     records = [files.record(unit.id) for unit in plan.units]
-    with serving(tmp_path, ranges=ranges) as web:
+    with serving(tmp_path) as web:
         url = f"{web.url}/lsp"
         Store.open(url).split("train").read([0, 40, 80, 120])
         raw = bytearray((files.units / records[0].file).read_bytes())
@@ -596,7 +586,7 @@ def test_a_server_that_stalls_does_not_hold_a_reader_for_ever(web, options):
     web.faults.append(("target", "stall", True))
     began = time.monotonic()
     with pytest.raises(RemoteError, match="imeout"):
-        Source(f"{web.url}/lsp", options).read([("target.json", None, None)], lambda *_: None)
+        Server(f"{web.url}/lsp", options).read("target.json", 1 << 20)
     assert time.monotonic() - began < 2
 
 

@@ -15,7 +15,8 @@ from make_store import make_store, truth_windows
 
 from common.errors import ShardError, StoreError
 from shards import codec, writer
-from shards.manifest import StoreFiles, with_checksum
+from shards.files import StoreFiles
+from shards.manifest import with_checksum
 from shards.members import decode_block, group_columns
 from shards.reader import Store
 from shards.verify import verify

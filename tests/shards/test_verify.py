@@ -13,7 +13,8 @@ from make_store import make_store
 from common.errors import ShardError, StoreError
 from shards import block_check, codec, tools, verify
 from shards.config import DeriveConfig, VerifyConfig
-from shards.manifest import StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import fingerprint
 from shards.reader import Store
 from shards.schema import ShardMeta
 

@@ -13,7 +13,7 @@ from tiny_store import log_of
 
 from common.errors import RunError
 from evaluation.lineage import flops_until
-from shards.checksums import canonical_json
+from shards.manifest import canonical_json
 from student import tracking
 from student.checkpoint import _checksum
 from student.config import StudentConfig

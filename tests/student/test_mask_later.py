@@ -455,7 +455,7 @@ def test_settings_that_do_not_go_together_are_refused():
 @pytest.mark.parametrize(
     ("config", "layer", "said"),
     [
-        (BertConfig(**SIZE), 4, "field layer: expected a whole number from 1 to 3, found 4"),
+        (BertConfig(**SIZE), 4, "field layer: expected a whole number <= 3, found 4"),
         (BertConfig(**SIZE | {"num_hidden_layers": 1}), 1, "has one layer"),
         (DistilBertConfig(), 2, "a distilbert encoder later is not known here, but for bert, deberta"),
         (DebertaV2Config(**RELATIVE, conv_kernel_size=3), 2, "convolution over neighbours"),

@@ -7,7 +7,8 @@ import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
 from common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.positions import teacher_positions
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from common.json_checks import is_number
 from evaluation.comparison.models import Model
 from evaluation.comparison.report.arms import Arm, Seed, is_probe
 from evaluation.lineage import find_log, read_log
 from evaluation.records import METRICS
-from shards.checked_json import is_number
 
 logger = logging.getLogger(__name__)
 AXES = {  # what a curve is drawn against -> the axis's words

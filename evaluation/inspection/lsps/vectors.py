@@ -18,6 +18,7 @@ import numpy as np
 
 from common.disk import read_file
 from common.errors import InspectionError, describe
+from common.json_checks import parse_json
 from common.text import printable
 from evaluation.inspection.lsps import statistics
 from evaluation.inspection.lsps.neighbours import nearest_atoms
@@ -26,7 +27,6 @@ from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.vectors import open_vectors, refuse_unusable, unit_length
 from pipeline.images import INDEX
-from shards.checked_json import parse_json
 
 NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 HEAVIEST_IMAGES = 8

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.durable import make_directories, replace_json
+from common.json_checks import Count, Number, find_problem, object_of
 from common.json_lines import read_json_lines
 from evaluation.comparison.report import Part as Spent
 from evaluation.comparison.report import StudyFacts
@@ -16,7 +17,6 @@ from evaluation.comparison.report.curves import quiet_step_seconds
 from evaluation.studies.protocol.costs import Cost, is_finished
 from evaluation.studies.protocol.description import NEEDED, Arm, Study
 from evaluation.studies.protocol.parts import Part, Plan
-from shards.checked_json import COUNT, NUMBER, find_problem
 from student.config import StudentConfig
 from student.identity import read_or_none
 
@@ -25,7 +25,7 @@ MINIATURE = (
     "All models were fine-tuned on built-in miniature data, for lack of evaluation data: the scores mean nothing, and"
     " neither does the conclusion."
 )
-COST = {"seconds": NUMBER, "bytes": COUNT}  # of a part, as it is kept
+COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as it is kept
 
 
 def kept_costs(directory: Path) -> dict[str, dict]:

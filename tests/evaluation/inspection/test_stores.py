@@ -10,7 +10,8 @@ from tiny_store import write_store
 
 from common.errors import StoreError
 from evaluation.inspection import stores as inspection
-from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
+from shards.files import StoreFiles
+from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter

@@ -1,0 +1,242 @@
+"""The files of one store directory: paths, target, plans, records, and what errors say to do about damage.
+
+    files = StoreFiles("runs/stores/lsp-...")
+    files.record(unit_id)                        # UnitRecord, or None when the unit is not finished
+
+Each file appears whole or not at all, by a link, which never replaces (common/durable.py).
+Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores behind a URL (remote.py).
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+
+from common import disk
+from common.durable import make_directories, publish_json
+from common.errors import RequestError, ShardError, StoreError
+from common.invocation import program
+from shards.manifest import (
+    Plan,
+    PlannedUnit,
+    UnitRecord,
+    differing,
+    needed_statistics,
+    parse_target,
+    with_checksum,
+)
+from shards.schema import repair_hint
+
+T = TypeVar("T")
+_TARGET_REMEDY = (
+    ". Delete it and run the encoding command again; finished units are kept. Encode again elsewhere if it is refused."
+)
+
+
+class StoreFiles:
+    """Paths and small files of one store directory. Knows nothing of tar or arrays."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.units = Path(path) / "units"
+        self.plans = Path(path) / "plans"
+        self.target_file = Path(path) / "target.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.units.parent / "tokenizer"
+
+    @property
+    def dictionary(self) -> Path:
+        return self.units.parent / "dictionary"
+
+    @property
+    def codebook(self) -> Path:
+        return self.units.parent / "codebook"
+
+    def create(self, target: dict) -> None:
+        """Make the directories and write target.json; the settings of an existing one must be equal.
+
+        target  dict with the fingerprinted `settings` and the `target` fingerprint
+        """
+        for directory in (self.units, self.plans):
+            make_directories(directory)
+        made = publish_json(self.target_file, with_checksum(target))
+        if not made and self.target()["target"] != target["target"]:
+            difference = differing(self.target()["settings"], target["settings"])
+            raise StoreError(f"{self.path} holds another target: {difference}. Choose another --output.")
+
+    def target(self) -> dict:
+        if not self.target_file.is_file():
+            raise self.no_target_error()
+        return parse_target(read_small(self.target_file, _TARGET_REMEDY), self.target_file, _TARGET_REMEDY)
+
+    @cached_property
+    def _of_target(self):
+        """Fingerprint of the target, which statistics its records need, and the bytes that the sums of a unit take."""
+        target = self.target()
+        width = target["settings"].get("width", 0)
+        return target["target"], needed_statistics(target), 4 * target["vocab_size"] + 8 * target["k"] + 16 * width
+
+    def record_file(self, unit_id: str) -> Path:
+        return self.units / f"{unit_id}.json"
+
+    def record(self, unit_id: str) -> UnitRecord | None:
+        """The commit record of a unit, or None when it is not finished."""
+        path = self.record_file(unit_id)
+        try:
+            return self._read(path, self._parse_record)
+        except FileNotFoundError:
+            return None
+
+    def _parse_record(self, raw: bytes, where: object) -> UnitRecord:
+        """A record, which must be of this store's target."""
+        record = UnitRecord.parse(raw, where)
+        target_id, needed, bytes_of_sums = self._of_target
+        if record.target != target_id:
+            raise ShardError(f"{where}: this is a record of target {record.target}")
+        if lost := needed - record.statistics.keys():
+            raise ShardError(f"{where}: field statistics.{min(lost)} is missing")
+        if record.groups[-1]["length"] < bytes_of_sums:  # readers make arrays as wide as the target says
+            raise ShardError(
+                f"{where}: field groups: __stats__ of {record.groups[-1]['length']:,} bytes cannot hold the sums of "
+                f"the target's vocabulary and LSPs, {bytes_of_sums:,} bytes"
+            )
+        return record
+
+    def _read(self, path: Path, parse: Callable[[bytes, object], T]) -> T:
+        """A plan or a record. Raises ShardError, which says what to do about damage; FileNotFoundError."""
+        raw = read_small(path, f". {self.repair_hint()}")
+        try:
+            return parse(raw, path)
+        except ShardError as error:
+            raise ShardError(f"{error}. {self.repair_hint()}") from None
+
+    def open_shard(self, unit_id: str, file: str) -> FileIO:
+        """The shard of this name, which the unit's record says, as an open file; FileNotFoundError if there is none."""
+        return disk.open_to_read(self.units / file)
+
+    def stated_size(self, record: UnitRecord) -> int | None:
+        """Bytes of a shard as a server states them, so that it need not be read; None if it is to be read."""
+        return None
+
+    def publish_plan(self, plan: Plan) -> None:
+        publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
+
+    def load_plan(self, plan_id: str) -> Plan:
+        path = self.plans / f"{plan_id}.json"
+        if not path.is_file():
+            raise StoreError(
+                f"{self.path} has no plan {plan_id}; "
+                f"it has {', '.join(sorted(p.stem for p in self.plans.glob('*.json')))}"
+            )
+        return self._read(path, Plan.parse)
+
+    def command(self, plan_id: str) -> dict:
+        """What was kept of the command that made a plan: {verb: settings, "recipe": its name}; {} where nothing was."""
+        try:
+            kept = json.loads(disk.read_file(self.plans / f"{plan_id}.yaml"))  # JSON is YAML
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+    def newest_plan(self) -> Plan:
+        """The newest plan all of whose units are finished. Raises StoreError, which says what is missing, without one.
+
+        Only files that have the name of a plan are looked at.
+        """
+        files = sorted(filter(is_plan_file, self.plans.glob("*.json")), key=_time_of_change, reverse=True)
+        plans = [self._read(path, Plan.parse) for path in files]
+        if not plans:
+            raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
+        return self._first_finished(plans)
+
+    def _first_finished(self, plans: list[Plan]) -> Plan:
+        for plan in plans:
+            if not self.missing_units(plan):
+                return plan
+        self.check_finished(plans[0])
+        return plans[0]  # its last unit was committed between the two looks
+
+    def missing_units(self, plan: Plan) -> list[PlannedUnit]:
+        """Units of the plan that have no record yet, in order."""
+        done = {path.stem for path in self.units.glob("*.json")}
+        return [unit for unit in plan.units if unit.id not in done]
+
+    def check_finished(self, plan: Plan) -> None:
+        """Raise StoreError when units of a plan are missing."""
+        if missing := self.missing_units(plan):
+            raise StoreError(
+                f"{self.path} is unfinished: {len(missing)} of {len(plan.units)} units are missing. "
+                f"{self.finish_hint()}"
+            )
+
+    # What differs where a store is behind a URL: RemoteFiles (remote.py) has its own of these.
+
+    def no_target_error(self) -> StoreError:
+        """The error to raise without a target.json: for a damaged store, or for something that is not a store."""
+        directory = Path(self.path)
+        lacking = "it has no target.json" if directory.exists() else "there is no such directory"
+        if (directory / "stores").is_dir():
+            lacking += f", but stores are under {directory / 'stores'}"
+        is_damaged = self.units.is_dir() and self.plans.is_dir()
+        return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
+
+    def is_encoded_here(self) -> bool:
+        """Whether the encoding commands write to this store, so that they can make again what it lacks."""
+        return True
+
+    def repair_hint(self) -> str:
+        """What to do about damage in this store, in words for an error."""
+        return repair_hint(self.path)
+
+    def discard(self, file: str) -> str:
+        """Remove a damaged shard if it can be fetched again. Returns what to do, in words for an error."""
+        return self.repair_hint()
+
+    def restore_hint(self) -> str:
+        """What to do about a damaged copy of the tokenizer or dictionary, in words for an error."""
+        return (
+            "Run the command that encoded the store again, which restores it "
+            f"({program()} verify-shards names the command)."
+        )
+
+    def finish_hint(self) -> str:
+        """What to do about units that are missing, in words for an error."""
+        return "Run the encoding command that began it again; finished units are kept."
+
+
+def read_small(path: Path, remedy: str) -> bytes:
+    """The bytes of a target, plan or record.
+
+    remedy  what to do about it if it is no file, or cannot be read: then a ShardError says so
+    Raises  ShardError, FileNotFoundError, and OSError of the machine
+    """
+    try:
+        return disk.read_file(path)
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
+        if gone or error.errno in disk.OF_THE_MACHINE:
+            raise
+        raise ShardError(f"{path}: cannot be read, {error.strerror}{remedy}") from None
+
+
+def describe_no_store(path: object, lacking: str) -> str:
+    """What an error says of something that is not a store."""
+    return f"{path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
+
+
+def is_plan_file(path: Path) -> bool:
+    """Whether a file's name is that of a plan."""
+    return re.fullmatch(r"[0-9a-f]{32}\.json", path.name) is not None
+
+
+def _time_of_change(path):
+    """When a file was written last; of a link that ends nowhere, when that was made."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return path.lstat().st_mtime
