@@ -38,7 +38,7 @@ from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.arithmetic import choose_arithmetic
+from student.arithmetic import choose_products
 from student.batches import pin, read_ahead
 from student.config import StudentConfig
 from student.encoders import encoder_config, named_config
@@ -156,8 +156,8 @@ def our_step(store, config: StudentConfig, objective_name: str):
     config = replace(config, compile=resolve_compile(config.compile, where))
     objective = OBJECTIVES[objective_name](store)
     model = build_student(config, store, objective).to(where)
-    arithmetic = choose_arithmetic(config, model, store.max_length, where)
-    stepper = Stepper(config, model, objective, arithmetic=arithmetic)
+    products = choose_products(config, model, store.max_length, where)
+    stepper = Stepper(config, model, objective, products=products)
     loader = loader_of(store, config, objective)
 
     def load(number):

@@ -38,8 +38,6 @@ from shards.checked_json import (
     Kind,
     find_problem,
     is_number,
-    optional,
-    or_null,
     parse_json,
 )
 from shards.checksums import canonical_json
@@ -54,18 +52,19 @@ def are_figures(values: dict) -> bool:
     return not values or ("loss" in values and ("accuracy" in values) == ("perplexity" in values))
 
 
-STATE = {  # the fields of state.json that a run reads
+STATE = {  # the fields of state.json that are read
     "step": COUNT,
-    "tokens": optional(COUNT),
-    "seconds": optional(NUMBER),
-    "held_out": optional(
-        Kind(
-            lambda value: type(value) is dict and all(map(is_number, value.values())) and are_figures(value),
-            "an object of numbers, loss among them",
-        )
+    "tokens": COUNT,
+    "seconds": NUMBER,
+    "held_out": Kind(
+        lambda value: type(value) is dict and all(map(is_number, value.values())) and are_figures(value),
+        "an object of numbers, loss among them",
     ),
-    "flops": optional(or_null(NUMBER)),
-    "shards": optional(TEXT),
+    "flops": NUMBER,
+    "run": TEXT,
+    "plan": TEXT,
+    "target": TEXT,
+    "shards": TEXT,
     "files": OBJECT._replace(
         holds=lambda value: type(value) is dict and all(map(TEXT.holds, value.values())),
         expected="an object of file names and hashes",

@@ -266,9 +266,10 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
     data = _metadata(text, lineage)
     lineage = without_directories(json.loads(_json(lineage)))
     store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
-    spent = f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens"
-    if lineage.get("flops") is not None:  # a checkpoint of an earlier version has none
-        spent += f", {lineage['flops']:.3g} floating-point operations"
+    spent = (
+        f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens,"
+        f" {lineage['flops']:.3g} floating-point operations"
+    )
     sections = [
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
@@ -340,7 +341,7 @@ def _figures(lineage: dict, unit: str) -> str:
         return "None: the store has no held-out windows, or none was evaluated."
     baseline = lineage["baseline"]
     columns, header = [""], f"| figure (loss: {unit}) | student | constant prediction |"
-    if "loss_by_position" in baseline:  # a card made again from a log of an earlier version has none
+    if "loss_by_position" in baseline:
         columns, header = ["", "_by_position"], header + " constant at each position |"
     elif "loss_by_type" in baseline:
         columns, header = ["", "_by_type"], header + " constant for each token id |"

@@ -30,7 +30,7 @@ from common.progress import silent
 from shards.checked_json import is_number, parse_json
 from shards.copies import write_files
 from shards.reader import Store
-from student.arithmetic import Arithmetic
+from student.arithmetic import products_record, recorded_products
 from student.checkpoint import Checkpoints, load_weights
 from student.config import StudentConfig, is_untied
 from student.encoders import build_encoder, without_pooler
@@ -176,8 +176,9 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         task = _task(run, description, stores, path)
         model = task.build()
         load_weights(path, model)
-    lineage = {name: state.get(name) for name in ("step", "tokens", "flops", "held_out")}
-    lineage |= {"settings": description["settings"], "baseline": _baseline(run)} | Arithmetic.of(description).to_json()
+    lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out")}
+    lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
+    lineage |= products_record(recorded_products(description))
     if (start := description["operational"].get("continued_from")) is not None:
         lineage["continued_from"] = start
     return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)
@@ -259,11 +260,6 @@ def _belonging(run: Path, path: Path):
 
 def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task:
     """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
-    if "architecture" not in description:
-        raise RunError(
-            f"{run} was begun by an earlier version that did not write down the encoder's configuration:"
-            f" only its kept checkpoints can be exported. Give the step of one."
-        )
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])

@@ -3,13 +3,11 @@
     identity = run_identity(config, store, encoder_config)
     default_directory(config, identity, encoder_config)        # where such a run lies, or would be begun
 
-A run's config.json holds its identity. Runs that earlier versions began lack what was added later; they are recognised
-nevertheless. Left out: what else a run's directory holds (run.py).
+A run's config.json holds its identity. Not handled here: what else a run's directory holds (run.py).
 """
 
 import glob
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,29 +21,18 @@ from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
 
-logger = logging.getLogger(__name__)
-
-DESCRIPTION = {  # of a run's config.json, as far as it is read; the earliest runs lack the last two
+DESCRIPTION = {  # of a run's config.json, as far as it is read
     "settings": OBJECT,
     "store": OBJECT,
-    "operational": optional(
-        OBJECT._replace(
-            fields=dict.fromkeys(("store", "student", "continued_from"), optional(or_null(TEXT)))
-            | {
-                "other_stores": optional(
-                    Kind(lambda value: type(value) is list and all(map(TEXT.holds, value)), "a list of texts")
-                )
-            }
-        )
+    "operational": OBJECT._replace(
+        fields=dict.fromkeys(("store", "student", "continued_from"), optional(or_null(TEXT)))
+        | {
+            "other_stores": optional(
+                Kind(lambda value: type(value) is list and all(map(TEXT.holds, value)), "a list of texts")
+            )
+        }
     ),
-    "architecture": optional(OBJECT),
-}
-
-# Settings that were added later, with a new default: what a run with that key does, and the flag for the behaviour of
-# earlier versions.
-_LATER_DEFAULTS = {
-    "tied": ("ties the vocabulary's rows of the output matrix to the token embedding", "--untied"),
-    "segments": ("tells the encoder which sentence of a pair a token belongs to", "--segments never"),
+    "architecture": OBJECT,
 }
 
 
@@ -113,7 +100,7 @@ def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: 
         raise RunError(
             f"{directory} holds another run, which differs in {', '.join(differing)}. "
             f"Nothing was changed. Give another --output, or repeat the settings in {directory}/config.json."
-            f"{_older_plan(found, expected, store)}{_older_defaults(names, found)}"
+            f"{_older_plan(found, expected, store)}"
         )
 
 
@@ -126,7 +113,7 @@ def differing_settings(kept: dict, identity: dict, encoder_config: dict) -> list
     found, expected = _flat(kept), _flat(identity)
     names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
     left_open = None in (found.get("dropout"), expected.get("dropout"))
-    if left_open and _without_pooler(kept.get("architecture", {})) == _without_pooler(encoder_config):
+    if left_open and _without_pooler(kept["architecture"]) == _without_pooler(encoder_config):
         return [name for name in names if name not in ("dropout", "encoder config")]
     return names
 
@@ -155,40 +142,6 @@ def _older_plan(found: dict, expected: dict, store) -> str:
     return f" The store has grown since: the run goes on with --store {plan}" if grown else ""
 
 
-def _older_defaults(differing: list, found: dict) -> str:
-    """How to go on with a run that differs only in defaults that were added later; empty for other runs."""
-    if any(name not in _LATER_DEFAULTS or name in found for name in differing):
-        return ""
-    flags = " ".join(_LATER_DEFAULTS[name][1] for name in differing)
-    return f" An earlier version began that run: it goes on with {flags}"
-
-
-def check_earlier_version(config: StudentConfig, identity: dict) -> None:
-    """RunError where an unfinished run of an earlier version has the name that this command had then.
-
-    A finished one is only mentioned in a warning: it is not trained again, but another run is.
-    """
-    later = [name for name in _LATER_DEFAULTS if name in identity["settings"]]
-    settings = {name: value for name, value in identity["settings"].items() if name not in later}
-    earlier = Path(config.root) / default_name(config, identity | {"settings": settings})
-    if config.output is not None or not later or not (earlier / "config.json").is_file():
-        return
-    found = read_or_none(earlier / "config.json", is_description)
-    if found is None or "segments" in found.get("operational", {}):  # damaged, or begun by this version
-        return
-    what = " and ".join(_LATER_DEFAULTS[name][0] for name in later)
-    flags = " ".join(_LATER_DEFAULTS[name][1] for name in later)
-    if (earlier / "result.json").is_file():
-        logger.warning(
-            "%s was trained by an earlier version; this is another run, which %s (without: %s)", earlier, what, flags
-        )
-        return
-    raise RunError(
-        f"{earlier} was begun by an earlier version and is unfinished. It goes on with {flags}. This command would"
-        f" begin another run, which {what}: to do that, give an --output."
-    )
-
-
 def _flat(identity: dict) -> dict:
-    store = {f"store {name}": value for name, value in identity.get("store", {}).items()}
-    return identity.get("settings", {}) | store | {"encoder config": identity.get("encoder")}
+    store = {f"store {name}": value for name, value in identity["store"].items()}
+    return identity["settings"] | store | {"encoder config": identity.get("encoder")}

@@ -5,13 +5,13 @@ how open settings are settled (resolve.py), what the directory holds (run.py).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import RunError
 from common.invocation import program
 from shards.reader import Store
-from student.arithmetic import Arithmetic, choose_arithmetic
+from student.arithmetic import choose_products, contradicts
 from student.config import StudentConfig
 from student.mask_weights import tables_of
 from student.mask_weights_config import UNIFORM
@@ -43,11 +43,13 @@ def open_run(
     if any(tables):  # their content counts, and not their places
         settings["mask_weights"] = names if len(names) > 1 else names[0]
 
-    def arithmetic() -> Arithmetic:
-        return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
+    def choose() -> Mapping[str, str]:
+        return choose_products(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
-    run = Run(resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, arithmetic=arithmetic)
-    if ranks.is_first and run.arithmetic.contradicts(resolved.config, ranks.device):
+    run = Run(
+        resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, choose_products=choose
+    )
+    if ranks.is_first and contradicts(run.products, resolved.config, ranks.device):
         logger.warning(
             "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
             "Another --output begins a run of its own",

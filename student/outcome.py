@@ -5,6 +5,7 @@ Left out: the log (trainer.py), the model card (export.py).
 
 from typing import TYPE_CHECKING
 
+from student.arithmetic import products_record
 from student.meter import closest_baseline, share_of_baseline
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def lineage(trainer: "Trainer") -> dict:
     }
     if trainer.config.continue_from is not None:  # settings say which weights, by their content; this says where
         found["continued_from"] = str(trainer.config.continue_from)
-    return found | trainer.run.arithmetic.to_json()
+    return found | products_record(trainer.run.products)
 
 
 def summary(trainer: "Trainer") -> dict:

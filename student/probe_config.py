@@ -7,6 +7,7 @@ from typing import Literal
 from student.config import ObjectiveName, StudentConfig
 
 ProbeInput = Literal["softmax", "logits", "hidden"]
+_NAMED = {"mask_rate", "mask_rate_end", "mask_unit", "corruption"}  # fixed settings that are part of a run's identity
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class ProbeConfig(StudentConfig):
     untied: bool = field(init=False, default=False)
     positions: Literal["masked", "all"] = field(init=False, default="masked")
     mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
+    mask_rate: float = field(init=False, default=0.15)  # masks are BERT's: uniform, of tokens alone
+    mask_rate_end: float | None = field(init=False, default=None)
+    mask_schedule: Literal["linear", "cosine", "steps"] = field(init=False, default="linear")
+    mask_rate_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_weights: str | tuple[str, ...] | None = field(init=False, default=None)
+    mask_weight_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_update_steps: int = field(init=False, default=200)
+    mask_unit: Literal["token", "word", "span"] = field(init=False, default="token")
+    corruption: Literal["mask", "80-10-10"] = field(init=False, default="mask")
     short_windows: int | None = field(init=False, default=None)
     short_share: float = field(init=False, default=0.9)
     encoder: str = field(init=False, default="")
@@ -63,8 +73,11 @@ class ProbeConfig(StudentConfig):
     dropout: float | None = field(init=False, default=None)
 
     def identity(self) -> dict:
-        """The settings that decide what is trained. Of the student its content counts, and not its place."""
-        fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)}
+        """The settings that decide what is trained. The student is identified by its content, not by its path.
+
+        How the probe masks is fixed, and part of the run's name all the same.
+        """
+        fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)} - _NAMED
         return {name: value for name, value in super().identity().items() if name not in fixed}
 
     root = "runs/probes"

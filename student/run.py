@@ -22,7 +22,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,15 +31,15 @@ from common.durable import make_directories, replace_bytes, replace_json
 from common.errors import RunError, WriteError
 from common.json_lines import damage, read_json_lines
 from common.paths import utf8
+from common.products import USUAL
 from common.text import redacted
 from shards.checked_json import COUNT, TEXT, Kind, find_problem, is_number, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
-from student.arithmetic import Arithmetic
+from student.arithmetic import products_record, recorded_products
 from student.checkpoint import Checkpoints, are_figures, remove_leftovers
 from student.config import StudentConfig
 from student.identity import (
-    check_earlier_version,
     check_same_run,
     default_directory,
     differing_settings,
@@ -59,9 +59,8 @@ class Run:
     settings      those that decide what is trained (task.py); by default the configuration's
     tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
     create        whether to create it: only the first of several processes does
-    arithmetic    called for the arithmetic of a run that begins; one that is resumed keeps its own
-    Raises        RunError where the directory holds another run, naming the settings that differ; or where an earlier
-                  version began a run of the same command, without a default that was added later, and it is unfinished
+    choose_products    called for the products of a run that starts; a resumed one keeps its own (arithmetic.py)
+    Raises        RunError where the directory holds another run, naming the settings that differ
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Run:
         settings: dict | None = None,
         tables: Sequence[MaskTable | None] = (None,),
         create: bool = True,
-        arithmetic: Callable[[], Arithmetic] = Arithmetic,
+        choose_products: Callable[[], Mapping[str, str]] = lambda: USUAL,
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
@@ -91,9 +90,9 @@ class Run:
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
-            # As config.json says: with its spelling of the settings, and the arithmetic that the run was begun with.
+            # As config.json says: with its spelling of the settings, and the products that the run was started with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
-            self.arithmetic = Arithmetic.of(found)
+            self.products = recorded_products(found)
             for file, table in own_tables:
                 if create and not holds_table(file, table.name):
                     logger.warning("%s was damaged or lost: written anew", file)
@@ -105,7 +104,7 @@ class Run:
             logger.warning(
                 "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
             )
-            self.arithmetic = Arithmetic.of(newest)
+            self.products = recorded_products(newest)
         elif found is not None:
             check_same_run(self.directory, found, identity, architecture, store)
         elif newest is not None or self.config_file.exists():
@@ -117,14 +116,13 @@ class Run:
             )
         else:
             _check_unused(self.directory)
-            check_earlier_version(config, identity)
-            self.arithmetic = arithmetic()
+            self.products = choose_products()
             make_directories(self.directory)
         kept = {"operational": _operational(config), "architecture": architecture}
         for file, table in own_tables:
             self.keep_table(file, table)
         with _replacing(self.config_file):
-            replace_json(self.config_file, identity | kept | self.arithmetic.to_json(), allow_nan=True)
+            replace_json(self.config_file, identity | kept | products_record(self.products), allow_nan=True)
 
     def keep_table(self, file: Path, table: MaskTable) -> None:
         """Write a table of mask weights into the run's directory."""
@@ -144,21 +142,19 @@ class Run:
         return {"run": str(self.directory), "export": str(self.export_directory)}
 
     def check_checkpoint(self, path: Path, state: dict) -> None:
-        """RunError where a checkpoint says that it belongs to another run. Those of earlier versions do not say."""
-        theirs = [state.get("run", fingerprint(self.identity)), state.get("plan"), state.get("target")]
+        """RunError where a checkpoint says that it belongs to another run."""
+        theirs = [state["run"], state["plan"], state["target"]]
         ours = [fingerprint(self.identity), self.identity["store"]["plan"], self.identity["store"]["target"]]
         if theirs != ours:
             raise RunError(
                 f"{path} is a checkpoint of another run: other settings, store or encoder. Nothing was changed. Move it"
                 f" elsewhere, or give another --output."
             )
-        arithmetic = self.arithmetic.to_json()
-        for name in ("gradient_norm", "products"):
-            if "run" in state and state.get(name) != arithmetic.get(name):
-                raise RunError(
-                    f"{self.config_file}: field {name} is not what {path} was trained with: it is damaged. Nothing was"
-                    f" changed. Move config.json elsewhere: the same command writes it anew."
-                )
+        if recorded_products(state) != self.products:
+            raise RunError(
+                f"{self.config_file}: field products is not what {path} was trained with: it is damaged. Nothing was"
+                f" changed. Move config.json elsewhere: the same command writes it again."
+            )
 
     def result(self) -> dict | None:
         """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""
@@ -296,10 +292,10 @@ def _is_result(values) -> bool:
 def _unknown_run(directory: Path, file: Path) -> str:
     """The message where config.json is damaged and no checkpoint says whether the command is of the same run."""
     return (
-        f"{file} is damaged or lost, and whether {directory} is a run of these settings cannot be told: its newest"
-        f" whole checkpoint, if there is one, is of other settings or was saved by an earlier version. Nothing was"
-        f" changed. Put back a copy of config.json, or repeat the run's own settings; the weights of a kept"
-        f" checkpoint can be trained further with --continue-from <it> and another --output."
+        f"{file} is damaged or lost, so we cannot tell whether {directory} is a run with these settings: its newest"
+        f" whole checkpoint, if there is one, has other settings. Nothing was changed. Put back a copy of config.json,"
+        f" or repeat the run's own settings; the weights of a kept checkpoint can be trained further with"
+        f" --continue-from <it> and another --output."
     )
 
 

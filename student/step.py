@@ -15,18 +15,18 @@ Shapes: W windows, L positions of a window, M masked tokens, K outputs, T loss t
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.products import USUAL
 from shards.counter import hash_u64
 from shards.segments import segment_ids
 from shards.windows import WindowBatch, WindowReader
 from student.adaptive_masks import AdaptiveWeights
-from student.arithmetic import Arithmetic
 from student.batches import Batch, MicroBatch, begin_reading, digest_windows, to_device
 from student.config import ResolvedConfig
 from student.dropout import use_fast_dropout
@@ -170,7 +170,7 @@ class Stepper:
     """Updates a student that is on its device already.
 
     ranks       the processes that share every batch
-    arithmetic  how the run computes what could be computed in several ways
+    products    which library computes which product (arithmetic.py)
     adaptive    what counts the losses of updates by token, if anything does
     """
 
@@ -180,16 +180,15 @@ class Stepper:
         model: nn.Module,
         objective: Objective,
         ranks: Ranks | None = None,
-        arithmetic: Arithmetic | None = None,
+        products: Mapping[str, str] = USUAL,
         adaptive: AdaptiveWeights | None = None,
     ):
         self.config, self.model, self.objective, self.adaptive = config, model.train(), objective, adaptive
-        arithmetic = arithmetic or Arithmetic()
-        self.ranks, self.norm_in_blocks = ranks or Ranks(), arithmetic.norm_in_blocks
+        self.ranks = ranks or Ranks()
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             use_fast_dropout(model.encoder)
-            use_fast_linear(model, arithmetic.products)
+            use_fast_linear(model, products)
         if config.activation_checkpointing:
             model.checkpoint_activations()
         if config.compile:
@@ -217,11 +216,8 @@ class Stepper:
                 part.backward()
             loss += part.detach()
         weights = list(self.model.parameters())
-        if self.norm_in_blocks:
-            grad_norm = gradient_norm(weights)
-            torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
-        else:
-            grad_norm = torch.nn.utils.clip_grad_norm_(weights, self.config.grad_clip)
+        grad_norm = gradient_norm(weights)
+        torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
         figures = torch.stack([loss, grad_norm])
         read = begin_reading(figures)
         for group in self.optimizer.param_groups:
@@ -313,7 +309,7 @@ def learning_rate(config: ResolvedConfig, step: int) -> float:
     if config.schedule == "wsd":
         falling_steps = min(falling_steps, max(1, round(config.decay_share * config.max_steps)))
         return config.lr * min(1.0, steps_left / falling_steps)
-    return config.lr * steps_left / falling_steps  # in this order: the last bits of earlier versions
+    return config.lr * steps_left / falling_steps  # in this order: other orders have other last bits
 
 
 def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:

@@ -27,6 +27,7 @@ from shards.manifest import fingerprint
 from shards.reader import Store
 from student.adaptive_masks import AdaptiveWeights
 from student.announcement import announcement
+from student.arithmetic import products_record
 from student.batches import Batch, pin, read_ahead
 from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
@@ -127,7 +128,7 @@ class Trainer:
         is_adaptive = config.mask_weights == ADAPTIVE
         every, device = config.mask_update_steps, ranks.device
         self.adaptive = AdaptiveWeights(store, objective, every, device) if is_adaptive else None
-        self.stepper = Stepper(config, model, objective, ranks, run.arithmetic, self.adaptive)
+        self.stepper = Stepper(config, model, objective, ranks, run.products, self.adaptive)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
@@ -266,7 +267,7 @@ class Trainer:
             "plan": self.store.plan_id,
             "target": self.store.target_id,
             "run": fingerprint(self.run.identity),
-            **self.run.arithmetic.to_json(),
+            **products_record(self.run.products),
             "shards": self.objective.digest(self.loader.windows),
         }
         statistics = None if self.adaptive is None else self.adaptive.state(self.ranks)
@@ -345,8 +346,6 @@ class Trainer:
                 raise RunError(
                     f"{path} is not on this machine. Give an --output on a file system that all machines share."
                 )
-            if missing := {"tokens", "seconds", "held_out"} - state.keys():
-                raise RunError(f"{path}/state.json: field {min(missing)} is missing, so nothing of it was used.")
             self.run.check_checkpoint(path, state)
             self.saved = path
             counted = partial(self.adaptive.restore, steps=state["step"]) if self.adaptive else None
@@ -356,7 +355,7 @@ class Trainer:
             logger.info("continuing from %s", path)
         if self.ranks.is_first:
             self.run.drop_log_after(self.steps)
-            if state.get("shards", now := self.objective.digest(self.loader.windows)) != now:
+            if state and state["shards"] != (now := self.objective.digest(self.loader.windows)):
                 self._log(event="other shards", before=state["shards"], now=now)
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"

@@ -39,7 +39,7 @@ GROUPS = {
         entropy frozen layers matching kept_from matched_from full repair only print_commands dry_run metric paper
         smoke overwrite top tokens samples all masked private solver center seed json""",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
-        activation_checkpointing partial_vocabulary gpu mfu""",
+        activation_checkpointing partial_vocabulary gpu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
         dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
         untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all

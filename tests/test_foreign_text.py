@@ -45,6 +45,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
         "settings": {"lr": 1, HOSTILE: HOSTILE, "continue_from": HOSTILE},
         "step": HOSTILE,
         "tokens": HOSTILE,
+        "flops": 10**9,
         "held_out": {HOSTILE: 1.0},
         "baseline": {},
         "objective": "mlm",

@@ -10,6 +10,7 @@ LINEAGE = {
     "settings": {"seed": 1},
     "step": 5,
     "tokens": 99,
+    "flops": 10**9,
     "held_out": {"loss": 1.5},
     "baseline": {"loss": 2.0},
 }

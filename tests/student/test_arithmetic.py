@@ -12,7 +12,7 @@ import student.arithmetic
 from common.errors import Interrupted, RunError
 from common.onednn import available
 from common.products import TORCH, USUAL, WAYS
-from student.arithmetic import Arithmetic, choose_arithmetic
+from student.arithmetic import choose_products, contradicts, recorded_products
 from student.config import StudentConfig
 from student.trainer import train
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_computes_as_it_began(ids_store, settings, tmp_path, monke
         assert json.loads(file.read_text())["products"] == {"all": "torch"}
 
 
-def test_a_run_of_an_earlier_version_stays_with_onednn(ids_store, settings, monkeypatch, taken):
+def test_a_run_that_began_with_onednn_stays_with_it(ids_store, settings, monkeypatch, taken):
     measuring(monkeypatch, {})
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     with pytest.raises(Interrupted):
@@ -114,16 +114,16 @@ def test_another_setting_of_a_run_that_has_begun_is_said_to_be_without_effect(id
 
 def test_where_products_are_not_chosen_no_setting_contradicts_them():
     asking = StudentConfig(dtype="float32", products="torch")
-    assert Arithmetic().contradicts(asking, torch.device("cpu"))
-    assert not Arithmetic(products=TORCH).contradicts(asking, torch.device("cpu"))
-    assert not Arithmetic().contradicts(asking, torch.device("cuda"))
-    assert not Arithmetic().contradicts(replace(asking, dtype="bfloat16"), torch.device("cpu"))
-    assert not Arithmetic().contradicts(replace(asking, products="auto"), torch.device("cpu"))
+    assert contradicts(USUAL, asking, torch.device("cpu"))
+    assert not contradicts(TORCH, asking, torch.device("cpu"))
+    assert not contradicts(USUAL, asking, torch.device("cuda"))
+    assert not contradicts(USUAL, replace(asking, dtype="bfloat16"), torch.device("cpu"))
+    assert not contradicts(USUAL, replace(asking, products="auto"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("record", [{}, {"products": None}, {"products": 3}, {"products": ["torch"]}], ids=str)
 def test_records_without_products_mean_onednn(record):
-    assert Arithmetic.of(record | {"gradient_norm": "blocks"}) == Arithmetic(True, USUAL)
+    assert recorded_products(record) == USUAL
 
 
 def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
@@ -141,7 +141,7 @@ def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
 def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
     monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("measured"))
     config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
-    assert choose_arithmetic(config, None, 128, torch.device("cpu")) == Arithmetic()
+    assert choose_products(config, None, 128, torch.device("cpu")) == USUAL
 
 
 def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
@@ -153,5 +153,5 @@ def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
     model.output_shapes = []
     config = StudentConfig(dtype="float32", micro_batch=32, batch_windows=32, mask_rate=0.25)
     for ranks in (1, 4, 5):
-        choose_arithmetic(config, model, 128, torch.device("cpu"), ranks)
+        choose_products(config, model, 128, torch.device("cpu"), ranks)
     assert asked == [{4096, 819, 1280}, {1024, 205, 320}, {7 * 128, 179, 280}]

@@ -9,8 +9,6 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
-from common.durable import replace_json
-from common.errors import RunError
 from student.config import StudentConfig
 from student.encoders import encoder_config, token_types
 from student.export_config import ExportConfig
@@ -158,26 +156,6 @@ class Stopped(Exception):
 def stop_after_4(*args, step=0, **figures):
     if step == 4:
         raise Stopped
-
-
-def test_an_unfinished_run_of_an_earlier_version_goes_on_without(pairs_store, settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings |= {"store": pairs_store.path, "objective": "mtl", "output": None}
-    earlier = {"segments": "never", "untied": True}
-    with pytest.raises(Stopped):
-        train(StudentConfig(**settings | earlier), stop_after_4)
-    (begun,) = (tmp_path / "runs" / "students").iterdir()
-    description = read_json(begun / "config.json")
-    for name in earlier:
-        del description["operational"][name]
-    replace_json(begun / "config.json", description)
-    with pytest.raises(RunError, match="begun by an earlier version.*goes on with --untied --segments never"):
-        train(StudentConfig(**settings))
-    with pytest.raises(RunError, match=r"segments \(there not set, now True\).*goes on with --segments never$"):
-        train(StudentConfig(**settings | {"untied": True, "output": begun}))
-    steps = []
-    train(StudentConfig(**settings | earlier), lambda *args, step=0, **figures: steps.append(step))
-    assert steps[0] == 4 and steps[-1] == 8
 
 
 @pytest.mark.parametrize("learned", [True, False])

@@ -1,9 +1,7 @@
 """One step: the norm by which the gradient is clipped, against float64; which runs are clipped by the older sum; steps
 that are not finite; numbers of masked positions that are rounded up for compiled students."""
 
-import json
 import math
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +9,11 @@ import torch
 from torch._dynamo.utils import counters
 
 import student.step
-from common.errors import Interrupted
 from student.config import StudentConfig
 from student.masking import build_masking
 from student.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import Loader, Stepper, resolve_compile, round_up
-from student.trainer import train
 
 LARGE = 2**24  # values: as many as a third of the embeddings of a base-size model
 
@@ -131,34 +127,3 @@ def test_a_student_is_compiled_on_a_gpu_unless_told_otherwise():
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert [resolve_compile(None, cpu), resolve_compile(None, gpu)] == [False, True]
     assert resolve_compile(True, cpu) and not resolve_compile(False, gpu)
-
-
-def stop_after_three(*_, step, **figures):
-    if step == 3:
-        raise Interrupted("stopped", 2)
-
-
-def lineage_of(config):
-    return json.loads((config.output / "export" / "lineage.json").read_text())
-
-
-def test_a_run_that_was_begun_with_the_older_sum_ends_with_it(ids_store, settings, monkeypatch):
-    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"save_every": 1})
-    with pytest.raises(Interrupted):
-        train(config, stop_after_three)
-    file = config.output / "config.json"
-    older = json.loads(file.read_text())
-    assert older.pop("gradient_norm") == "blocks"
-    file.write_text(json.dumps(older))
-    shutil.rmtree(config.output / "checkpoints")
-    monkeypatch.setattr(student.step, "gradient_norm", lambda weights: pytest.fail("another sum within a run"))
-    with pytest.raises(Interrupted):
-        train(config, stop_after_three)
-    train(config)
-    assert "gradient_norm" not in lineage_of(config)
-
-
-def test_a_new_run_records_its_sum(ids_store, settings):
-    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1})
-    train(config)
-    assert lineage_of(config)["gradient_norm"] == "blocks"

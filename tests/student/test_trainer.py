@@ -412,7 +412,9 @@ def test_learning_rate_rises_and_falls_linearly():
     assert learning_rate(StudentConfig(max_steps=5, warmup=0.0, lr=1.0), 0) == 1.0
     config = StudentConfig(max_steps=777, warmup=0.02, lr=3e-4)
     for step in range(16, 777):
-        assert learning_rate(config, step) == 3e-4 * (777 - step) / 761, "the bits of the first version"
+        assert learning_rate(config, step) == 3e-4 * (777 - step) / 761, (
+            "another order of the operations has other last bits"
+        )
 
 
 def test_a_decay_that_would_begin_in_the_warm_up_begins_behind_it():
